@@ -130,8 +130,24 @@ test-servers: $(UV)
 			$(RUN) pytest -n 3 -rs $(SERVER_TESTS) || exit 1; \
 	done
 
+# Main flows, attacks and faults with every supported nats-server, Airflow and Python, and with the lowest and newest
+# dependencies; writes docs/reliability.md as it goes. Some hours: MATRIX="--environment 2.10.27 --case redrive" runs a
+# part. What can't be had on this machine is written down as missing.
+.PHONY: matrix matrix-servers matrix-airflow matrix-dependencies
+matrix: $(UV)
+	$(RUN) python -m testbed.matrix $(MATRIX)
+
+matrix-servers: $(UV)
+	$(RUN) python -m testbed.matrix server $(MATRIX)
+
+matrix-airflow: $(UV)
+	$(RUN) python -m testbed.matrix airflow $(MATRIX)
+
+matrix-dependencies: $(UV)
+	$(RUN) python -m testbed.matrix dependencies $(MATRIX)
+
 # The workloads of docs/benchmarks.md, which writes its sections anew. Add a module to the list when it has a workload.
-WORKLOADS := wait
+WORKLOADS := publishing worker wait
 
 bench: $(UV)
 	for workload in $(WORKLOADS); do $(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done

@@ -27,9 +27,9 @@ class NkeyPair:
     pair: Any
 
 
-def make_pair(kind: int = nkeys.PREFIX_BYTE_USER) -> NkeyPair:
-    """Make a new key."""
-    seed = bytes(nkeys.encode_seed(os.urandom(32), kind))
+def make_pair(kind: int = nkeys.PREFIX_BYTE_USER, *, key: bytes | None = None) -> NkeyPair:
+    """Make a new key, of these 32 bytes or of random ones."""
+    seed = bytes(nkeys.encode_seed(key or os.urandom(32), kind))
     pair = nkeys.from_seed(bytearray(seed))
     return NkeyPair(seed.decode(), pair.public_key.decode(), pair)
 
@@ -55,11 +55,11 @@ class OperatorMode:
     credentials: str
 
 
-def operator_mode() -> OperatorMode:
-    """Make an operator, a system account, an account with JetStream, and a user."""
+def operator_mode(user: NkeyPair | None = None) -> OperatorMode:
+    """Make an operator, a system account, an account with JetStream, and a user, with this key or a new one."""
     operator = make_pair(nkeys.PREFIX_BYTE_OPERATOR)
     account, system = make_pair(nkeys.PREFIX_BYTE_ACCOUNT), make_pair(nkeys.PREFIX_BYTE_ACCOUNT)
-    user = make_pair()
+    user = user or make_pair()
     unlimited = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
     more = {"subs": -1, "conn": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "leaf": -1}
     account_jwt = make_jwt(operator, account, "account", {"limits": {**unlimited, **more}})

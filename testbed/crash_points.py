@@ -22,6 +22,7 @@ from testbed.leases import shorten_leases
 from testbed.ports import LOOPBACK
 from testbed.processes import Process
 from testbed.queues import eventually
+from testbed.sent_frames import sent_messages
 from testbed.text_table import text_table
 
 Counted = Literal["all", "changes"]
@@ -218,19 +219,44 @@ def kill_at_call(
     :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
     :param report: called just before, with ``kind`` and ``subject`` of the call
     """
-    publish, calls = connection.client.publish, 0
+    publish, write, calls = connection.client.publish, connection.client.write, 0
 
-    # The client sends everything through publish, its requests too.
-    async def counted_publish(subject: str, *args: Any, **kwargs: Any) -> None:
+    def is_last(subject: str) -> bool:
         nonlocal calls
-        if counted == "all" or changes_state(subject):
-            calls += 1
-            if calls == call:
-                report({"kind": call_kind(subject, queue), "subject": subject})
-                os.kill(os.getpid(), signal.SIGKILL)
+        calls += counted == "all" or changes_state(subject)
+        return calls == call
+
+    def kill(subject: str) -> None:
+        report({"kind": call_kind(subject, queue), "subject": subject})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    # The client sends everything through these, its requests too.
+    async def counted_publish(subject: str, *args: Any, **kwargs: Any) -> None:
+        if is_last(subject):
+            kill(subject)
         await publish(subject, *args, **kwargs)
 
+    def counted_write(frames: bytes) -> None:
+        before = b""
+        for subject, message in sent_messages(frames):
+            if is_last(subject):
+                # A part of what is written together may arrive.
+                if before:
+                    send_now(connection, before)
+                kill(subject)
+            before += message
+        write(frames)
+
     connection.client.publish = counted_publish  # type: ignore[method-assign]
+    connection.client.write = counted_write  # type: ignore[method-assign]
+
+
+def send_now(connection: NatsPyConnection, messages: bytes) -> None:
+    """Send what is written, and these messages, at once: what is written later may be lost with the process."""
+    client = connection.client
+    if client._transport is not None:  # noqa: SLF001
+        client._transport.writelines([*client._pending, messages])  # noqa: SLF001
+        client._pending = []  # noqa: SLF001
 
 
 def _send(sock: socket.socket, fields: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, ServerTooOldError
+from testbed.nats_binaries import find_nats_server, nats_server_version
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 _GROUPS = {
     "tests/environment/test_airflow_floor.py": "environment with the oldest Airflow",
     "tests/environment/test_bare_worker.py": "environment without Airflow",
+    "tests/environment/test_oldest_versions.py": "environment with the oldest versions",
     "tests/environment/test_without_airflow.py": "environment without Airflow",
     "tests/testbed/test_testbed.py": "Airflow of the testbed's own tests",
 }
@@ -34,9 +37,26 @@ _GROUPS = {
 
 # What says that the server lacks what a test is about.
 _TOO_OLD = re.compile(
-    r"the server is older than|older servers|expected nats-server 2\.1\d|doesn't allow atomic batches"
+    r"the server is older than|older servers|(?:expected|needs) nats-server 2\.1\d|doesn't allow atomic batches"
     r"|no answer on \$JS\.API\.CONSUMER\.(?:PAUSE|RESET)"
 )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that is about something that the server of these tests lacks, with the reason."""
+    for marker in item.iter_markers("since_server"):
+        version, reason = marker.args
+        if _numbers(_server_version()) < _numbers(version):
+            pytest.skip(f"nats-server {_server_version()}: {reason} since {version}")
+
+
+@functools.cache
+def _server_version() -> str:
+    return nats_server_version(find_nats_server())
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 @pytest.hookimpl(wrapper=True)

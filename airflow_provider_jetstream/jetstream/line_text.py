@@ -7,6 +7,7 @@ import unicodedata
 
 from airflow_provider_jetstream.jetstream.limits import LINE, SHOWN_VALUE
 
+_PATH_STARTS = ("/", "~", "./", "../")
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
@@ -45,6 +46,13 @@ def one_line(text: str | None) -> str | None:
 def shown_value(value: object) -> str:
     """Return a value as Python writes it, for an error's message: one line of limited length, however large it is."""
     return _short.repr(value)
+
+
+def shown_path(path: str) -> str:
+    """Return the path in a field for a file, for an error's message; not what may be the secret itself."""
+    if path.startswith(_PATH_STARTS) and path.isprintable():
+        return path[:LINE]
+    return "(what doesn't begin with / or ~ isn't shown: it may be the content)"
 
 
 def _words(text: str) -> str:

@@ -81,7 +81,8 @@ def connection_options(settings: ConnectionSettings) -> dict[str, str]:
 
 def _named_connection(name: str, provider: str | None) -> dict[str, str]:
     if not _NAME.fullmatch(name):
-        raise SparkOptionError(f"expected a connection's name of letters, digits, - and _, found {name!r}")
+        # Not repeated: it may be an address with credentials.
+        raise SparkOptionError("expected a connection's name of letters, digits, - and _, found other characters")
     if provider is None:
         prefix = f"NATS_{name.upper().replace('-', '_')}_"
         if variables := _from_environment(prefix):

@@ -74,6 +74,12 @@ def _options(conf: Mapping[str, str]) -> dict[str, str]:
             f"expected {PREFIX}… without secrets, found {', '.join(secret)}: Spark shows its properties; name a file, a"
             " connection or a connectionProvider"
         )
+    if with_credentials := [name for name in ("servers", _CONNECTION) if "@" in options.get(name, "")]:
+        # Before Spark starts: it would show them.
+        raise SparkSettingsError(
+            f"expected {PREFIX}… without credentials, found an @ in {', '.join(with_credentials)}: Spark shows its"
+            " properties; name a file, a connection or a connectionProvider"
+        )
     if unknown := sorted(set(options) - {*_ALLOWED, *NAMED_CONNECTION}):
         raise SparkSettingsError(
             f"expected {PREFIX}… of {', '.join((*NAMED_CONNECTION, *_ALLOWED))}, found {', '.join(unknown)}: correct it"

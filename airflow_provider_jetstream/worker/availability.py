@@ -19,13 +19,11 @@ from airflow_provider_jetstream.worker.fetcher import (
     NO_MESSAGES,
     PAUSE_AFTER_REFUSAL,
     PULL_EXPIRES,
-    read_status,
+    parse_status,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-
-    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.consumers import BoundConsumer
@@ -54,7 +52,7 @@ class AvailabilityProbe:
         self._inbox = connection.new_inbox()
         self._requests = 0
         self._pause = 0.0
-        self._answer: asyncio.Future[Msg] | None = None
+        self._answer: asyncio.Future[bytes] | None = None
         # Not armed at first, so that the first fetches go by urgency rather than by the order of the answers.
         self._armed = asyncio.Event()
 
@@ -71,7 +69,7 @@ class AvailabilityProbe:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Self]:
         """Probe until the block ends. No job is consumed by probing."""
-        subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_answer)
+        subscription = await self._connection.subscribe_raw(f"{self._inbox}.*", self._on_answer)
         running = asyncio.create_task(self._run())
         try:
             yield self
@@ -99,7 +97,7 @@ class AvailabilityProbe:
         try:
             await self._connection.publish(self._subject, self._body, reply=f"{self._inbox}.{self._requests}")
             async with asyncio.timeout(_ANSWER_TIMEOUT):
-                status, description = read_status(await self._answer)
+                status, description = parse_status(await self._answer)
         except TimeoutError:
             return False
         except UnreachableError as error:
@@ -110,6 +108,6 @@ class AvailabilityProbe:
         await asyncio.sleep(PAUSE_AFTER_REFUSAL)
         return False
 
-    async def _on_answer(self, answer: Msg) -> None:
-        if self._answer and not self._answer.done() and answer.subject == f"{self._inbox}.{self._requests}":
-            self._answer.set_result(answer)
+    def _on_answer(self, subject: bytes, _reply: bytes, headers: bytes | None, _payload: bytes) -> None:
+        if self._answer and not self._answer.done() and subject == f"{self._inbox}.{self._requests}".encode():
+            self._answer.set_result(headers or b"")

@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--handler", required=True, help="package.module:function")
     run.add_argument("--concurrency", type=_positive_int, default=1, help="jobs at a time")
+    run.add_argument("--batch", type=_positive_int, default=None, help="the handler takes a list of up to so many jobs")
     run.add_argument("--id", default=None, help="identifies the worker in logs and completions")
     run.add_argument(
         "--deadline",
@@ -104,6 +105,7 @@ async def _run(options: argparse.Namespace) -> None:
         grace=options.grace,
         deadline=options.deadline,
         processes=options.processes,
+        batch=options.batch,
         metrics_port=options.metrics_port,
     )
     loop = asyncio.get_running_loop()

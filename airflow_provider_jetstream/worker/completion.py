@@ -8,33 +8,38 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.frame_encoder import HeaderBlock, encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, store
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, TRACE_PARENT, TRACE_STATE, completion_subject, end_id
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.limits import TRACE_PARENT as LONGEST_TRACE_PARENT
 from airflow_provider_jetstream.jetstream.limits import TRACE_STATE as LONGEST_TRACE_STATE
-from airflow_provider_jetstream.jetstream.line_text import shown_value
+from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.advisories import Completion
     from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.worker.delivery import Delivery
+    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
 log = logging.getLogger("jetstream.worker")
 
 _HEADER_RESERVE = 1024
+# JSON has these characters as they are.
+_PLAIN_ID = re.compile(r"[ !#-\[\]-~]{1,500}")
 _TRACE = {TRACE_PARENT: LONGEST_TRACE_PARENT, TRACE_STATE: LONGEST_TRACE_STATE}
 
 
@@ -59,12 +64,23 @@ class CompletionWriter:
         self._worker = worker
         self._advisory_subjects = advisory_subjects
         self._has_explained = False
+        self._subject = completion_subject(queue.name, consumer, 0)[:-1].encode()
+        self._id_header = HeaderBlock({}, MSG_ID)
+        self._template = _template(queue.name, consumer, worker)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether completions are stored."""
+        return self._queue.events is not None
 
     def payload(self, job: Delivery, result: Any) -> bytes:
         """Encode a completion with what the handler returned.
 
         :raises ValueError: the result isn't JSON, or too large
         """
+        if result is None and _PLAIN_ID.fullmatch(job.id):
+            now = datetime.now(UTC).isoformat()[:-6]
+            return self._bounded((self._template % (job.id, now, job.sequence, job.attempt, job.id)).encode())
         from airflow_provider_jetstream.jetstream.advisories import Completion
 
         completion = Completion(
@@ -78,7 +94,9 @@ class CompletionWriter:
             worker=self._worker,
             result=result,
         )
-        payload = _encode(completion)
+        return self._bounded(_encode(completion))
+
+    def _bounded(self, payload: bytes) -> bytes:
         if len(payload) > (limit := self._connection.max_payload - _HEADER_RESERVE):
             raise ValueError(
                 f"expected a result whose completion has at most {limit} bytes, found {len(payload)}: return a"
@@ -86,38 +104,66 @@ class CompletionWriter:
             )
         return payload
 
-    async def store_cancellation(self, message: Msg, job: Delivery, cancellation: Cancellation) -> None:
+    async def store_cancellation(self, message: PulledMessage, job: Delivery, cancellation: Cancellation) -> None:
         """Store that a job was cancelled, in the place of its completion."""
         end = cancelled_message(
             cancellation,
             queue=self._queue.name,
             consumer=self._consumer,
             sequence=job.sequence,
-            stored_at=message.metadata.timestamp,
+            stored_at=message.stored_at,
             deliveries=job.attempt,
             worker=self._worker,
         )
         publish_end = partial(store, self._connection, end.subject, end.body, end.headers, time_limit=ANSWER_TIMEOUT)
         await send_until_confirmed(publish_end, f"the cancellation of job {job.shown_id}")
 
-    async def store(self, message: Msg, job: Delivery, payload: bytes) -> None:
+    async def store(self, message: PulledMessage, job: Delivery, payload: bytes) -> None:
         """Store an encoded completion, and publish it on the job's advisory subject where it has one."""
         trace = _trace(job.headers)
         if self._queue.events:
             subject = completion_subject(self._queue.name, self._consumer, job.sequence)
             # The time distinguishes this job from one with the same sequence in a recreated stream.
-            msg_id = end_id(self._queue.name, job.sequence, message.metadata.timestamp)
+            msg_id = end_id(self._queue.name, job.sequence, message.stored_at)
             headers = {MSG_ID: msg_id, **trace}
             publish = partial(store, self._connection, subject, payload, headers, time_limit=ANSWER_TIMEOUT)
             await send_until_confirmed(publish, f"the completion of job {job.shown_id}")
-        if not (advisory := job.advisory):
-            return
-        if problem := advisory_problem(advisory, self._advisory_subjects):
-            self._log_refusal(job, advisory, problem)
+        if not (advisory := self._reported_on(job)):
             return
         publish_advisory = partial(self._connection.publish, advisory, payload, trace or None)
         # Nothing confirms it; but while the connection is lost, it isn't even sent.
         await send_until_confirmed(publish_advisory, f"the advisory of job {job.shown_id}")
+
+    def address(self, message: PulledMessage, job: Delivery) -> tuple[bytes, bytes]:
+        """Return the subject and the encoded headers of a job's completion."""
+        subject = b"%b%d" % (self._subject, job.sequence)
+        msg_id = end_id(self._queue.name, job.sequence, message.stored_at)
+        if TRACE_PARENT in job.headers or TRACE_STATE in job.headers:
+            return subject, encode_headers({MSG_ID: msg_id, **_trace(job.headers)})
+        return subject, self._id_header.with_values(msg_id)
+
+    def is_stored(self, answer: bytes) -> bool:
+        """Return whether an answer confirms that a completion is stored."""
+        try:
+            parse_publish_ack("a completion", answer)
+        except (ApiError, TransientError):
+            return False
+        return True
+
+    def report(self, job: Delivery, payload: bytes) -> bytes:
+        """Encode the message for the job's advisory subject; empty where it has none of the queue's."""
+        if not (advisory := self._reported_on(job)):
+            return b""
+        trace = _trace(job.headers)
+        return encode_message(encode_subject(advisory), payload, encode_headers(trace) if trace else b"")
+
+    def _reported_on(self, job: Delivery) -> str | None:
+        if not (advisory := job.advisory):
+            return None
+        if problem := advisory_problem(advisory, self._advisory_subjects):
+            self._log_refusal(job, advisory, problem)
+            return None
+        return advisory
 
     def _log_refusal(self, job: Delivery, advisory: str, problem: str) -> None:
         if not self._advisory_subjects:
@@ -126,6 +172,16 @@ class CompletionWriter:
             # Jobs of a queue without any may name subjects for somebody else.
             self._has_explained = True
         log.warning("%s doesn't report job %s to %s: %s", self._worker, job.shown_id, shown_value(advisory), problem)
+
+
+def _template(queue: str, consumer: str, worker: str) -> str:
+    """Return a completion without a result as text, as pydantic writes it: id, time, sequence, deliveries, id."""
+    fields = {"stream": queue, "consumer": consumer, "worker": one_line(worker) or ""}
+    text = {name: json.dumps(value, ensure_ascii=False).replace("%", "%%") for name, value in fields.items()}
+    return (
+        f'{{"id":"%s","timestamp":"%sZ","stream":{text["stream"]},"consumer":{text["consumer"]},"stream_seq":%d,'
+        f'"deliveries":%d,"type":"io.airflow.jetstream.v1.completion","job_id":"%s","worker":{text["worker"]}}}'
+    )
 
 
 def _encode(completion: Completion) -> bytes:

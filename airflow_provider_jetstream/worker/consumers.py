@@ -13,20 +13,24 @@ from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, pri
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.completion import CompletionWriter
+from airflow_provider_jetstream.worker.confirmations import Confirmations
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from airflow_provider_jetstream.worker.executor import JobExecutor
 from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
 from airflow_provider_jetstream.worker.runners import Runner, Supervisor
+from airflow_provider_jetstream.worker.settlement import JobSettlement
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.worker.in_flight import InFlightJobs
     from airflow_provider_jetstream.worker.metrics import Metrics
 
 log = logging.getLogger("jetstream.worker")
@@ -50,11 +54,17 @@ class ConsumerRef:
 
 @dataclass(frozen=True, slots=True)
 class BoundConsumer:
-    """A consumer with the executor for its jobs; ``request_fields`` go into each of its pull requests."""
+    """A consumer with the executor for its jobs.
+
+    ``request_fields`` go into each of its pull requests; ``max_batch`` and ``max_expires`` (in seconds) are the most
+    that it accepts in one, ``None`` for no limit.
+    """
 
     ref: ConsumerRef
     executor: JobExecutor
     request_fields: dict[str, Any]
+    max_batch: int | None = None
+    max_expires: float | None = None
 
     @property
     def next_subject(self) -> str:
@@ -71,8 +81,7 @@ class BoundConsumer:
 class WorkerContext:
     """What all consumers of a worker share.
 
-    ``grace_over`` is done once the worker waits for no more handlers; ``deadline`` is in seconds, ``None`` for none;
-    ``count_running`` counts a consumer's jobs in flight.
+    ``grace_over`` is done once the worker waits for no more handlers; ``deadline`` is in seconds, ``None`` for none.
     """
 
     worker: str
@@ -80,7 +89,7 @@ class WorkerContext:
     grace_over: asyncio.Future[None]
     deadline: float | None
     metrics: Metrics
-    count_running: Callable[[ConsumerRef], int]
+    jobs: InFlightJobs
 
 
 def read_consumer_refs(queue: QueueSource, consumer: str, fallbacks: Sequence[Fallback]) -> tuple[ConsumerRef, ...]:
@@ -130,30 +139,48 @@ async def bind_consumers(
     captured = {ref.queue.name: await _captured_advisories(connection, ref.queue) for ref in refs}
     async with AsyncExitStack() as stack:
         cancellations: dict[str, CancellationCache] = {}
+        confirmations = await stack.enter_async_context(Confirmations(connection))
         consumers = []
         for priority, (ref, config) in enumerate(zip(refs, configs, strict=True)):
             queue, consumer = ref.queue, ref.consumer.name
             if queue.name not in cancellations:
                 cancellations[queue.name] = await _open_cancellations(stack, connection, queue)
+                cancellations[queue.name].report_to(context.jobs.supervise)
             redelivery = RedeliveryPolicy.of(config)
             dead_letters = DeadLetterWriter(connection, queue, consumer, redelivery.max_deliver)
             await dead_letters.inspect_target()
             supervisor = Supervisor(context.runner, context.grace_over)
             executor = JobExecutor(
                 connection=connection,
-                worker=context.worker,
                 redelivery=redelivery,
                 supervisor=supervisor,
                 dead_letters=dead_letters,
-                completions=CompletionWriter(connection, queue, consumer, context.worker, captured[queue.name]),
-                cancellations=cancellations[queue.name],
-                metrics=context.metrics.for_consumer(
-                    queue.name, consumer, partial(context.count_running, ref), partial(len, supervisor.abandoned)
+                settlement=JobSettlement(
+                    connection,
+                    context.worker,
+                    CompletionWriter(connection, queue, consumer, context.worker, captured[queue.name]),
+                    confirmations,
+                    context.jobs,
+                    context.metrics.for_consumer(
+                        queue.name,
+                        consumer,
+                        partial(context.jobs.count, queue.name, consumer),
+                        partial(len, supervisor.abandoned),
+                    ),
                 ),
+                cancellations=cancellations[queue.name],
                 deadline=context.deadline,
                 execute_at_header=queue.execute_at_header,
             )
-            consumers.append(BoundConsumer(ref, executor, priority_fields(config, priority)))
+            consumers.append(
+                BoundConsumer(
+                    ref,
+                    executor,
+                    priority_fields(config, priority),
+                    max_batch=config.get("max_batch") or None,
+                    max_expires=config.get("max_expires", 0) / NANOSECONDS or None,
+                )
+            )
         yield tuple(consumers)
 
 

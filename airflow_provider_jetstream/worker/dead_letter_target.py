@@ -14,13 +14,12 @@ from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filte
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
-# nats-py computes a message's time from a float.
+# A message's time is computed from a float.
 _SAME_TIME = timedelta(milliseconds=1)
 
 
@@ -78,20 +77,20 @@ async def archive_exists(connection: Connection, queue: WorkQueue) -> bool:
     return True
 
 
-async def is_archived(connection: Connection, queue: WorkQueue, message: Msg) -> bool:
+async def is_archived(connection: Connection, queue: WorkQueue, message: PulledMessage) -> bool:
     """Return whether the archive holds this job with its body, so that removing it from the queue loses nothing.
 
     :raises JetStreamProviderError: a request to the server failed
     """
     created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
     archive = await ArchiveReader.open(connection, queue, created)
-    copy = await archive.find(message.metadata.sequence.stream) if archive else None
+    copy = await archive.find(message.sequence) if archive else None
     return copy is not None and is_same_message(copy, message) and copy.data == message.data
 
 
-def is_same_message(stored: StoredMessage, message: Msg) -> bool:
+def is_same_message(stored: StoredMessage, message: PulledMessage) -> bool:
     """Return whether a stored message is the one that was pulled, rather than one of a recreated stream."""
     return (
         readable_text(stored.subject) == readable_text(message.subject)
-        and abs(datetime.fromisoformat(stored.time) - message.metadata.timestamp) < _SAME_TIME
+        and abs(datetime.fromisoformat(stored.time) - message.stored_at) < _SAME_TIME
     )

@@ -44,11 +44,10 @@ from airflow_provider_jetstream.worker.errors import GiveUpError, HandlerDeadlin
 from airflow_provider_jetstream.worker.traceback_digest import class_name, failure_of
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
-
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
     from airflow_provider_jetstream.worker.traceback_digest import Failure
 
 log = logging.getLogger("jetstream.worker")
@@ -71,7 +70,7 @@ class DeadLetterWriter:
         self._consumer = consumer
         self._max_deliver = max_deliver
         self._target = DeadLetterTarget("", "not inspected yet")
-        self._first_failures: OrderedDict[tuple[int, datetime], datetime] = OrderedDict()
+        self._first_failures: OrderedDict[tuple[int, int], datetime] = OrderedDict()
 
     async def inspect_target(self) -> None:
         """Check whether copies can be stored, and log what is lost if not."""
@@ -90,18 +89,18 @@ class DeadLetterWriter:
             self._target.problem,
         )
 
-    async def record_failure(self, message: Msg, error: Exception) -> None:
+    async def record_failure(self, message: PulledMessage, error: Exception) -> None:
         """Record a failed delivery; on the last one store a copy with the reason, within a short time limit."""
         reason = Reason.DEADLINE if isinstance(error, HandlerDeadlineError) else Reason.MAX_DELIVERIES
         death = self._death(message, reason, error, failure_of(error))
-        if not 0 < self._max_deliver <= message.metadata.num_delivered or self._target.problem:
+        if not 0 < self._max_deliver <= message.attempt or self._target.problem:
             return
         try:
             await self._store_copy(message, death, _LAST_FAILURE_TIMEOUT)
         except JetStreamProviderError as problem:
             log.warning("the reason why job %d of %s is dead isn't stored: %s", death.sequence, death.stream, problem)
 
-    async def terminate(self, message: Msg, error: GiveUpError) -> bool:
+    async def terminate(self, message: PulledMessage, error: GiveUpError) -> bool:
         """Terminate a job once its body is preserved; returns whether the job is settled, else it must be nak'ed."""
         reason = Reason.EXPIRED if isinstance(error, JobExpiredError) else Reason.TERMINATED
         # A subclass of GiveUpError is as informative as a cause.
@@ -139,28 +138,28 @@ class DeadLetterWriter:
 
     def _death(
         self,
-        message: Msg,
+        message: PulledMessage,
         reason: Reason,
         error: BaseException | None,
         failure: Failure | None,
         explanation: str | None = None,
     ) -> Death:
-        now, metadata = datetime.now(UTC), message.metadata
+        now = datetime.now(UTC)
         # The sequences of a recreated stream start again at 1.
-        key = (metadata.sequence.stream, metadata.timestamp)
-        if metadata.num_delivered == 1:
+        key = (message.sequence, message.stored_nanoseconds)
+        if message.attempt == 1:
             self._first_failures[key] = now
             if len(self._first_failures) > _MAX_FIRST_FAILURES:
                 self._first_failures.popitem(last=False)
         return Death(
             stream=self._queue.name,
             created="",
-            sequence=metadata.sequence.stream,
+            sequence=message.sequence,
             consumer=self._consumer,
             reason=reason,
             died_at=now,
             first_failed_at=self._first_failures.get(key),
-            deliveries=metadata.num_delivered,
+            deliveries=message.attempt,
             explanation=explanation,
             error_class=None if error is None else class_name(type(error)),
             error_message=None if error is None else error_text(error),
@@ -168,7 +167,7 @@ class DeadLetterWriter:
             error_place=failure.place if failure else None,
         )
 
-    async def _store_copy(self, message: Msg, death: Death, seconds: float) -> None:
+    async def _store_copy(self, message: PulledMessage, death: Death, seconds: float) -> None:
         """Store a copy, with retries until the time is up."""
         end = time.monotonic() + seconds
         while True:
@@ -184,7 +183,7 @@ class DeadLetterWriter:
                 raise problem
             await asyncio.sleep(PAUSE_AFTER_FAILURE)
 
-    async def _try_store_copy(self, message: Msg, death: Death) -> None:
+    async def _try_store_copy(self, message: PulledMessage, death: Death) -> None:
         if self._target.problem:
             # It may have been provisioned in the meantime.
             self._target = await inspect_target(self._connection, self._queue, self._consumer)
@@ -238,7 +237,7 @@ class DeadLetterWriter:
             raise NotFoundError(f"expected {self._target.stream} to store {subject}, found {ack.stream}")
         return ack
 
-    async def _is_safe_without_copy(self, message: Msg) -> bool:
+    async def _is_safe_without_copy(self, message: PulledMessage) -> bool:
         """Return whether the archive has the job's body and the dead letter queue captures its termination."""
         try:
             async with asyncio.timeout(_COPY_TIMEOUT):

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.publishing.job_identity import advisory_of, job_id_of, redrives_of
 
 if TYPE_CHECKING:
-    from nats.aio.msg import Msg
+    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,15 @@ class Delivery:
     attempt: int
 
     @classmethod
-    def of(cls, message: Msg) -> Self:
+    def of(cls, message: PulledMessage) -> Self:
         """Read a message that was pulled from a work queue."""
-        headers = dict(message.headers or {})
-        metadata = message.metadata
         return cls(
-            id=job_id_of(headers.items(), message.data, metadata.sequence.stream),
+            id=job_id_of(message.headers.items(), message.data, message.sequence),
             subject=message.subject,
             body=message.data,
-            headers=headers,
-            sequence=metadata.sequence.stream,
-            attempt=metadata.num_delivered,
+            headers=message.headers,
+            sequence=message.sequence,
+            attempt=message.attempt,
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Pull requests for jobs: never more than can be started, each job started the moment it arrives."""
+"""Pull requests for jobs that can be delivered now, for workers with several consumers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Self
 
+from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
-from airflow_provider_jetstream.jetstream.errors import UnreachableError
+from airflow_provider_jetstream.jetstream.errors import UnreachableError, WireError
+from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
@@ -35,17 +35,15 @@ _REQUESTS_PENDING = "Requests Pending"
 
 
 class ConsumerFetcher:
-    """Fetches from one consumer, with one pull request at a time, and calls ``start`` with each message.
+    """Fetches from one consumer, with one pull request at a time, and calls ``start`` with each message."""
 
-    Not nats-py's ``fetch`` of several messages, which keeps the first one until the last one or the timeout.
-    """
-
-    def __init__(self, connection: Connection, consumer: BoundConsumer, start: Callable[[Msg], None]) -> None:
+    def __init__(self, connection: Connection, consumer: BoundConsumer, start: Callable[[PulledMessage], None]) -> None:
         self._connection = connection
         self._subject = consumer.next_subject
         self._request_fields = consumer.request_fields
         self._start = start
         self._inbox = connection.new_inbox()
+        self._prefix = f"{self._inbox}.".encode()
         self._subscription: Subscription | None = None
         self._requests = 0
         self._remaining = 0
@@ -63,26 +61,12 @@ class ConsumerFetcher:
         return self._refusal is not None
 
     async def __aenter__(self) -> Self:
-        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_message, self._on_denied)
+        self._subscription = await self._connection.subscribe_raw(f"{self._inbox}.*", self._on_message, self._on_denied)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._subscription:
             await self._subscription.unsubscribe()
-
-    async def fetch(self, count: int) -> None:
-        """Fetch up to ``count`` messages; return when they have arrived, or the server has no more for now.
-
-        Must not be cancelled: a message that the server sends after that would have used up a delivery.
-        """
-        if not self._connection.is_connected:
-            # nats-py would send every buffered request once it has reconnected, and each would deliver messages.
-            await asyncio.sleep(PAUSE_AFTER_REFUSAL)
-            return
-        # The server answers when the request expires; only a lost connection leaves the request unanswered.
-        await self._pull(count, PULL_EXPIRES, 2 * PULL_EXPIRES)
-        if self._refusal:
-            await asyncio.sleep(PAUSE_AFTER_REFUSAL)
 
     async def fetch_ready(self, count: int) -> int:
         """Fetch messages that can be delivered now, and return how many arrived; must not be cancelled."""
@@ -121,28 +105,34 @@ class ConsumerFetcher:
             self._denial = denial
             self._ended.set()
 
-    async def _on_message(self, message: Msg) -> None:
-        if message.subject.startswith(self._inbox):
-            self._on_status(message)
+    def _on_message(self, subject: bytes, reply: bytes, headers: bytes | None, payload: bytes) -> None:
+        if subject.startswith(self._prefix):
+            self._on_status(subject, headers or b"")
             return
         self._remaining -= 1
         if self._remaining <= 0:
             self._ended.set()
-        self._start(message)
+        try:
+            self._start(PulledMessage.parse(subject, reply, headers, payload))
+        except WireError as error:
+            log.warning("a message that was pulled is dropped: %s", error)
 
-    def _on_status(self, answer: Msg) -> None:
-        if answer.subject != f"{self._inbox}.{self._requests}":
+    def _on_status(self, subject: bytes, headers: bytes) -> None:
+        if subject != b"%b%d" % (self._prefix, self._requests):
             return
-        status, description = read_status(answer)
+        status, description = parse_status(headers)
         if status not in NO_MESSAGES:
             self._refusal = f"{description} (status {status})"
         self._has_pending_requests = description == _REQUESTS_PENDING
         self._ended.set()
 
 
-def read_status(answer: Msg) -> tuple[str, str]:
-    """Return the status and the description with which the server answered a pull request."""
-    headers = answer.headers or {}
-    # For "no responders" the answer has no description, and nats-py takes the next header for it.
-    description = (headers.get("Description") or "").partition("\n")[0].strip()
-    return headers.get("Status", ""), description or "no responders"
+def parse_status(headers: bytes) -> tuple[str, str]:
+    """Return the status and the description with which the server answered a pull request.
+
+    :param headers: as they are on the wire; empty where it has none
+    """
+    line = headers.partition(b"\r\n")[0].removeprefix(STATUS_LINE).decode(errors="replace")
+    status, _, description = line.strip().partition(" ")
+    # For "no responders" the answer has no description.
+    return status, description.strip() or "no responders"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, get_type_hints
 from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from pydantic import BaseModel, ValidationError
@@ -33,12 +33,18 @@ class Handler:
     handler: Callable[..., Any]
     model: type[BaseModel] | None = None
     with_delivery: bool = False
+    batch: bool = False
 
-    def __call__(self, job: Delivery) -> Any:
+    def __call__(self, job: Delivery | list[Delivery]) -> Any:
         """Call the handler; returns a coroutine where :attr:`is_async`.
 
+        :param job: for a batch handler a list; a single job is a list of one, and its outcome is returned or raised
         :raises InvalidBodyError: the body doesn't validate against the model
         """
+        if isinstance(job, list):
+            return self.handler(job)
+        if self.batch:
+            return self._call_async(job) if self.is_async else _only_outcome(self.handler([job]))
         if self.model is None:
             return self.handler(job)
         from pydantic import ValidationError
@@ -49,6 +55,9 @@ class Handler:
             # Not the error's own text, which repeats values of the body.
             raise InvalidBodyError(_validation_text(self.model, error)) from None
         return self.handler(body, job) if self.with_delivery else self.handler(body)
+
+    async def _call_async(self, job: Delivery) -> Any:
+        return _only_outcome(await self.handler([job]))
 
     @property
     def is_async(self) -> bool:
@@ -76,8 +85,45 @@ class HandlerResult:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is not None:
-            self.error = _as_exception(error)
+            self.error = as_exception(error)
         return True
+
+
+def outcomes_of(returned: object, count: int) -> Sequence[Any]:
+    """Return the outcome of each of so many jobs of a batch handler: its result, or the error with which it failed.
+
+    :raises ValueError: the handler returned something else
+    """
+    if returned is None:
+        return [None] * count
+    if not isinstance(returned, list | tuple) or len(returned) != count:
+        found = f"{len(returned)} of them" if isinstance(returned, list | tuple) else type(returned).__name__
+        raise ValueError(f"expected a batch handler to return {count} outcomes, one for each job, found {found}")
+    return returned
+
+
+def _only_outcome(returned: object) -> Any:
+    (outcome,) = outcomes_of(returned, 1)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+def inspect_batch_handler(handler: Callable[..., Any]) -> Handler:
+    """Check that a handler takes a list of deliveries.
+
+    :raises WorkerSetupError: the handler takes something else
+    """
+    try:
+        inspect.signature(handler).bind(object())
+    except ValueError:
+        # Some builtins have no signature.
+        return Handler(handler, batch=True)
+    except TypeError as error:
+        raise WorkerSetupError(
+            f"expected a handler that takes a list of jobs, found {_name(handler)}: {error}"
+        ) from None
+    return Handler(handler, batch=True)
 
 
 def inspect_handler(handler: Callable[..., Any]) -> Handler:
@@ -138,7 +184,8 @@ def _name(handler: Any) -> str:
     return str(getattr(handler, "__qualname__", None) or type(handler).__qualname__)
 
 
-def _as_exception(error: BaseException) -> Exception:
+def as_exception(error: BaseException) -> Exception:
+    """Return an exception for whatever a handler has raised."""
     # A future refuses StopIteration, and SystemExit would end the loop with all its jobs instead of failing this one.
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error

@@ -135,6 +135,12 @@ class ProcessRunner:
         self._idle: list[HandlerProcess] = []
         self._all: set[HandlerProcess] = set()
 
+    starts_at_once = False
+
+    def launch(self, job: Delivery | list[Delivery]) -> ProcessAttempt:
+        """Do nothing: a process may have to be started first."""
+        raise NotImplementedError
+
     async def start(self, job: Delivery) -> ProcessAttempt:
         """Start the handler for a job."""
         process = self._acquire()

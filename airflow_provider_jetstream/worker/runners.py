@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_jetstream.worker.errors import HandlerCutOffError, HandlerDeadlineError, WorkerSetupError
@@ -15,6 +16,8 @@ from airflow_provider_jetstream.worker.handler import HandlerResult
 from airflow_provider_jetstream.worker.thread_pool import HandlerThreads
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from airflow_provider_jetstream.worker.delivery import Delivery
     from airflow_provider_jetstream.worker.handler import Handler
 
@@ -34,7 +37,15 @@ class HandlerRun(Protocol):
 
 
 class Runner(Protocol):
-    """Starts handlers."""
+    """Starts handlers.
+
+    :ivar starts_at_once: whether :meth:`launch` can be used
+    """
+
+    starts_at_once: bool
+
+    def launch(self, job: Delivery | list[Delivery]) -> HandlerRun:
+        """Start the handler for a job."""
 
     async def start(self, job: Delivery) -> HandlerRun:
         """Start the handler for a job, once the process it needs is ready."""
@@ -68,6 +79,15 @@ class Supervisor:
         self._grace_over = grace_over
         self.abandoned: set[asyncio.Future[Any]] = set()
 
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether a handler starts without waiting, by :meth:`start`."""
+        return self._runner.starts_at_once
+
+    def start(self, job: Delivery | list[Delivery]) -> HandlerRun:
+        """Start the handler for a job; :meth:`supervise` watches over it where that is needed."""
+        return self._runner.launch(job)
+
     async def run(self, job: Delivery, seconds: float | None, cancelled: asyncio.Future[Any]) -> HandlerResult:
         """Run the handler for a job.
 
@@ -77,27 +97,39 @@ class Supervisor:
         :param seconds: time limit; ``None`` for none
         :param cancelled: succeeds once the job is cancelled; a failure of this future is ignored
         """
-        started = asyncio.get_running_loop().time()
+        # The time in which a process gets ready doesn't count.
         attempt = await self._runner.start(job)
+        began = asyncio.get_running_loop().time()
+        return await self.supervise(job, attempt, seconds, cancelled, began=began)
+
+    async def supervise(
+        self,
+        job: Delivery,
+        attempt: HandlerRun,
+        seconds: float | None,
+        cancelled: asyncio.Future[Any],
+        *,
+        began: float,
+    ) -> HandlerResult:
+        """Watch over a handler that was started at a time of the event loop; see :meth:`run`."""
         future = attempt.result
-        await self._wait(seconds, future, cancelled)
+        await self._wait(_left(seconds, began), future, cancelled)
         if not future.done() and not self._grace_over.done() and _has_succeeded(cancelled):
             await attempt.end()
             if future.done():
-                result = _result_of(future)
+                result = result_of(future)
                 # A handler that finished in spite of the cancellation counts as completed.
                 result.cancelled = result.error is not None
                 return result
         if not future.done() and cancelled.done():
             # A thread can't be ended, so it gets the rest of its time as if the job weren't cancelled.
-            left = None if seconds is None else max(0.0, started + seconds - asyncio.get_running_loop().time())
-            await self._wait(left, future)
+            await self._wait(_left(seconds, began), future)
         if future.done():
-            return _result_of(future)
+            return result_of(future)
         await attempt.end()
         if not future.done():
             self._abandon(job, future)
-        elif not (result := _result_of(future)).error:
+        elif not (result := result_of(future)).error:
             # The handler finished between the deadline and the cancellation.
             return result
         late = HandlerResult()
@@ -142,32 +174,58 @@ def _has_succeeded(future: asyncio.Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
-def _result_of(future: asyncio.Future[Any]) -> HandlerResult:
+def _left(seconds: float | None, began: float) -> float | None:
+    return None if seconds is None else max(0.0, began + seconds - asyncio.get_running_loop().time())
+
+
+def result_of(future: asyncio.Future[Any]) -> HandlerResult:
+    """Return what a handler that is done has returned or raised."""
     with HandlerResult() as result:
         result.value = future.result()
     return result
 
 
 class _TaskAttempt:
-    def __init__(self, handler: Handler, job: Delivery) -> None:
-        self.result: asyncio.Future[Any] = asyncio.ensure_future(_call(handler, job))
+    def __init__(self, handler: Handler, job: Delivery | list[Delivery]) -> None:
+        self.result: asyncio.Future[Any] = _start_task(_call(handler, job))
 
     async def end(self) -> None:
         self.result.cancel()
         await asyncio.wait({self.result}, timeout=_CLEAN_UP_SECONDS)
 
 
-async def _call(handler: Handler, job: Delivery) -> Any:
+async def _call(handler: Handler, job: Delivery | list[Delivery]) -> Any:
     # Called inside the task, so that an invalid body becomes the task's error.
-    return await handler(job)
+    try:
+        return await handler(job)
+    except SystemExit as error:
+        # Out of a task it would end the event loop, with all other jobs.
+        raise RuntimeError(f"the handler raised {error!r}") from error
+
+
+if sys.version_info >= (3, 12):
+
+    def _start_task(call: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        # The handler runs up to where it first waits, at once; many are done by then.
+        return asyncio.Task(call, loop=asyncio.get_running_loop(), eager_start=True)
+
+else:
+
+    def _start_task(call: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        return asyncio.create_task(call)
 
 
 class _TaskRunner:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
-    async def start(self, job: Delivery) -> HandlerRun:
+    starts_at_once = True
+
+    def launch(self, job: Delivery | list[Delivery]) -> HandlerRun:
         return _TaskAttempt(self._handler, job)
+
+    async def start(self, job: Delivery) -> HandlerRun:
+        return self.launch(job)
 
     def close(self) -> None:
         pass
@@ -186,8 +244,13 @@ class _ThreadRunner:
         self._handler = handler
         self._threads = HandlerThreads()
 
-    async def start(self, job: Delivery) -> HandlerRun:
+    starts_at_once = True
+
+    def launch(self, job: Delivery | list[Delivery]) -> HandlerRun:
         return _ThreadAttempt(self._threads.start(self._handler, job))
+
+    async def start(self, job: Delivery) -> HandlerRun:
+        return self.launch(job)
 
     def close(self) -> None:
         self._threads.close()

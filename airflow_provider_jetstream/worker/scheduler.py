@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_jetstream.worker.availability import AvailabilityProbe
 from airflow_provider_jetstream.worker.consumers import FAIRNESS_WINDOW
+from airflow_provider_jetstream.worker.credit_fetcher import CreditFetcher
 from airflow_provider_jetstream.worker.fetcher import PAUSE_AFTER_REFUSAL, PULL_EXPIRES, ConsumerFetcher
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from nats.aio.msg import Msg
+    from collections.abc import AsyncIterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.consumers import BoundConsumer
+    from airflow_provider_jetstream.worker.in_flight import InFlightJobs
 
 
 class PriorityScheduler:
@@ -58,10 +58,13 @@ class PriorityScheduler:
 
 
 class Fetcher(Protocol):
-    """Fetches jobs and starts each the moment it arrives."""
+    """Fetches jobs and has each started the moment it arrives."""
 
-    async def fetch(self, count: int) -> None:
-        """Fetch up to ``count`` jobs, waiting for some for a while; must not be cancelled."""
+    async def fetch(self) -> None:
+        """Fetch as many jobs as can be started, for a while; must not be cancelled."""
+
+    async def drain(self) -> None:
+        """Wait until no pull request is open."""
 
 
 class _PriorityFetcher:
@@ -69,18 +72,22 @@ class _PriorityFetcher:
         self,
         fetchers: Sequence[ConsumerFetcher],
         probes: Sequence[AvailabilityProbe],
+        jobs: InFlightJobs,
         wake: asyncio.Event,
         scheduler: PriorityScheduler,
     ) -> None:
         self._fetchers = fetchers
         self._probes = probes
+        self._jobs = jobs
         self._wake = wake
         self._scheduler = scheduler
+        jobs.on_turn = wake.set
 
-    async def fetch(self, count: int) -> None:
+    async def fetch(self) -> None:
         self._wake.clear()
         ready = [probe.available for probe in self._probes]
-        choice = self._scheduler.next(ready, count)
+        free = self._jobs.free
+        choice = self._scheduler.next(ready, free) if free else None
         if choice is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PULL_EXPIRES):
@@ -94,32 +101,38 @@ class _PriorityFetcher:
         if received < requested and not (received and self._scheduler.strict):
             self._probes[consumer].arm(PAUSE_AFTER_REFUSAL if fetcher.is_refused else 0.0)
 
+    async def drain(self) -> None:
+        # No request is open after a fetch.
+        return
+
 
 @asynccontextmanager
 async def open_fetcher(
     connection: Connection,
     consumers: Sequence[BoundConsumer],
-    start: Callable[[BoundConsumer, Msg], None],
+    jobs: InFlightJobs,
     wake: asyncio.Event,
     *,
     strict: bool = False,
 ) -> AsyncIterator[Fetcher]:
     """Open a fetcher for one consumer, or for several with the most urgent one first.
 
-    :param start: is called with each job
+    :param jobs: gets the jobs
     :param wake: is set to end a wait for jobs
     :param strict: whether a consumer gets no job started while a more urgent one has any
     """
     async with AsyncExitStack() as stack:
+        if len(consumers) == 1:
+            yield await stack.enter_async_context(CreditFetcher(connection, consumers[0], jobs, wake))
+            return
         fetchers = [
-            await stack.enter_async_context(ConsumerFetcher(connection, consumer, partial(start, consumer)))
+            await stack.enter_async_context(
+                ConsumerFetcher(connection, consumer, partial(jobs.deliver, consumer.executor))
+            )
             for consumer in consumers
         ]
-        if len(consumers) == 1:
-            yield fetchers[0]
-            return
         probes = [
             await stack.enter_async_context(AvailabilityProbe(connection, consumer, wake.set).watching())
             for consumer in consumers
         ]
-        yield _PriorityFetcher(fetchers, probes, wake, PriorityScheduler(len(probes), strict=strict))
+        yield _PriorityFetcher(fetchers, probes, jobs, wake, PriorityScheduler(len(probes), strict=strict))

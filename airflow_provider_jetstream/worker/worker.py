@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker.consumers import WorkerContext, bind_consumers, read_consumer_refs
-from airflow_provider_jetstream.worker.errors import WorkerStuckError
-from airflow_provider_jetstream.worker.handler import inspect_handler
+from airflow_provider_jetstream.worker.errors import WorkerSetupError, WorkerStuckError
+from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
 from airflow_provider_jetstream.worker.in_flight import InFlightJobs
 from airflow_provider_jetstream.worker.metrics import Metrics, NoMetrics, PrometheusMetrics
 from airflow_provider_jetstream.worker.runners import create_runner
@@ -55,12 +55,16 @@ class Worker:
     :param deadline: seconds per attempt, ``None`` for no limit; a job's own ``Job-Deadline`` may be shorter. Until then
         the worker signals that the job is in progress, whatever the consumer's ack wait
     :param processes: run the handler in processes, one for each job at a time
+    :param batch: the handler takes a list of up to so many deliveries, and returns a list with one outcome for each, in
+        their order: its result, or the error with which it fails, such as ``GiveUpError("…")``; ``None`` for all of
+        them where none has a result. What it raises is the outcome of every job. ``concurrency`` counts calls, and a
+        call starts with the jobs that are there
     :param metrics_port: the port on which to serve Prometheus metrics; ``None`` to serve none
     :raises QueueDeclarationError: the declaration can't be used, or has no such consumer
     :raises WorkerSetupError: the handler takes something else, or can't run in processes; or a consumer is named twice
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a setting of its own
         self,
         queue: QueueSource,
         consumer: str,
@@ -74,6 +78,7 @@ class Worker:
         grace: float = 30.0,
         deadline: float | None = DEADLINE,
         processes: bool = False,
+        batch: int | None = None,
         metrics_port: int | None = None,
     ) -> None:
         if concurrency < 1:
@@ -82,9 +87,16 @@ class Worker:
             raise ValueError(f"expected a deadline of more than 0 seconds, found {deadline:g}")
         if priorities not in PRIORITIES:
             raise ValueError(f"expected priorities of {' or '.join(PRIORITIES)}, found {priorities!r}")
+        if batch is not None and batch < 1:
+            raise ValueError(f"expected a batch of at least 1 job, found {batch}")
+        if batch is not None and processes:
+            raise WorkerSetupError("expected a batch handler outside of processes, found processes: drop one of both")
         self.consumer_refs = read_consumer_refs(queue, consumer, fallbacks)
         self.name = name or f"{socket.gethostname()}-{consumer}"
-        self._runner = create_runner(inspect_handler(handler), processes=processes)
+        self._runner = create_runner(
+            inspect_handler(handler) if batch is None else inspect_batch_handler(handler), processes=processes
+        )
+        self._batch = batch
         self._settings = settings
         self._has_strict_priorities = priorities == "strict"
         self._concurrency = concurrency
@@ -113,26 +125,28 @@ class Worker:
         from airflow_provider_jetstream.jetstream.client.connect import connect
 
         grace_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        jobs = InFlightJobs(self.name, self._concurrency, self._stopping)
+        jobs = InFlightJobs(self.name, self._concurrency, self._stopping, self._batch)
         abandoned_limit = max(self._concurrency, _MIN_ABANDONED_LIMIT)
         abandoned = 0
         try:
             async with connect(self._settings) as connection:
                 metrics = self._metrics()
-                context = WorkerContext(self.name, self._runner, grace_over, self._deadline, metrics, jobs.count)
+                context = WorkerContext(self.name, self._runner, grace_over, self._deadline, metrics, jobs)
                 try:
                     async with bind_consumers(connection, self.consumer_refs, context) as consumers:
                         log.info("%s takes jobs of %s", self.name, ", then of ".join(map(str, self.consumer_refs)))
                         async with open_fetcher(
-                            connection, consumers, jobs.start, self._wake, strict=self._has_strict_priorities
+                            connection, consumers, jobs, self._wake, strict=self._has_strict_priorities
                         ) as fetcher:
-                            await self._pull(connection, fetcher, jobs, lambda: _abandoned(consumers) > abandoned_limit)
+                            jobs.is_stuck = lambda: _abandoned(consumers) > abandoned_limit
+                            await self._pull(connection, fetcher, jobs)
                             abandoned = _abandoned(consumers)
                         await jobs.nak_not_started(connection)
                         await jobs.finish(self._grace, grace_over)
                 finally:
                     metrics.close()
         finally:
+            jobs.sweep.close()
             self._runner.close()
         if abandoned > abandoned_limit:
             raise WorkerStuckError(
@@ -148,25 +162,19 @@ class Worker:
         log.info("%s serves metrics on port %d under /metrics", self.name, metrics.port)
         return metrics
 
-    async def _pull(
-        self, connection: Connection, fetcher: Fetcher, jobs: InFlightJobs, is_stuck: Callable[[], bool]
-    ) -> None:
-        stopped = asyncio.create_task(self._stopping.wait())
-        try:
-            while not self._stopping.is_set() and not is_stuck():
-                if connection.is_closed:
-                    raise connection.close_reason or UnreachableError(
-                        "the connection was closed and won't come back by itself: start again"
-                    )
-                if jobs.denial:
-                    raise jobs.denial
-                if jobs.free:
-                    await fetcher.fetch(jobs.free)
-                    await jobs.nak_not_started(connection)
-                else:
-                    await asyncio.wait([stopped, *jobs.tasks], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopped.cancel()
+    async def _pull(self, connection: Connection, fetcher: Fetcher, jobs: InFlightJobs) -> None:
+        while not self._stopping.is_set() and not jobs.is_stuck():
+            if connection.is_closed:
+                raise connection.close_reason or UnreachableError(
+                    "the connection was closed and won't come back by itself: start again"
+                )
+            if jobs.denial:
+                raise jobs.denial
+            await fetcher.fetch()
+            if jobs.has_not_started:
+                await fetcher.drain()
+                await jobs.nak_not_started(connection)
+        await fetcher.drain()
 
 
 def _abandoned(consumers: Sequence[BoundConsumer]) -> int:

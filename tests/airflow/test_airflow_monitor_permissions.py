@@ -44,7 +44,7 @@ class _PerDag(SimpleAuthManager):
     def is_authorized_dag(
         self, *, details: DagDetails | None = None, user: SimpleAuthManagerUser, **request: Any
     ) -> bool:
-        if user.username == "stranger" and details is not None and details.id == _CLOSED:
+        if user.username == "stranger" and (details is None or details.id == _CLOSED):
             return False
         return super().is_authorized_dag(details=details, user=user, **request)
 
@@ -124,6 +124,36 @@ async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer)
         body = json.dumps({"select": {"dag_id": _CLOSED}})
         assert (await stranger.post(f"{path}/dry-run", content=body, headers=_JSON)).status_code == 403
         assert (await friend.post(f"{path}/dry-run", content=body, headers=_JSON)).json()["redriven"] == 1
+
+
+@pytest.mark.usefixtures("page")
+async def test_a_letter_whose_task_is_not_known_is_for_those_who_may_see_every_dag(server: NatsServer) -> None:
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
+        queue = await make_queue(connection, "unknown", consumer={"ack_wait": "30s"})
+        origin = Origin(_CLOSED, "r", "t")
+        # As a publisher of the queue may do who wants to read other DAGs' jobs.
+        await store_task(connection, queue, Origin("open", "r", "t"), created="x", published=1)
+        record = json.dumps({"dag_id": "open"}).encode()
+        await connection.client.jetstream().publish(f"published.unknown.{task_key(origin)}", record)
+        headers = {"Airflow-Task": task_key(origin)}
+        await publish_jobs(connection, queue, ["secret of closed"], headers=headers)
+        for message in await pull_jobs(connection, queue, 1):
+            await publish_raw(
+                server,
+                f"dead.unknown.{CONSUMER}.1",
+                f"Dead-Letter-Version: 1\r\nDead-Letter-Sequence: 1\r\nAirflow-Task: {task_key(origin)}\r\n"
+                "Dead-Letter-Reason: terminated\r\nDead-Letter-Error-Message: quotes the secret".encode(),
+                b"secret of closed",
+            )
+            await message.term()
+        await wait_for_entries(connection, queue, 2)
+    async with browser("stranger") as stranger, browser("friend") as friend:
+        for client, shown in ((stranger, False), (friend, True)):
+            assert (await scanned(client, "unknown"))["total"] == 1
+            for route in ("letters", "letters/1"):
+                answer = await client.get(f"queues/{CONNECTION}/unknown/{route}")
+                assert answer.status_code == 200, answer.text
+                assert ("secret" in answer.text) is shown, (route, answer.text)
 
 
 @pytest.mark.usefixtures("page")

@@ -85,7 +85,10 @@ async def process_available(connection: NatsPyConnection, queue: WorkQueue) -> C
 
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("workers", WORKERS if FULL else WORKERS[:1])
-@pytest.mark.parametrize("protocol", ["copy", "atomic", "in_place"])
+@pytest.mark.parametrize(
+    "protocol",
+    ["copy", "atomic", pytest.param("in_place", marks=pytest.mark.since_server("2.14", "the reset of a consumer"))],
+)
 async def test_nothing_is_lost_and_nothing_repeats(
     own_nats: NatsServer, protocol: str, when: str, workers: str, tmp_path: Path, add_row: Callable[..., None]
 ) -> None:

@@ -178,6 +178,7 @@ async def test_a_job_that_expired_while_a_worker_had_it_is_a_dead_letter(
     assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, BodySource.ARCHIVE)
 
 
+@pytest.mark.since_server("2.11", "messages with a time to live")
 async def test_a_job_that_expired_by_its_own_ttl_has_no_copy_left(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     config = (await stream_info(connection, name))["config"] | {"allow_msg_ttl": True}
@@ -218,7 +219,12 @@ async def test_a_metric_distinguishes_a_job_acknowledged_in_time_from_an_expired
     assert (letters, dismissed) == (([], {2: Status.SPURIOUS}) if sampled else ([2], {}))
 
 
-@pytest.mark.parametrize("deliveries", [1, 5])
+# Older servers never end the deliveries of jobs that are gone: until the consumer is created anew, its dead letters
+# count as alive, and the scan says so.
+_ENDED = pytest.mark.since_server("2.12", "an end of open deliveries of jobs that are gone")
+
+
+@pytest.mark.parametrize("deliveries", [1, pytest.param(5, marks=_ENDED)])
 @pytest.mark.parametrize("told_by", ["metrics", "completions", "nothing"])
 async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
     own_nats: NatsServer, name: str, told_by: str, deliveries: int
@@ -255,7 +261,7 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         if deliveries > 1 and returned:
             (message,) = await pull_jobs(connection, queue, returned)
             await message.ack_sync()
-        await eventually(idle)
+        await eventually(idle, 60)
         findings = await find_dead_letters(connection, queue)
         letters, dismissed = summary(findings)
         assert returned <= 1

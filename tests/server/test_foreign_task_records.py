@@ -234,6 +234,7 @@ async def test_a_try_that_was_given_up_changes_nothing_of_a_cleared_task(
     assert (resumed.round, resumed.closed, len(stored)) == (1, False, 0)
 
 
+@pytest.mark.since_server("2.11", "messages with a time to live")
 async def test_a_record_of_an_earlier_version_names_its_task_once_it_stays(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -461,6 +461,7 @@ async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyCon
     assert (summary.ranges, summary.uncertain) == ([(2, 2)], 0)
 
 
+@pytest.mark.since_server("2.11", "direct gets in batches")
 async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED | {"max_ack_pending": -1, "ack_wait": "30s"})
     for _ in range(6):

@@ -97,7 +97,7 @@ async def test_a_look_for_awaited_jobs_among_very_many_lets_others_run(monkeypat
     counting = asyncio.create_task(count())
     assert await awaited.some(0, 20_000, 0, 64) == [10_000]
     counting.cancel()
-    assert turns >= 100
+    assert turns > 90
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,7 @@ async def test_jobs_that_wait_survive_an_adoption_with_changes(connection: NatsP
     assert (info["created"], info["state"]["messages"], info["state"]["last_seq"]) == (created, 10, sequences[-1])
 
 
+@pytest.mark.since_server("2.11", "messages with a time to live")
 async def test_settings_that_the_package_does_not_know_survive_an_update(
     connection: NatsPyConnection, name: str
 ) -> None:

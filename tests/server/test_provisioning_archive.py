@@ -116,6 +116,7 @@ async def test_a_job_whose_headers_are_conditions_on_the_queue_alone_has_no_copy
     assert await _archived(connection, name) == ["id", "first"]
 
 
+@pytest.mark.since_server("2.11", "messages with a time to live")
 async def test_the_copy_of_a_job_with_a_time_to_live_has_the_same_one(connection: NatsPyConnection, name: str) -> None:
     queue = _queue(name)
     await connection.api(f"STREAM.CREATE.{name}", queue.config() | {"allow_msg_ttl": True})
@@ -236,11 +237,12 @@ async def test_a_queue_with_another_republish_rule_is_refused_and_not_changed(
     assert (await _config(connection, name))["republish"] == rule
 
 
+@pytest.mark.since_server("2.12", "atomic batches")
 async def test_an_older_server_gets_no_fields_that_it_does_not_know(connection: NatsPyConnection, name: str) -> None:
     connection.api_level = 0
     await provision(connection, _queue(name))
     archive = await _config(connection, f"{name}-archive")
-    assert (archive["allow_msg_ttl"], archive.get("allow_atomic", False)) == (False, False)
+    assert (archive.get("allow_msg_ttl", False), archive.get("allow_atomic", False)) == (False, False)
     connection.api_level = 5
     assert str(await provision(connection, _queue(name))).count("update") == 1
     archive = await _config(connection, f"{name}-archive")

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.frame_encoder import HeaderBlock, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, parse_headers
@@ -218,7 +219,10 @@ def test_a_blocking_connection_writes_encoded_messages_too(settings: ConnectionS
         blocking.write(b"".join(encode_message(f"{name}.{number}".encode(), b"") for number in range(2_000)))
         await blocking.wait_for_room()
         await blocking.drop_unsent()
-        return (await blocking.api(f"STREAM.INFO.{name}"))["state"]["messages"]
+        # Received isn't stored yet.
+        while (stored := (await blocking.api(f"STREAM.INFO.{name}"))["state"]["messages"]) < 2_000:
+            await sleep(0.01)
+        return stored
 
     assert blocking.run(store()) == 2_000
     socket.close()
@@ -238,8 +242,14 @@ def test_constant_headers_are_encoded_once() -> None:
         ("K\xf6ln", "\udcff"),
     )
     assert encoded.endswith(b"\r\n\r\n")
-    with pytest.raises(ArgumentError, match="found it in both"):
+    with pytest.raises(ArgumentError, match=r"found \['Job-Id'\] in both"):
         HeaderBlock({"Job-Id": "k"}, "Job-Id")
+    with pytest.raises(ArgumentError, match="the server's headers first, found Job-Id, Nats-Msg-Id"):
+        HeaderBlock({}, "Job-Id", "Nats-Msg-Id")
+    hidden = HeaderBlock({"Nats-Expected-Stream": "s", "A": "1"}, "Nats-Msg-Id", "Job-Id")
+    assert hidden.with_values("m", "Nats-Expected-Stream: other").startswith(
+        b"NATS/1.0\r\nNats-Expected-Stream: s\r\nNats-Msg-Id: m\r\nJob-Id: "
+    )
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\tb", "a\r\nPUB b 0", "a\0b", "x" * 3_501])

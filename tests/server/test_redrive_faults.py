@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_modu
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.crash_points import crash_at_every_call
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count
+from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,7 +124,7 @@ async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
 
 async def kill_server_before(server: NatsServer, connection: NatsPyConnection, call: int, redrive_module: Any) -> None:
     """Run a redrive, and kill and restart the server before its n-th call."""
-    publish, sent = connection.client.publish, 0
+    publish, write, sent = connection.client.publish, connection.client.write, 0
 
     async def killing(*args: Any, **kwargs: Any) -> None:
         nonlocal sent
@@ -133,13 +134,24 @@ async def kill_server_before(server: NatsServer, connection: NatsPyConnection, c
             await asyncio.to_thread(server.restart)
         await publish(*args, **kwargs)
 
+    def killing_write(frames: bytes) -> None:
+        nonlocal sent
+        for _, message in sent_messages(frames):
+            sent += 1
+            if sent == call:
+                server.kill()
+                server.start()
+            write(message)
+
     connection.client.publish = killing  # type: ignore[method-assign]
+    connection.client.write = killing_write  # type: ignore[method-assign]
     try:
         await redrive_module
     except TransientError:
         pass
     finally:
         connection.client.publish = publish  # type: ignore[method-assign]
+        connection.client.write = write  # type: ignore[method-assign]
     assert sent >= call
 
 

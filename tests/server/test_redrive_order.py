@@ -33,6 +33,7 @@ from testbed.queues import (
     store_completion,
     stored_count,
 )
+from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -247,7 +248,7 @@ async def cut_off_redrive(settings: ConnectionSettings, queue: WorkQueue, reques
     """Run a redrive that reaches the server no more after some requests; return whether it was cut off."""
     left = requests
     async with connect(settings.model_copy(update={"timeout": 0.2})) as connection:
-        publish = connection.client.publish
+        publish, write = connection.client.publish, connection.client.write
 
         async def publish_some(*args: Any, **kwargs: Any) -> None:
             nonlocal left
@@ -256,7 +257,16 @@ async def cut_off_redrive(settings: ConnectionSettings, queue: WorkQueue, reques
                 raise OSError("cut off")
             await publish(*args, **kwargs)
 
+        def write_some(frames: bytes) -> None:
+            nonlocal left
+            messages = [message for _, message in sent_messages(frames)]
+            left -= len(messages)
+            write(b"".join(messages[: len(messages) + min(left, 0)]))
+            if left < 0:
+                raise OSError("cut off")
+
         connection.client.publish = publish_some  # type: ignore[method-assign]
+        connection.client.write = write_some  # type: ignore[method-assign]
         with suppress(JetStreamProviderError, OSError):
             (await redrive_dead_letters(connection, queue, BY_CUSTOMER)).raise_for_failures()
             return left < 0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
+_RESETS = pytest.mark.since_server("2.14", "the reset of a consumer")
 FULL: dict[str, Any] = {"discard": "new", "max_msgs": 2}
 
 
@@ -46,10 +47,10 @@ async def assert_refused(
         ({}, {"protocol": Protocol.IN_PLACE}, Protocol.IN_PLACE),
         ({"atomic_redrive": True}, {}, Protocol.ATOMIC),
         ({"atomic_redrive": True}, {"protocol": Protocol.COPY}, Protocol.COPY),
-        (FULL, {}, Protocol.IN_PLACE),
-        ({"discard": "old", "max_msgs": 2}, {}, Protocol.IN_PLACE),
-        ({"discard": "new", "max_bytes": 200}, {}, Protocol.IN_PLACE),
-        ({"discard": "new", "max_msgs": 3}, {}, Protocol.IN_PLACE),
+        pytest.param(FULL, {}, Protocol.IN_PLACE, marks=_RESETS),
+        pytest.param({"discard": "old", "max_msgs": 2}, {}, Protocol.IN_PLACE, marks=_RESETS),
+        pytest.param({"discard": "new", "max_bytes": 200}, {}, Protocol.IN_PLACE, marks=_RESETS),
+        pytest.param({"discard": "new", "max_msgs": 3}, {}, Protocol.IN_PLACE, marks=_RESETS),
         ({"discard": "new", "max_msgs": 4}, {}, Protocol.COPY),
         ({"discard": "new", "max_msgs": 7, "atomic_redrive": True}, {}, Protocol.IN_PLACE),
         ({"discard": "new", "max_msgs": 8, "atomic_redrive": True}, {}, Protocol.ATOMIC),
@@ -147,6 +148,7 @@ async def test_a_protocol_that_the_server_is_too_old_for_is_refused(
     assert await process_all(connection, queue) == {"a": 1}
 
 
+@pytest.mark.since_server("2.12", "atomic batches")
 async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_says_why(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -158,6 +160,7 @@ async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_
     assert report.failed[1] == f"{name} refused the copy of 1: maximum messages exceeded"
 
 
+@pytest.mark.since_server("2.12", "atomic batches")
 async def test_atomic_batches_have_to_be_allowed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"})
     await make_dead_letters(connection, queue, "a")
@@ -173,6 +176,7 @@ async def test_atomic_batches_have_to_be_allowed(connection: NatsPyConnection, n
     assert (await preview(connection, queue, atomic)).protocol == Protocol.ATOMIC
 
 
+@pytest.mark.since_server("2.12", "atomic batches")
 async def test_a_consumer_whose_filter_matches_the_markers_excludes_batches(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -187,6 +191,7 @@ async def test_a_consumer_whose_filter_matches_the_markers_excludes_batches(
     await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC), expected)
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_le
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from testbed.dead_letters import store_task
 from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
+from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,14 +32,19 @@ if TYPE_CHECKING:
 def published_subjects(connection: NatsPyConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Record the subject of everything that the client publishes until the block ends, requests included."""
     subjects: list[str] = []
-    publish = connection.client._send_publish  # noqa: SLF001
+    publish, write = connection.client._send_publish, connection.client.write  # noqa: SLF001
 
     async def record(subject: str, *args: Any, **kwargs: Any) -> None:
         subjects.append(subject)
         await publish(subject, *args, **kwargs)
 
+    def record_written(frames: bytes) -> None:
+        subjects.extend(subject for subject, _ in sent_messages(frames))
+        write(frames)
+
     with monkeypatch.context() as patch:
         patch.setattr(connection.client, "_send_publish", record)
+        patch.setattr(connection.client, "write", record_written)
         yield subjects
 
 

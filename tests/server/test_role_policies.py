@@ -227,8 +227,10 @@ async def requeues(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
     await publish(admin, QUEUE, ["fail"], subject=SUBJECT)
     await do_jobs(settings_of_admin(settings), admin)
     async with connect(settings) as connection:
-        report = await redrive_dead_letters(connection, QUEUE, RedriveRequest(protocol=Protocol.IN_PLACE))
-        raise_for(report.failed)
+        # Servers before 2.14 can't.
+        if connection.server_version >= (2, 14, 0):
+            report = await redrive_dead_letters(connection, QUEUE, RedriveRequest(protocol=Protocol.IN_PLACE))
+            raise_for(report.failed)
 
 
 async def scans(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
@@ -360,6 +362,9 @@ async def test_a_role_needs_every_line_of_its_policy(
     problem, logged = await run(server, role, role, caplog, None)
     assert problem == ""
     assert "doesn't let" not in logged
+    if server.version < "2.14":
+        # The policies are the same for all servers, and some lines are about what only newer ones have.
+        return
     problems = []
     for number, line in enumerate(users()[role].permissions):
         problem, logged = await run(server, f"{role}-{number}", role, caplog, line)

@@ -123,6 +123,7 @@ async def test_deaths_that_a_kill_has_undone_are_not_believed_though_the_numbers
         assert await stored_count(connection, name) == COUNT
 
 
+@pytest.mark.since_server("2.11", "the pause of a consumer")
 async def test_a_census_makes_them_certain(own_nats: NatsServer, name: str) -> None:
     queue, unreported, reported = await forget_deaths(own_nats, name)
     name = queue.name
@@ -221,6 +222,7 @@ async def test_letters_of_a_scan_that_lost_the_server_are_proved_anew(own_nats: 
         assert scan.dismissed == {Status.UNCERTAIN: 2}
 
 
+@pytest.mark.since_server("2.12", "since when a leader leads")
 async def test_another_leader_of_a_cluster_may_have_forgotten_deaths() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 10})) as connection:

@@ -190,6 +190,7 @@ async def test_a_job_whose_exact_subject_nothing_shows_is_set_aside_by_itself(
     }
 
 
+@pytest.mark.since_server("2.11", "the exact subject in direct gets")
 async def test_direct_gets_show_the_exact_subject(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **NO_ARCHIVE)
     await publish_raw(nats, f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")

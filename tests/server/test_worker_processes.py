@@ -37,6 +37,7 @@ HANDLERS = """
 import json, logging, os, signal, time
 from pathlib import Path
 from nats.aio.client import Client
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.worker import GiveUpError
 
 FOLDER = Path(os.environ["FOLDER"])
@@ -56,7 +57,14 @@ def gated(job):
     record("done", job)
 
 def die_before_sending(acknowledgement):
-    request = Client.request
+    request, write = Client.request, NatsPyConnection.write
+
+    def die_writing(connection, frames):
+        if b"\\r\\n" + acknowledgement in frames:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(connection, frames)
+
+    NatsPyConnection.write = die_writing
 
     async def die(client, subject, payload=b"", **options):
         if payload.startswith(acknowledgement):

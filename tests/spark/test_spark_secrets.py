@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,16 @@ from spark_streams import make_stream, open_stream, publish_numbers
 from airflow_provider_jetstream.spark import register
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
 from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
+from testbed.authentication import make_pair, operator_mode
 from testbed.nats_server import NatsServer
+from testbed.planted_secrets import places_of_secrets, planted, planted_seed_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
-_SECRET = "pl4nted-s3cret-of-spark"
+_SECRET = planted("spark", plain=True)
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -77,7 +82,49 @@ def test_no_secret_is_visible(
     assert name in log
     assert name in rest
     for output in (printed.out, printed.err, log, rest):
-        assert _SECRET not in output
+        assert places_of_secrets(output.encode()) == []
+
+
+def _wrong_options() -> dict[str, dict[str, str]]:
+    """Return options with a secret in every field, which the server refuses or which can't be used."""
+    credentials = operator_mode(user=make_pair(key=planted_seed_bytes())).credentials
+    return {
+        "password": {"user": "u", "password": planted("password")},
+        "token": {"token": planted("token")},
+        "seed": {"nkeySeedSecret": make_pair(key=planted_seed_bytes()).seed},
+        "credentials": {"credentialsSecret": credentials},
+        "two ways": {"token": planted("token"), "user": "u", "password": planted("password")},
+        "no seed": {"nkeySeedSecret": planted("no-seed")},
+    }
+
+
+def test_a_secret_in_an_option_is_shown_by_no_part_of_spark_that_fails(
+    spark: SparkSession, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def failing(action: Callable[[], object]) -> None:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (Spark's and Python's errors alike are looked at)
+            action()
+        shown.extend([str(caught.value), repr(caught.value), "".join(traceback.format_exception(caught.value))])
+
+    with NatsServer(user="u", password=planted("of-the-server", plain=True)) as server:
+        rows = spark.range(2).select(f.lit(b"x").alias("value"), f.lit(f"{name}.x").alias("subject"))
+        for number, wrong in enumerate(_wrong_options().values()):
+            options = {"servers": server.url, "stream": name, **wrong}
+            failing(spark.read.format("jetstream").options(**options).load)
+            failing(rows.write.format("jetstream").options(**options).mode("append").save)
+            listed = ", ".join(f"{option} '{_in_sql(value)}'" for option, value in options.items())
+            failing(lambda: spark.sql(f"CREATE TEMPORARY VIEW {name} USING jetstream OPTIONS ({listed})"))  # noqa: B023
+            if number == 0:
+                failing(spark.readStream.format("jetstream").options(**options).load)
+    printed = capfd.readouterr()
+    for output in (*shown, printed.out, printed.err, _event_log(spark), _rest(spark)):
+        assert places_of_secrets(output.encode(errors="replace")) == []
+
+
+def _in_sql(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def test_the_error_about_a_secret_in_an_address_omits_the_secret(spark: SparkSession, name: str) -> None:

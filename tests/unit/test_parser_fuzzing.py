@@ -53,8 +53,9 @@ from airflow_provider_jetstream.worker.completion import CompletionWriter, _trac
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.errors import GiveUpError
 from airflow_provider_jetstream.worker.execute_at import seconds_until_due
-from airflow_provider_jetstream.worker.executor import attempt_seconds, check_expiry
 from airflow_provider_jetstream.worker.logs import JsonFormatter, TextFormatter
+from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+from airflow_provider_jetstream.worker.time_limits import attempt_seconds, check_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -202,13 +203,8 @@ def _complete(body: bytes) -> None:
 
 
 def _identify(body: bytes) -> None:
-    message: Any = SimpleNamespace(
-        headers={"Job-Id": decode_text(body[:200])},
-        data=body,
-        subject="q",
-        metadata=SimpleNamespace(sequence=SimpleNamespace(stream=7), num_delivered=1),
-    )
-    job = Delivery.of(message)
+    headers = {"Job-Id": decode_text(body[:200])}
+    job = Delivery.of(PulledMessage("q", "$JS.ACK.q.w.1.7.1.1.0", body, headers, "q", "w", 7, 1, 1))
     assert job.id
     job.id.encode()
     assert "\n" not in job.shown_id
@@ -230,6 +226,12 @@ def _read_records(raw: bytes) -> None:
     message = _stored(raw)
     read_outline(message, "q")
     read_record(message, "q")
+
+
+def _pull(reply: bytes) -> None:
+    message = PulledMessage.parse(b"q.a", reply, None, b"")
+    assert message.stored_at.tzinfo
+    assert message.reply.encode(errors="surrogateescape") == reply
 
 
 def _read_audit(data: bytes) -> None:
@@ -302,6 +304,9 @@ TARGETS = {
     "headers": Target(_parse_headers, _header_lines("A", "Nats-Msg-Id", "")),
     "headers of a job": Target(_work_on, _header_lines(*_JOB_HEADERS)),
     "body of a job": Target(_identify, _changed({"id": "a", "advisory": "a.b"})),
+    "reply subject of a job": Target(
+        _pull, _documents(b"$JS.ACK.q.w", b"$JS.ACK.d.a.q.w", b".1", b".7", b".1795380000000000000", b".", b"\xff")
+    ),
     "result of a handler": Target(_complete, _changed({"id": "a"})),
     "units": Target(_parse_units, _documents(b"1h30m", b"s", b"w", b"MB", b"T", b"Z", b".", b"2026-11-21T09:00:00Z")),
     "text for people": Target(_show, _documents(b"a", b"2026-11-21 09:00:00 INFO job ended")),

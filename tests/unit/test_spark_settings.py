@@ -167,6 +167,13 @@ def test_a_secret_as_an_option_is_refused(option: str) -> None:
     assert _SECRET not in str(refused.value)
 
 
+@pytest.mark.parametrize("option", ["servers", "connection"])
+def test_an_address_with_credentials_is_refused_before_spark_shows_it(option: str) -> None:
+    with pytest.raises(SparkSettingsError, match=f"found an @ in {option}") as refused:
+        executor_credentials(WITH_SECRET, with_options(LOCAL, **{option: f"nats://u:{_SECRET}@host"}))
+    assert _SECRET not in str(refused.value)
+
+
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(SparkSettingsError, match="found stream: correct it"):
         executor_credentials(WITH_SECRET, with_options(LOCAL, stream="orders"))

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
@@ -34,6 +34,15 @@ class CancellationCache:
         self._cancellations: dict[str, Cancellation] = {}
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._failure: JetStreamProviderError | None = None
+        self._reports: list[Callable[[str], None]] = []
+
+    def has(self, job_id: str) -> bool:
+        """Return whether any job of an id is cancelled."""
+        return job_id in self._cancellations
+
+    def report_to(self, on_cancellation: Callable[[str], None]) -> None:
+        """Call a function with the id of each cancellation that arrives from now on."""
+        self._reports.append(on_cancellation)
 
     def get(self, job_id: str, stored_at: datetime) -> Cancellation | None:
         """Return the cancellation of a job, if there is one.
@@ -72,6 +81,8 @@ class CancellationCache:
         while self._max_age and (oldest := next(iter(self._cancellations.values()))).at < oldest_kept:
             del self._cancellations[oldest.job_id]
         self._wake(self._waiters.get(cancellation.job_id, ()))
+        for on_cancellation in self._reports:
+            on_cancellation(cancellation.job_id)
 
     def fail(self, error: JetStreamProviderError) -> None:
         """End every wait with an error, since no more cancellations arrive."""

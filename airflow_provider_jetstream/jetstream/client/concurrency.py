@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -70,6 +70,20 @@ async def map_concurrently(
                 raise result
             results.append(result)
     return results
+
+
+async def keep_cancellation(awaitable: Awaitable[_Result]) -> _Result:
+    """Wait, and end with a cancellation that came meanwhile, even if what is awaited goes on all the same.
+
+    Before Python 3.12 ``asyncio.wait_for``, with which nats-py waits for the server, returns a result that came just
+    before the cancellation, and the task that was cancelled goes on.
+    """
+    task = asyncio.current_task()
+    cancellations = task.cancelling() if task else 0
+    result = await awaitable
+    if task and task.cancelling() > cancellations:
+        raise asyncio.CancelledError
+    return result
 
 
 def _in_event_loop() -> bool:

@@ -47,6 +47,19 @@ class ReadPlan:
     subjects: Sequence[str] = ()
 
 
+class MessageRun(Protocol):
+    """Takes messages of one form from what has arrived, many at a time."""
+
+    def bind(self, number: int) -> None:
+        """Set the number of the subscription whose messages are taken."""
+
+    def take(self, data: bytes, start: int) -> tuple[int, int, int]:
+        """Take the whole messages of the form that begin at a position.
+
+        :return: where they end, how many they are, and the size of their bodies
+        """
+
+
 class Subscription(Protocol):
     """A subscription of a connection."""
 
@@ -217,6 +230,7 @@ class Connection(Protocol):
         subject: str,
         on_message: OnMessage,
         on_denied: Callable[[PermissionDeniedError], None] | None = None,
+        run: MessageRun | None = None,
     ) -> Subscription:
         """Subscribe with a function that the parser calls at once with each message; needs an event loop.
 
@@ -224,6 +238,7 @@ class Connection(Protocol):
         is dropped.
 
         :param on_denied: as for :meth:`subscribe`
+        :param run: takes most messages before the function gets them
         :raises UnreachableError: the connection is closed
         """
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, ConnectionSettingsError
+from airflow_provider_jetstream.jetstream.line_text import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +93,9 @@ def _file_content(field: str, path: str) -> str:
     else:
         if content.strip() or field == "password_file":
             return content.strip()
-    raise ConnectionSettingsError(f"{field}: expected a readable file at {path} wherever tasks run, found: {problem}")
+    raise ConnectionSettingsError(
+        f"{field}: expected a readable file at {shown_path(path)} wherever tasks run, found: {problem}"
+    )
 
 
 def _sections(content: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers, is_servers
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, WireError
 from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
@@ -56,26 +56,34 @@ def encode_message(subject: bytes, payload: bytes, headers: bytes = b"", reply: 
 class HeaderBlock:
     """Headers of many messages, of which only some values differ: the others are encoded once.
 
+    The server's headers come first. Before 2.14 a server takes the first place where a name of its own occurs, in the
+    value of any other header too.
+
     :param constant: the headers that are the same for all messages
-    :param varying: the names of the others, which come first, in this order
+    :param varying: the names of the others, those of the server first
     """
 
-    __slots__ = ("_names", "_rest")
+    __slots__ = ("_first", "_names", "_rest")
 
     def __init__(self, constant: Mapping[str, str], *varying: str) -> None:
-        for name in varying:
-            if name in constant:
-                raise ArgumentError(f"expected {name} among the varying or the constant headers, found it in both")
+        if both := set(varying) & set(constant):
+            raise ArgumentError(f"expected headers with constant or with varying values, found {sorted(both)} in both")
+        if list(varying) != sorted(varying, key=lambda name: not is_servers(name)):
+            raise ArgumentError(f"expected the names of the server's headers first, found {', '.join(varying)}")
+        servers = {name: value for name, value in constant.items() if is_servers(name)}
+        others = {name: value for name, value in constant.items() if not is_servers(name)}
+        self._first = encode_headers(servers)[: -len(_END)]
         self._names = [b"%b: " % name.encode("ascii") for name in varying]
-        self._rest = encode_headers(constant)[len(_FIRST_LINE) :]
+        self._rest = encode_headers(others)[len(_FIRST_LINE) :]
 
     def with_values(self, *values: str) -> bytes:
         """Return the headers of one message as they are on the wire.
 
         :param values: one for each varying name; a line break in one becomes a space
         """
-        parts = [_FIRST_LINE]
+        parts = [self._first]
         for name, value in zip(self._names, values, strict=True):
-            parts += (name, encode_text(value if value.isprintable() else value.translate(_LINE_BREAKS)), _END)
+            text = value.strip()
+            parts += (name, encode_text(text if text.isprintable() else text.translate(_LINE_BREAKS)), _END)
         parts.append(self._rest)
         return b"".join(parts)

@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from airflow_provider_jetstream.jetstream.client.connection import OnMessage
+    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,13 @@ class FrameParser(Parser):
 
     :param client: gets each message and each control line
     :ivar raw_callbacks: by subscription number, what gets its messages in place of the client
+    :ivar runs: by subscription number, what takes messages of one form many at a time
     """
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.raw_callbacks: dict[int, OnMessage] = {}
+        self.runs: dict[int, MessageRun] = {}
         self._size = 0
         self._header_size = 0
         self._fields: tuple[int, bytes, bytes] = (0, b"", b"")
@@ -74,6 +76,11 @@ class FrameParser(Parser):
                 end = start + int(sizes[-1])
                 if len(sizes) > 1:
                     body += int(sizes[0])
+                if run := self.runs.get(int(number)):
+                    position, messages, size = run.take(data, position)
+                    count, total = count + messages, total + size
+                    if messages:
+                        continue
                 callback = callbacks.get(int(number))
                 if callback is None or body > end or data[end : end + 2] != _END_OF_MESSAGE:
                     # For another subscription, incomplete or malformed.

@@ -114,9 +114,15 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
     :raises UnicodeEncodeError: a value has characters that no bytes stand for
     """
-    lines = [_line(name, value) for name, value in headers.items()]
+    # Called for every message that is sent.
+    lines = [
+        f"{name.strip()}: {value.strip()}\r\n"
+        if value.__class__ is str and value.isprintable() and name.isprintable()
+        else _line(name, value)
+        for name, value in headers.items()
+    ]
     block = "".join(lines)
-    if block.count(_SERVERS) > sum(line.startswith(_SERVERS) for line in lines):
+    if block.count(_SERVERS) > sum([line.startswith(_SERVERS) for line in lines]):
         # Before 2.14 the server takes the first place where a name of its own occurs, in any other header too, and
         # ignores its header if that place isn't one: a redriven job would have no id.
         block = "".join(sorted(lines, key=lambda line: not line.startswith(_SERVERS)))

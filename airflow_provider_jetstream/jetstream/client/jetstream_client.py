@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nats import errors as nats_errors
 from nats.aio.client import PING_PROTO
 
+from airflow_provider_jetstream.jetstream.client.concurrency import keep_cancellation
 from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, fail, parse_denial
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage, RawMessage
     from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
@@ -76,20 +77,24 @@ class JetStreamClient(RestoringClient):
             if self.is_connected:
                 await subscription.unsubscribe()
 
-    async def subscribe_raw(self, subject: str, on_message: OnMessage) -> Subscription:
+    async def subscribe_raw(self, subject: str, on_message: OnMessage, run: MessageRun | None = None) -> Subscription:
         """Subscribe with a function that the parser calls at once, without a queue and a task for the messages."""
         # The client counts its subscriptions, and a message may arrive before subscribe() returns.
         number = self._sid + 1
         self.parser.raw_callbacks[number] = on_message
+        if run:
+            run.bind(number)
+            self.parser.runs[number] = run
         try:
             subscription = await self.subscribe(subject, cb=discard_message)
         except BaseException:
-            self.parser.raw_callbacks.pop(number, None)
+            self._remove_sub(number)
             raise
         return subscription
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self.parser.raw_callbacks.pop(sid, None)
+        self.parser.runs.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
     def write(self, frames: bytes) -> None:
@@ -162,6 +167,15 @@ class JetStreamClient(RestoringClient):
         if prefix and reply.startswith(prefix.decode()):
             return self._resp_map.get(reply[len(prefix) :])
         return self._answers.get(reply)
+
+    async def _request_new_style(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout: float = 1,  # noqa: ASYNC109
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        return await keep_cancellation(super()._request_new_style(subject, payload, timeout, headers))
 
     async def _request_old_style(self, subject: str, payload: bytes, timeout: float = 1) -> Msg:  # noqa: ASYNC109
         # As the client does it, except that a denial ends it.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
 from airflow_provider_jetstream.jetstream.client.direct_get import with_exact_subject
 from airflow_provider_jetstream.jetstream.client.message import parse_msg_get
+from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covers
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
@@ -59,11 +60,17 @@ async def next_message(connection: Connection, stream: str, start: int, subject:
 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
-    """Read the last message of a subject; ``None`` where there is none.
+    """Read the last message of a subject that a program has published there; ``None`` where there is none.
 
     :raises NotFoundError: the stream doesn't exist
     """
-    return await read_message(connection, stream, {"last_by_subj": subject})
+    message = await read_message(connection, stream, {"last_by_subj": subject})
+    if message is None or not is_server_made(message):
+        return message
+    published = None
+    async for earlier in read_range(connection, stream, subject, stop=message.sequence):
+        published = published if is_server_made(earlier) else earlier
+    return published
 
 
 async def read_message(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:

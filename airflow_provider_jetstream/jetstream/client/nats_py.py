@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage, RawMessage
     from airflow_provider_jetstream.jetstream.client.denials import OpenRequests
     from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -225,9 +225,10 @@ class NatsPyConnection(Connection):
         subject: str,
         on_message: OnMessage,
         on_denied: Callable[[PermissionDeniedError], None] | None = None,
+        run: MessageRun | None = None,
     ) -> NatsPySubscription:
         """Subscribe with a function that the parser calls at once with each message."""
-        return await self._subscribed(self.client.subscribe_raw(subject, on_message), on_denied)
+        return await self._subscribed(self.client.subscribe_raw(subject, on_message, run), on_denied)
 
     async def _subscribed(
         self, subscribing: Awaitable[Subscription], on_denied: Callable[[PermissionDeniedError], None] | None

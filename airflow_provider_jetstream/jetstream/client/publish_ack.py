@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.limits import SEQUENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
@@ -35,6 +35,54 @@ class PubAck:
     sequence: int
     duplicate: bool = False
     domain: str = ""
+
+
+class PublishAckRun:
+    """The plain PubAcks of one stream in an inbox, which are matched and parsed many at a time.
+
+    Plain ones say that the message is stored and wasn't before. Any other answer isn't matched.
+
+    :param reply_prefix: the inbox and a dot; the index of the published message follows
+    :param domain: the stream's JetStream domain; empty where it has none
+    :param on_acknowledged: gets the index and the sequence of each message
+    """
+
+    def __init__(
+        self,
+        reply_prefix: bytes,
+        stream: str,
+        domain: str,
+        on_acknowledged: Callable[[Sequence[tuple[int, int]]], None],
+    ) -> None:
+        self._reply_prefix = re.escape(reply_prefix)
+        place = rb'\{"stream": ?"%b", ?' % re.escape(stream.encode())
+        if domain:
+            place += rb'"domain": ?"%b", ?' % re.escape(domain.encode())
+        self._body = rb'(%b"seq": ?)([1-9]\d{0,18})\}' % place
+        self._on_acknowledged = on_acknowledged
+
+    def bind(self, number: int) -> None:
+        """Set the number of the subscription to the inbox."""
+        frame = rb"MSG %b(\d{1,18}) %d (\d{1,9})\r\n%b\r\n" % (self._reply_prefix, number, self._body)
+        self._frame = re.compile(frame)
+        # Possessive: what was matched is never matched again.
+        self._frames = re.compile(rb"(?:%b)*+" % frame)
+
+    def take(self, data: bytes, start: int) -> tuple[int, int, int]:
+        """Hand the PubAcks that begin at a position over; return where they end, how many they are, and their size."""
+        match = self._frames.match(data, start)
+        if match is None or match.end() == start:
+            return start, 0, 0
+        acknowledged: list[tuple[int, int]] = []
+        total = 0
+        for index, size, head, sequence in self._frame.findall(data, start, match.end()):
+            total += (length := int(size))
+            if length != len(head) + len(sequence) + 1:
+                # Made to look like one; the parser finds out where it ends.
+                return start, 0, 0
+            acknowledged.append((int(index), int(sequence)))
+        self._on_acknowledged(acknowledged)
+        return match.end(), len(acknowledged), total
 
 
 async def store(

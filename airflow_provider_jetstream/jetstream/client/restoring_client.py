@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nats import errors as nats_errors
 from nats.aio.client import Client
 
+from airflow_provider_jetstream.jetstream.client.concurrency import keep_cancellation
 from airflow_provider_jetstream.jetstream.client.credentials import connect_command
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
@@ -90,7 +91,7 @@ class RestoringClient(Client):
             await self._look_at_settings()
         if not self._transport:
             self._transport = AbortableTransport(self.settings.timeout)
-        await super()._connect_to_server(s)
+        await keep_cancellation(super()._connect_to_server(s))
 
     async def _look_at_settings(self) -> None:
         """Read the settings again where that is due, and use them from now on where they have changed.
@@ -162,7 +163,7 @@ class RestoringClient(Client):
         try:
             # Each step has a limit; they have one together as well.
             async with asyncio.timeout(self.options["connect_timeout"]):
-                await super()._process_connect_init()
+                await keep_cancellation(super()._process_connect_init())
         except BaseException as error:
             # asyncio never closes the stream under a TLS handshake that failed or was given up, and the client would
             # wait for that before it tries the next server.

@@ -27,6 +27,10 @@ _WAYS: Final = {
 }
 _TLS_FIELDS: Final = ("tls_ca_file", "tls_cert_file", "tls_server_name", "tls_handshake_first")
 _LONGEST_PREFIX = 200
+# What isn't a part of an address may be a secret, as in user:password and ?token=…
+_NO_PORT = re.compile(r"(?<=:)(?!//|-?\d{1,5}(?:[:/?#]|$))[^:/?#]+")
+_BEHIND_ADDRESS = re.compile(r"(?<=[?#]).+|(?<=[^:/]/).+", re.DOTALL)
+_LONGEST_ADDRESS = 200
 _DOMAIN = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -98,7 +102,7 @@ class ConnectionSettings(BaseModel):
     @classmethod
     def _check_domain(cls, domain: str | None) -> str | None:
         if domain is not None and not _DOMAIN.fullmatch(domain):
-            raise ValueError(f"expected a JetStream domain of letters, digits, - and _, found {domain!r}")
+            raise ValueError("expected a JetStream domain of letters, digits, - and _, found other characters")
         return domain
 
     @field_validator("api_prefix", "inbox_prefix", mode="after")
@@ -110,7 +114,8 @@ class ConnectionSettings(BaseModel):
         problem = subject_problem(prefix, wildcards=False) or (len(prefix) > _LONGEST_PREFIX and "it is too long")
         if problem:
             raise ValueError(
-                f"expected what subjects begin with, such as _INBOX_orders, without wildcards, found {prefix!r}"
+                "expected what subjects begin with, such as _INBOX_orders, without wildcards, found something else:"
+                f" {problem}"
             )
         return prefix
 
@@ -194,6 +199,10 @@ def _problems(error: ValidationError) -> list[str]:
     ]
 
 
+def _shown_address(text: str) -> str:
+    return repr(_NO_PORT.sub("…", _BEHIND_ADDRESS.sub("…", text))[:_LONGEST_ADDRESS])
+
+
 def _normalise_server(server: str) -> str:
     text = server.strip()
     # Before the address is parsed: the text before the @ may be a secret, and parsers repeat it in their errors.
@@ -204,10 +213,10 @@ def _normalise_server(server: str) -> str:
         host, port = parts.hostname, parts.port
     except ValueError:
         raise ValueError(
-            f"expected host:port with a port from 1 to 65535, and brackets around IPv6, found {server!r}"
+            f"expected host:port with a port from 1 to 65535, and brackets around IPv6, found {_shown_address(server)}"
         ) from None
     if parts.scheme not in ("nats", "tls"):
         raise ValueError(f"expected a nats:// or tls:// address, found the scheme {parts.scheme!r}")
     if not host or port == 0 or parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ValueError(f"expected nothing but host and port in the address, found {server!r}")
+        raise ValueError(f"expected nothing but host and port in the address, found {_shown_address(server)}")
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or DEFAULT_PORT}"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PRIVATE_SUBJECTS = ("$", "_INBOX.")
 
 
+@lru_cache(maxsize=4096)
 def subject_problem(subject: str, *, wildcards: bool = True) -> str | None:
     """Return what is wrong with a subject or filter, as one clause; ``None`` where it is valid.
 

@@ -6,6 +6,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, TLSError
+from airflow_provider_jetstream.jetstream.line_text import shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,8 @@ def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
     except OSError as error:
         problem = error.strerror or type(error).__name__
         raise ConnectionSettingsError(
-            f"tls_ca_file: expected a PEM file with certificates at {settings.tls_ca_file}, found: {problem}"
+            f"tls_ca_file: expected a PEM file with certificates at {shown_path(settings.tls_ca_file or '')},"
+            f" found: {problem}"
         ) from None
     if settings.tls_cert_file:
         try:
@@ -32,8 +34,9 @@ def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
         except (OSError, ValueError) as error:
             problem = (getattr(error, "strerror", None)) or type(error).__name__
             raise ConnectionSettingsError(
-                f"tls_cert_file, tls_key_file: expected a PEM file with a certificate at {settings.tls_cert_file} and"
-                f" one with its key, not encrypted, at {settings.tls_key_file}, found: {problem}"
+                f"tls_cert_file, tls_key_file: expected a PEM file with a certificate at"
+                f" {shown_path(settings.tls_cert_file)} and one with its key, not encrypted, at"
+                f" {shown_path(settings.tls_key_file or '')}, found: {problem}"
             ) from None
     return context
 

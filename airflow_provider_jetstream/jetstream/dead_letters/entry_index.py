@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.advisories import DELETED_IN_FLIGHT, MaxDeliveries, Terminated, parse_advisory
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, copy_filter, parked_filter
@@ -275,6 +276,8 @@ class EntryParser:
 
     def parse(self, message: StoredMessage) -> tuple[int, Entry] | None:
         """Return the stream sequence of the job that an entry is about, and the entry; ``None`` if it states none."""
+        if is_server_made(message):
+            return None
         if message.subject.startswith(self._copies):
             job = _read_copy(message, self._queue, self._created)
         else:

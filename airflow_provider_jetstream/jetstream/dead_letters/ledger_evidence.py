@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.archive import republished_message, re
 from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
     entry_copies_filter,
@@ -91,7 +92,7 @@ class EndEvidence:
                 return
             self.events_to = message.sequence
             self.events_read += 1
-            if message.stored_at < self.snapshot.created_at:
+            if message.stored_at < self.snapshot.created_at or is_server_made(message):
                 continue
             if message.subject.startswith(completed):
                 consumer, _, sequence = message.subject.removeprefix(completed).rpartition(".")
@@ -119,7 +120,7 @@ class EndEvidence:
                 return
             self.audit_to = message.sequence
             self.audit_read += 1
-            if message.stored_at < self.snapshot.created_at:
+            if message.stored_at < self.snapshot.created_at or is_server_made(message):
                 continue
             if message.subject.startswith(records):
                 self._read_record(message)

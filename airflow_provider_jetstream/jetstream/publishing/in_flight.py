@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
-from airflow_provider_jetstream.jetstream.client.headers import wire_size
-from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.publish_ack import PublishAckRun, parse_publish_ack
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
@@ -23,13 +23,12 @@ from airflow_provider_jetstream.jetstream.publishing.report import PublishFailur
 from airflow_provider_jetstream.jetstream.publishing.unanswered_subjects import UnansweredSubjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nats.aio.msg import Msg
+    from collections.abc import Callable, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.job_in_flight import JobInFlight, SendingLimits
 
 # Seconds until a job is sent again that the server can't store just now.
 _PASSING_PAUSE = 0.25
@@ -37,49 +36,6 @@ _PASSING_PAUSE = 0.25
 _UNANSWERED = 2
 # Of all jobs in flight together: they are kept until they are stored.
 _MAX_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class SendingLimits:
-    """How long and how often jobs are sent.
-
-    :param ack_timeout: seconds to wait for an acknowledgement before a job is sent again
-    :param attempts: the largest number of times that a job is sent for want of an answer
-    :param away_timeout: how many seconds the server may say that it can't store a job just now, as it does while it
-        shuts down, starts, or elects a leader
-    :param room_timeout: how many seconds a full queue may store no job before the jobs that it refuses are given up
-    """
-
-    ack_timeout: float
-    attempts: int
-    away_timeout: float
-    room_timeout: float
-
-
-@dataclass(slots=True)
-class JobInFlight:
-    """A job that is sent.
-
-    :param deadline: when it is sent again, by the monotonic clock
-    :param attempts: how often it was sent for want of an answer
-    :param foreign_answer: whether something answered that is no stream
-    :param answer_lost: whether an attempt had no answer, so that the job may be stored
-    :param passing_since: since when the server can't store it just now
-    :param passing: how often that was the answer
-    :param is_passing: whether that was the last answer
-    :param refusal: why the server can't; ``None`` where no stream answers
-    """
-
-    job: OutgoingJob
-    payload: bytes
-    deadline: float = 0.0
-    attempts: int = 1
-    foreign_answer: bool = False
-    answer_lost: bool = False
-    passing_since: float = 0.0
-    passing: int = 0
-    is_passing: bool = False
-    refusal: JetStreamProviderError | None = None
 
 
 class JobsInFlight:
@@ -122,6 +78,7 @@ class JobsInFlight:
         self._unanswered = UnansweredSubjects(connection)
         self._denied: dict[str, PermissionDeniedError] = {}
         self._inbox = connection.new_inbox()
+        self._reply_prefix = f"{self._inbox}.".encode()
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -135,8 +92,16 @@ class JobsInFlight:
 
         :raises UnreachableError: the connection is closed
         """
+        destination = self.report.destination
+        run = (
+            PublishAckRun(self._reply_prefix, destination.stream, destination.domain or "", self._on_run)
+            if destination
+            else None
+        )
         try:
-            self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_answer, self._on_denied)
+            self._subscription = await self._connection.subscribe_raw(
+                f"{self._inbox}.*", self._on_answer, self._on_denied, run=run
+            )
         except UnreachableError as error:
             raise UnreachableError(f"nothing was published: {error}") from None
 
@@ -148,14 +113,60 @@ class JobsInFlight:
         """Report a job as not known to be stored."""
         self.report.failures.append(PublishFailure(index, job.job_id, error, certain))
 
-    async def send(self, index: int, flight: JobInFlight) -> None:
+    def send(self, index: int, flight: JobInFlight) -> None:
         """Send a job for the first time, or once more after a full queue has refused it."""
-        subject = flight.job.subject
-        if refused := self._denied.get(subject) or self._unanswered.missing(subject):
-            self.fail(index, flight.job, refused, certain=not flight.answer_lost)
+        self.send_together([(index, flight)])
+
+    def send_together(self, flights: Iterable[tuple[int, JobInFlight]]) -> None:
+        """Send jobs in one write."""
+        frames: list[bytes] = []
+        sent: list[int] = []
+        deadline = time.monotonic() + self._limits.ack_timeout
+        for index, flight in flights:
+            subject = flight.job.subject
+            if refused := self._refusal_of(subject):
+                self.fail(index, flight.job, refused, certain=not flight.answer_lost)
+                continue
+            flight.attempts = 1
+            if frame := self._encoded(index, flight):
+                frames.append(frame)
+                sent.append(index)
+                self._jobs[index] = flight
+                self._bytes += len(flight.payload)
+                flight.deadline, flight.is_passing = deadline, False
+        self._write(frames, sent)
+
+    def _refusal_of(self, subject: str) -> JetStreamProviderError | None:
+        """Return why nothing is sent on a subject, as far as the server has said so already."""
+        return self._denied.get(subject) or self._unanswered.missing(subject)
+
+    def _encoded(self, index: int, flight: JobInFlight) -> bytes | None:
+        """Return a job as it is sent; ``None`` where it is too large, which is then its fate."""
+        headers, payload, limit = encode_headers(flight.job.headers), flight.payload, self._connection.max_payload
+        if len(payload) + len(headers) > limit:
+            # The server would close the connection.
+            self.fail(index, flight.job, too_large(f"the server's limit of {limit} bytes"))
+            return None
+        reply = b"%b%d" % (self._reply_prefix, index)
+        return encode_message(encode_subject(flight.job.subject), payload, headers, reply)
+
+    def _write(self, frames: Sequence[bytes], indexes: Sequence[int]) -> None:
+        if not frames:
             return
-        flight.attempts = 1
-        await self._put(index, flight)
+        try:
+            self._connection.write(b"".join(frames))
+        except UnreachableError as error:
+            # While the connection is lost, the jobs are sent again after their deadline.
+            if self._connection.is_connected or self._connection.is_closed:
+                for index in indexes:
+                    flight = self._jobs[index]
+                    self._remove(index)
+                    self.fail(index, flight.job, error, certain=not flight.answer_lost)
+
+    @property
+    def has_room_for_bytes(self) -> bool:
+        """Whether the jobs in flight are small enough together for another one."""
+        return self._bytes <= _MAX_BYTES
 
     async def wait_until_at_most(self, count: int) -> None:
         """Wait until no more jobs than these are in flight."""
@@ -188,7 +199,7 @@ class JobsInFlight:
                 self._remove(index)
                 self.fail(index, flight.job, error, certain=not flight.answer_lost)
             else:
-                await self._put(index, flight)
+                self._send_again(index, flight)
 
     def _silence(self, flight: JobInFlight) -> UnreachableError | None:
         """Return the error of a job that had no answer, unless it is to be sent again."""
@@ -216,27 +227,13 @@ class JobsInFlight:
             return self.away
         return None
 
-    async def _put(self, index: int, flight: JobInFlight) -> None:
-        if index not in self._jobs:
-            self._bytes += len(flight.payload)
-        self._jobs[index] = flight
+    def _send_again(self, index: int, flight: JobInFlight) -> None:
         self._jobs.move_to_end(index)
         flight.deadline, flight.is_passing = time.monotonic() + self._limits.ack_timeout, False
-        limit = self._connection.max_payload
-        # The client counts the body only; for body and headers together the server would close the connection.
-        if len(flight.payload) + wire_size(flight.job.headers) > limit:
+        if frame := self._encoded(index, flight):
+            self._write([frame], [index])
+        else:
             self._remove(index)
-            self.fail(index, flight.job, too_large(f"the server's limit of {limit} bytes"))
-            return
-        try:
-            await self._connection.publish(
-                flight.job.subject, flight.payload, flight.job.headers, f"{self._inbox}.{index}"
-            )
-        except UnreachableError as error:
-            # While the connection is lost, the job is sent again after its deadline.
-            if self._connection.is_connected or self._connection.is_closed:
-                self._remove(index)
-                self.fail(index, flight.job, error, certain=not flight.answer_lost)
 
     def _remove(self, index: int) -> None:
         self._bytes -= len(self._jobs.pop(index).payload)
@@ -253,13 +250,35 @@ class JobsInFlight:
                 self.fail(index, flight.job, denial, certain=not (unheard or flight.answer_lost))
                 self._progress.set()
 
-    async def _on_answer(self, message: Msg) -> None:
-        index = int(message.subject.rsplit(".", 1)[1])
+    def _on_run(self, acknowledged: Sequence[tuple[int, int]]) -> None:
+        """Record jobs that the queue's stream has stored and didn't have: nearly all answers."""
+        report, jobs = self.report, self._jobs
+        self._last_answer, self.silent = time.monotonic(), False
+        sequences, size, stored = report.sequences, 0, 0
+        for index, sequence in acknowledged:
+            if flight := jobs.pop(index, None):
+                size += len(flight.payload)
+                sequences[index] = sequence
+                stored += 1
+                if flight.job.scheduled:
+                    report.scheduled.add(index)
+        self._bytes -= size
+        if stored:
+            self.away = self.full_since = None
+            report.stream = report.destination.stream if report.destination else report.stream
+            self._stored(stored + len(jobs))
+        self._progress.set()
+
+    def _on_answer(self, subject: bytes, _reply: bytes, _headers: bytes | None, payload: bytes) -> None:
+        number = subject[len(self._reply_prefix) :]
+        if not number.isdigit():
+            return
+        index = int(number)
         flight = self._jobs.get(index)
         ack = refusal = None
         try:
             # An empty answer is the server's own: no stream answers on the subject.
-            ack = parse_publish_ack(message.subject, message.data) if message.data else None
+            ack = parse_publish_ack(flight.job.subject if flight else "", payload) if payload else None
         except ApiError as error:
             refusal = error
         except UnreachableError:

@@ -76,12 +76,31 @@ class JobReader:
             self._took_some = True
             job = self._read.popleft()
             self._bytes_taken += len(job.body or b"")
-            if len(self._read) <= self._ahead // 2 and not self._room.is_set():
-                self._room.set()
+            self._make_room()
             return job
         if self._has_ended and self._error:
             raise self._error
         return None
+
+    def take_ready(self, count: int, size: int) -> list[OutgoingJob]:
+        """Return the next jobs that are there.
+
+        :param count: how many at most
+        :param size: of the bodies together, after which no further one is taken
+        """
+        taken: list[OutgoingJob] = []
+        read, limit = self._read, self._bytes_taken + size
+        while read and len(taken) < count and self._bytes_taken < limit:
+            taken.append(job := read.popleft())
+            self._bytes_taken += len(job.body or b"")
+        if taken:
+            self._took_some = True
+            self._make_room()
+        return taken
+
+    def _make_room(self) -> None:
+        if len(self._read) <= self._ahead // 2 and not self._room.is_set():
+            self._room.set()
 
     @property
     def ended(self) -> bool:

@@ -10,7 +10,7 @@ from math import ceil, isfinite
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.publishing.in_flight import SendingLimits
+from airflow_provider_jetstream.jetstream.publishing.job_in_flight import SendingLimits
 from airflow_provider_jetstream.jetstream.publishing.job_reader import JobReader
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication, stream_info_of
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
@@ -109,11 +109,9 @@ async def publish_prepared(
     # After a lost connection, all jobs in flight arrive at once: no more than those of a second.
     in_flight = window if rate is None else min(window, max(2, ceil(rate)))
     limits = SendingLimits(ack_timeout, attempts, away_timeout, room_timeout)
-    async with (
-        JobSender(connection, in_flight, limits, RateLimiter(rate), stopped) as sender,
-        JobReader(jobs, in_flight) as reader,
-    ):
-        sender.report.destination = destination
+    sender = JobSender(connection, in_flight, limits, RateLimiter(rate), stopped)
+    sender.report.destination = destination
+    async with sender, JobReader(jobs, in_flight) as reader:
         await sender.send_each(reader, stored_sequence, progress or _no_progress)
     return sender.report
 

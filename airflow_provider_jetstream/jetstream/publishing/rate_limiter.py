@@ -28,6 +28,11 @@ class RateLimiter:
         self._interval = _STRETCH / rate if rate else 0.0
         self._due = 0.0
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a limit."""
+        return self._interval > 0
+
     def batch_size(self, maximum: int) -> int:
         """Return how many messages to handle at once.
 

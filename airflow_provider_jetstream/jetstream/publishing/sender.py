@@ -15,17 +15,18 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
     WrongStreamError,
 )
-from airflow_provider_jetstream.jetstream.publishing.in_flight import JobInFlight, JobsInFlight
+from airflow_provider_jetstream.jetstream.publishing.in_flight import JobsInFlight
+from airflow_provider_jetstream.jetstream.publishing.job_in_flight import JobInFlight
 from airflow_provider_jetstream.jetstream.publishing.refusals import full_text, is_full_subject, too_old
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from types import TracebackType
     from typing import Self
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.publishing.in_flight import SendingLimits
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.job_in_flight import SendingLimits
     from airflow_provider_jetstream.jetstream.publishing.job_reader import JobReader
     from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
@@ -97,6 +98,14 @@ class JobSender:
             if self._is_over():
                 self.report.is_cut = not jobs.ended
                 break
+            if self._sends_at_once():
+                if await self._wait_for_window():
+                    continue
+                room = min(self._window - len(self._in_flight), _YIELD_JOBS)
+                if ready := jobs.take_ready(room, _YIELD_BYTES):
+                    await self._yield(len(ready), self._send_ready(ready, stored_sequence))
+                    await progress(self.report)
+                    continue
             try:
                 job = jobs.take()
             except Exception as error:  # noqa: BLE001
@@ -114,7 +123,7 @@ class JobSender:
                 self.report.add_stored(sequence, scheduled=job.scheduled)
             else:
                 await self._send(index, job)
-            await self._yield(len(job.body or b""))
+            await self._yield(1, len(job.body or b""))
             await progress(self.report)
         await self._send_refused()
 
@@ -135,9 +144,42 @@ class JobSender:
         await jobs.wait(min(self._in_flight.seconds_left(), _LONGEST_PAUSE))
         await self._in_flight.send_late()
 
-    async def _yield(self, size: int) -> None:
+    def _sends_at_once(self) -> bool:
+        """Return whether nothing but the window decides when the next jobs are sent."""
+        if self._rate_limiter.is_limited or self._in_flight.refused or not self._connection.is_connected:
+            return False
+        return self._not_sent() is None
+
+    async def _wait_for_window(self) -> bool:
+        """Wait where the window is full, until there is room; return whether that was so."""
+        if len(self._in_flight) < self._window and self._in_flight.has_room_for_bytes:
+            return False
+        await self._in_flight.wait_until_at_most(self._window - 1)
+        return True
+
+    def _send_ready(
+        self, ready: Sequence[OutgoingJob], stored_sequence: Callable[[int, OutgoingJob], int | None]
+    ) -> int:
+        """Send jobs in one write, and return the size of their bodies."""
+        report, size = self.report, 0
+        flights: list[tuple[int, JobInFlight]] = []
+        try:
+            for job in ready:
+                index = len(report.sequences)
+                if sequence := stored_sequence(index, job):
+                    report.add_stored(sequence, scheduled=job.scheduled)
+                    continue
+                report.sequences.append(0)
+                if flight := self._flight(index, job):
+                    size += len(flight.payload)
+                    flights.append((index, flight))
+        finally:
+            self._in_flight.send_together(flights)
+        return size
+
+    async def _yield(self, count: int, size: int) -> None:
         """Let other tasks run, such as the one that writes to the connection."""
-        self._jobs_since += 1
+        self._jobs_since += count
         self._bytes_since += size
         if (
             self._jobs_since >= _YIELD_JOBS
@@ -150,20 +192,26 @@ class JobSender:
     async def _send(self, index: int, job: OutgoingJob) -> None:
         """Send the next job as soon as window, rate and queue allow; its answer may come later."""
         self.report.sequences.append(0)
-        try:
-            payload = job.job.payload() if job.body is None else job.body
-        except JobNotSerializableError as error:
-            self._in_flight.fail(index, job, error)
-            return
-        if job.api_level > self._connection.api_level:
-            # An older server stores a schedule as a message like any other and never makes a job of it.
-            self._in_flight.fail(index, job, too_old(job, self._connection))
+        if (flight := self._flight(index, job)) is None:
             return
         await self._wait_for_turn()
         if problem := self._not_sent():
             self._in_flight.fail(index, job, problem)
             return
-        await self._in_flight.send(index, JobInFlight(job, payload))
+        self._in_flight.send(index, flight)
+
+    def _flight(self, index: int, job: OutgoingJob) -> JobInFlight | None:
+        """Return a job that can be sent; ``None`` where it can't, which is then its fate."""
+        try:
+            payload = job.job.payload() if job.body is None else job.body
+        except JobNotSerializableError as error:
+            self._in_flight.fail(index, job, error)
+            return None
+        if job.api_level > self._connection.api_level:
+            # An older server stores a schedule as a message like any other and never makes a job of it.
+            self._in_flight.fail(index, job, too_old(job, self._connection))
+            return None
+        return JobInFlight(job, payload)
 
     def _not_sent(self) -> JetStreamProviderError | None:
         """Return why no more jobs are sent."""
@@ -225,7 +273,7 @@ class JobSender:
                 while (seconds := self._rate_limiter.delay(1)) > 0 and not self._stopped():
                     await self._sleep(seconds)
                 self._rate_limiter.consume(1)
-                await in_flight.send(index, refused.pop(index))
+                in_flight.send(index, refused.pop(index))
             await in_flight.wait_until_at_most(0)
             stored = waiting - len(refused)
             count = min(2 * count, self._window) if stored == len(sent) else 1

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import store, store_each
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_message
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, marker_subject, parked_filter, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.errors import (
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
 
@@ -62,7 +61,30 @@ async def store_copies(connection: Connection, jobs: Sequence[RedrivenJob]) -> l
     """
     messages = [(job.subject, job.content.body) for job in jobs]
     answers = await store_each(connection, messages, [job.headers for job in jobs])
-    return [_stored_sequence(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+    return [await _checked(connection, job, answer) for job, answer in zip(jobs, answers, strict=True)]
+
+
+async def _checked(
+    connection: Connection, job: RedrivenJob, answer: PubAck | ApiError | TransientError
+) -> int | JetStreamProviderError:
+    """Return the stream sequence of a copy, or why it isn't known to be stored.
+
+    The id of a copy is no secret: a publisher may have stored another job under it, which must not replace this one.
+    """
+    stored = _stored_sequence(job, answer)
+    if isinstance(stored, JetStreamProviderError) or not (isinstance(answer, PubAck) and answer.duplicate):
+        return stored
+    try:
+        message = await get_message(connection, job.stream, stored)
+    except JetStreamProviderError as error:
+        return error
+    if message is None or message.data == job.content.body:
+        return stored
+    return RedriveError(
+        f"expected job {stored} of {job.stream} to be the copy of {job.letter.sequence}, found another body under the"
+        " id of that copy, which somebody else has stored: original kept; try again after the stream's"
+        " duplicate_window, and see who publishes there"
+    )
 
 
 async def store_copies_with_markers(
@@ -108,7 +130,11 @@ async def _store_with_marker(connection: Connection, job: RedrivenJob) -> int | 
     letter = job.letter
     try:
         # Reading the marker costs much less than a batch that the server refuses.
-        return await _marked_copy(connection, letter) or await _store_batch(connection, [job])
+        if copy := await _marked_copy(connection, letter):
+            return copy
+        # There may be a message on the subject that is no marker.
+        last = await read_message(connection, letter.death.stream, {"last_by_subj": _letter_marker(letter)})
+        return await _store_batch(connection, [job], after=last.sequence if last else 0)
     except ApiError as error:
         return await _explain(connection, job, error)
     except TransientError as error:
@@ -134,10 +160,10 @@ async def _marked_copy(connection: Connection, letter: DeadLetter) -> int | None
     return marker.sequence + 1 if marker else None
 
 
-async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob]) -> int:
+async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob], *, after: int = 0) -> int:
     batch, last = uuid4().hex, 2 * len(jobs)
     for position, job in enumerate(jobs):
-        expectations = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_TTL)]
+        expectations = [("Nats-Expected-Last-Subject-Sequence", str(after)), ("Nats-TTL", _MARKER_TTL)]
         marked = Headers([*expectations, *batch_headers(batch, 2 * position + 1)])
         await connection.publish(_letter_marker(job.letter), b"", marked)
         headers = Headers([*job.headers.items(), *batch_headers(batch, 2 * position + 2)])

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import ended_job_time
+from airflow_provider_jetstream.jetstream.contract import completion_filter, completion_subject, ended_job_time
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
 from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, parse_end
 from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
@@ -57,6 +57,7 @@ class EndSource:
         self._advisory_subjects = advisory_subjects
         self._on_report = on_report
         self._queue = cursor.queue
+        self._completions = completion_filter(cursor.queue).removesuffix(">")
         self._created = datetime.fromisoformat(cursor.created)
         self._on_end = on_end
         # By the job's sequence, in the order in which they were read.
@@ -146,7 +147,7 @@ class EndSource:
             self._take_report(message)
             return
         end = parse_end(message.data, message.sequence, self._queue, self._connection.domain, message.stored_at)
-        if end is None or self._is_of_earlier_stream(message, end):
+        if end is None or self._is_of_earlier_stream(message, end) or self._is_of_other_subject(message.subject, end):
             return
         latest = end
         if earlier := self._recent.pop(end.sequence, None):
@@ -162,6 +163,12 @@ class EndSource:
         """Return whether a worker ended a job late that an earlier stream of this name had stored."""
         stored_at = ended_job_time(message.message_id, end.sequence)
         return stored_at is not None and stored_at < self._created.timestamp()
+
+    def _is_of_other_subject(self, subject: str, end: JobEnd) -> bool:
+        """Return whether a worker of another consumer published an end: the subject is what permissions are for."""
+        if not subject.startswith(self._completions):
+            return False
+        return subject != completion_subject(self._queue, end.consumer, end.sequence)
 
     def _take_report(self, message: TailedMessage) -> None:
         if (digest := reported_job(message.subject, message.data)) is None:

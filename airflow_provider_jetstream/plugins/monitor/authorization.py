@@ -77,6 +77,11 @@ def permitted_dags(dag_ids: Collection[str], user: GetUserDep) -> frozenset[str]
     )
 
 
+def may_see_every_dag(user: GetUserDep) -> bool:
+    """Return whether a user may see the task instances of all DAGs, and so also those of a DAG that isn't known."""
+    return get_auth_manager().is_authorized_dag(method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, user=user)
+
+
 def permitted_connections(user: GetUserDep) -> tuple[str, ...]:
     """Return the connections of the page that a user may see: those of the user's teams, and those of no team."""
     connections = monitor_settings().connections

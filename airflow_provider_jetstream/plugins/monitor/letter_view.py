@@ -6,7 +6,9 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
 from airflow_provider_jetstream.jetstream.dead_letters.letter import copied_from
 from airflow_provider_jetstream.plugins.monitor.models.letters import (
     Attempt,
@@ -141,6 +143,14 @@ def _attempts(letter: DeadLetter, records: list[LetterRecord]) -> list[Attempt]:
 def dag_of(letter: DeadLetter) -> str | None:
     """Return the DAG that published a letter's job, if that is known."""
     return letter.origin.dag_id if letter.origin else None
+
+
+def is_of_unknown_task(letter: DeadLetter) -> bool:
+    """Return whether an Airflow task published a letter's job, and it isn't known any more which one.
+
+    Its record may have expired, and every publisher of the queue may store something else under its key.
+    """
+    return letter.origin is None and first(letter.headers, AIRFLOW_TASK) is not None
 
 
 def _stored_at(letter: DeadLetter) -> datetime | None:

@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.plugins.monitor.authorization import (
     may_act,
+    may_see_every_dag,
     payloads_hidden,
     permitted_connections,
     permitted_dags,
@@ -91,6 +92,7 @@ async def shown_dags(connection: str, queue: str, user: GetUserDep) -> frozenset
 
 Selected = Annotated[Selection, Depends(permitted_selection)]
 Hidden = Annotated[bool, Depends(payloads_hidden)]
+EveryDag = Annotated[bool, Depends(may_see_every_dag)]
 # Databases refuse longer ones, and this character.
 AirflowId = Annotated[str, Query(max_length=250, pattern=r"^[^\x00]*$")]
 ShownConnections = Annotated[tuple[str, ...], Depends(permitted_connections)]
@@ -145,20 +147,29 @@ async def letters(
     queue: str,
     selection: Selected,
     hidden: Hidden,
+    every_dag: EveryDag,
     dags: ShownDags,
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     """Return a page of a queue's dead letters."""
-    return _json(await service().letters(connection, queue, selection, after, limit, hidden=hidden, dags=dags))
+    shown = service().letters(
+        connection, queue, selection, after, limit, hidden=hidden, hidden_of_unknown=not every_dag, dags=dags
+    )
+    return _json(await shown)
 
 
 @_of_queue.get("/letters/{sequence}")
 async def letter(
-    connection: str, queue: str, sequence: Annotated[int, Path(ge=1, lt=2**63)], hidden: Hidden, user: GetUserDep
+    connection: str,
+    queue: str,
+    sequence: Annotated[int, Path(ge=1, lt=2**63)],
+    hidden: Hidden,
+    every_dag: EveryDag,
+    user: GetUserDep,
 ) -> Response:
     """Return the details of a dead letter."""
-    answer = await service().letter(connection, queue, sequence, hidden=hidden)
+    answer = await service().letter(connection, queue, sequence, hidden=hidden, hidden_of_unknown=not every_dag)
     if answer.dag_id is not None:
         await run_in_threadpool(require_run_access, answer.dag_id, user)
     return _json(answer.detail)

@@ -22,7 +22,13 @@ from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.plugins.monitor.background import EventLoopThread, SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.dry_run import dry_run
 from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex, is_of
-from airflow_provider_jetstream.plugins.monitor.letter_view import dag_of, letter_detail, letter_line, read_records
+from airflow_provider_jetstream.plugins.monitor.letter_view import (
+    dag_of,
+    is_of_unknown_task,
+    letter_detail,
+    letter_line,
+    read_records,
+)
 from airflow_provider_jetstream.plugins.monitor.models.letters import Groups, LetterPage
 from airflow_provider_jetstream.plugins.monitor.models.queues import QueueDetail, Snapshot
 from airflow_provider_jetstream.plugins.monitor.queue_view import consumer_numbers, queue_numbers
@@ -180,12 +186,14 @@ class MonitorService:
         limit: int,
         *,
         hidden: bool,
+        hidden_of_unknown: bool = False,
         dags: frozenset[str] | None,
     ) -> bytes:
         """Return a :class:`LetterPage` of dead letters, each proved again.
 
         :param after: only higher sequences
         :param hidden: whether texts that may quote bodies are left out
+        :param hidden_of_unknown: the same for jobs of tasks that aren't known, whose DAG may be anybody's
         :param dags: without the letters of all other DAGs; ``None`` for every letter
         """
 
@@ -203,18 +211,24 @@ class MonitorService:
             return LetterPage(
                 scan=scan.state(),
                 matching=scan.index.count(selection, dags) if scan.index else 0,
-                letters=[letter_line(letter, hidden=hidden) for letter in letters],
+                letters=[
+                    letter_line(letter, hidden=hidden or (hidden_of_unknown and is_of_unknown_task(letter)))
+                    for letter in letters
+                ],
                 next_after=sequences[-1] if more else None,
                 gone=len(sequences) - len(letters),
             )
 
-        key = ("letters", connection, queue, selection, after, limit, hidden, dags)
+        key = ("letters", connection, queue, selection, after, limit, hidden, hidden_of_unknown, dags)
         return await self._cached(self._pages, key, make)
 
-    async def letter(self, connection: str, queue: str, sequence: int, *, hidden: bool) -> LetterAnswer:
+    async def letter(
+        self, connection: str, queue: str, sequence: int, *, hidden: bool, hidden_of_unknown: bool = False
+    ) -> LetterAnswer:
         """Return the :class:`LetterDetail` of a dead letter, and the DAG that published its job.
 
         :param hidden: whether its body, its headers and texts that may quote them are left out
+        :param hidden_of_unknown: the same for a job of a task that isn't known
         :raises DeadLetterGoneError: it is no dead letter (any more)
         """
 
@@ -231,10 +245,11 @@ class MonitorService:
                 )
             records = await read_records(letter, scan.scan.audit)
             max_bytes = self._settings.payload_bytes
-            detail = letter_detail(letter, records, scan.scan.dead_letter_queue, max_bytes, hidden=hidden)
+            left_out = hidden or (hidden_of_unknown and is_of_unknown_task(letter))
+            detail = letter_detail(letter, records, scan.scan.dead_letter_queue, max_bytes, hidden=left_out)
             return LetterAnswer(dag_of(letter), detail.model_dump_json().encode())
 
-        return await self._thread.run(self._letters.get((connection, queue, sequence, hidden), make))
+        return await self._thread.run(self._letters.get((connection, queue, sequence, hidden, hidden_of_unknown), make))
 
     async def dry_run(self, connection: str, queue: str, selection: Selection, action: Act) -> bytes:
         """Return the :class:`DryRun` of an action.

@@ -156,7 +156,9 @@ class BlockingConnection(Connection):
             f"expected a connection with an event loop for a subscription to {subject}, found a blocking one"
         )
 
-    async def subscribe_raw(self, subject: str, on_message: object, on_denied: object = None) -> NoReturn:
+    async def subscribe_raw(
+        self, subject: str, on_message: object, on_denied: object = None, run: object = None
+    ) -> NoReturn:
         """Refuse, as :meth:`subscribe` does."""
         await self.subscribe(subject, on_message, on_denied)
 

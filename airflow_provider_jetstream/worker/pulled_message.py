@@ -1,0 +1,75 @@
+"""A message that was pulled from a work queue, with what its reply subject says about the delivery."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_jetstream.jetstream.client.headers import first_values
+from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
+from airflow_provider_jetstream.jetstream.errors import WireError
+from airflow_provider_jetstream.jetstream.line_text import shown_value
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
+
+if TYPE_CHECKING:
+    from typing import Self
+
+# $JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>.<token>;
+# domain and account together, and the token, are missing in some versions.
+_REPLY: Final = re.compile(
+    rb"\$JS\.ACK\.(?:[^.]+\.[^.]+\.)?([^.]+)\.([^.]+)\.(\d{1,18})\.(\d{1,18})\.\d{1,20}\.(\d{1,19})\.\d{1,20}(?:\..*)?"
+)
+
+
+@dataclass(slots=True, eq=False)
+class PulledMessage:
+    """A delivery of a job, as it was pulled.
+
+    Protocol: ADR-15, "JetStream Subject Names and Reply Subjects".
+
+    :param reply: the subject of its acknowledgements
+    :param headers: the first value of each name
+    :param sequence: its stream sequence
+    :param attempt: 1 for the first delivery
+    :param stored_nanoseconds: when it was stored, since 1970
+    """
+
+    subject: str
+    reply: str
+    data: bytes
+    headers: dict[str, str]
+    stream: str
+    consumer: str
+    sequence: int
+    attempt: int
+    stored_nanoseconds: int
+
+    @classmethod
+    def parse(cls, subject: bytes, reply: bytes, headers: bytes | None, data: bytes) -> Self:
+        """Parse a message as it is on the wire.
+
+        :raises WireError: no consumer has delivered it
+        """
+        if (match := _REPLY.fullmatch(reply)) is None:
+            raise WireError(
+                f"expected the acknowledgement subject of a delivery, found {shown_value(decode_text(reply))}"
+            )
+        stream, consumer, delivered, sequence, stored = match.groups()
+        return cls(
+            decode_text(subject),
+            decode_text(reply),
+            data,
+            first_values(headers) if headers else {},
+            decode_text(stream),
+            decode_text(consumer),
+            int(sequence),
+            int(delivered),
+            int(stored),
+        )
+
+    @property
+    def stored_at(self) -> datetime:
+        """When it was stored, in microseconds."""
+        return datetime.fromtimestamp(self.stored_nanoseconds / NANOSECONDS, UTC)

@@ -1,0 +1,60 @@
+"""The times in a job's headers: how long an attempt may take, and until when one may be started."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES
+from airflow_provider_jetstream.jetstream.limits import TIME
+from airflow_provider_jetstream.jetstream.line_text import shown_value
+from airflow_provider_jetstream.jetstream.publishing.job_identity import redrives_of
+from airflow_provider_jetstream.jetstream.units import parse_seconds, short_text
+from airflow_provider_jetstream.worker.errors import JobExpiredError
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.worker.delivery import Delivery
+
+log = logging.getLogger("jetstream.worker")
+
+
+def attempt_seconds(job: Delivery, worker_deadline: float | None) -> float | None:
+    """Return the time limit of an attempt: the shorter of ``Job-Deadline`` and the worker's; ``None`` for no limit."""
+    text = job.headers.get(JOB_DEADLINE)
+    if text is None:
+        return worker_deadline
+    try:
+        job_deadline = parse_seconds(text)
+    except ValueError:
+        job_deadline = 0
+    if not job_deadline:
+        _log_ignored(job, JOB_DEADLINE, 'seconds or a duration such as "5m", more than 0', text)
+        return worker_deadline
+    return job_deadline if worker_deadline is None else min(job_deadline, worker_deadline)
+
+
+def check_expiry(job: Delivery, stored_at: datetime) -> None:
+    """Refuse a job after the time in its ``Job-Expires`` header, unless it was redriven after that time.
+
+    :raises JobExpiredError: the job has expired
+    """
+    text = job.headers.get(JOB_EXPIRES)
+    if text is None:
+        return
+    try:
+        expires = datetime.fromisoformat(short_text(text, TIME))
+    except ValueError:
+        _log_ignored(job, JOB_EXPIRES, 'a time such as "2026-11-21T09:00:00Z"', text)
+        return
+    if expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    redriven_later = redrives_of(job.headers.items()) > 0 and stored_at >= expires
+    if not redriven_later and datetime.now(UTC) >= expires:
+        raise JobExpiredError(f"the job expired at {expires.isoformat()}, before this attempt was started")
+
+
+def _log_ignored(job: Delivery, header: str, expected: str, found: str) -> None:
+    log.warning(
+        "job %s, header %s is ignored: expected %s, found %s", job.shown_id, header, expected, shown_value(found)
+    )

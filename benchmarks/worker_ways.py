@@ -1,0 +1,176 @@
+"""One way of doing the jobs of a queue, in a process of its own: prints seconds, CPU seconds and counts as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.worker.worker import Worker
+from benchmarks.dead_queue import open_connection
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.worker.delivery import Delivery
+
+CONSUMER = "worker"
+_PAUSE = 0.002
+_BETWEEN = 0.005
+# Seconds that a job takes in the way that waits.
+SLEEP = 0.005
+
+
+class _Clock:
+    """Measures from the first job to the last acknowledgement."""
+
+    def __init__(self, jobs: int) -> None:
+        self.left = jobs
+        self.began = self.cpu = 0.0
+        self.all_handled = asyncio.Event()
+
+    def handle(self, count: int = 1) -> None:
+        if not self.began:
+            self.began, self.cpu = time.perf_counter(), _cpu()
+        self.left -= count
+        if self.left <= 0:
+            self.all_handled.set()
+
+    def figures(self) -> dict[str, float]:
+        return {"seconds": time.perf_counter() - self.began, "cpu": _cpu() - self.cpu}
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+async def run_worker(
+    url: str, queue: WorkQueue, jobs: int, slots: int, seconds: float = 0.0, *, threads: bool = False
+) -> dict[str, float]:
+    """Run this package's worker with a handler that does nothing, or sleeps."""
+    clock = _Clock(jobs)
+
+    async def handle(_: Delivery) -> None:
+        clock.handle()
+        if seconds:
+            await asyncio.sleep(seconds)
+
+    def handle_in_a_thread(_: Delivery) -> None:
+        clock.handle()
+
+    handler = handle_in_a_thread if threads else handle
+    worker = Worker(queue, CONSUMER, handler, connection_settings({"servers": (url,)}), concurrency=slots)
+    return await _measure(url, queue, worker, clock)
+
+
+async def run_batches(url: str, queue: WorkQueue, jobs: int, batch: int) -> dict[str, float]:
+    """Run this package's worker with a batch handler that does nothing."""
+    clock = _Clock(jobs)
+
+    async def handle(deliveries: list[Delivery]) -> None:
+        clock.handle(len(deliveries))
+
+    worker = Worker(queue, CONSUMER, handle, connection_settings({"servers": (url,)}), batch=batch)
+    return await _measure(url, queue, worker, clock)
+
+
+async def light_load(url: str, queue: WorkQueue, jobs: int, slots: int) -> dict[str, float]:
+    """Publish one job after another, each a while after the last one, and measure from publishing to the handler."""
+    latencies: list[float] = []
+    arrived = asyncio.Event()
+    began = 0.0
+
+    async def handle(_: Delivery) -> None:
+        latencies.append(time.perf_counter() - began)
+        arrived.set()
+
+    clock = _Clock(jobs)
+    async with open_connection(url) as connection:
+        worker = Worker(queue, CONSUMER, handle, connection_settings({"servers": (url,)}), concurrency=slots)
+        running = asyncio.create_task(worker.run())
+        while not (await consumer_info(connection, queue.name, CONSUMER))["num_waiting"]:  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE)
+        clock.handle(0)
+        for _ in range(jobs):
+            arrived.clear()
+            began = time.perf_counter()
+            await connection.publish(f"{queue.name}.jobs", b"x" * 200)
+            await arrived.wait()
+            await asyncio.sleep(_BETWEEN)
+        figures = clock.figures()
+        worker.stop()
+        await running
+    ordered = sorted(latencies)
+    return figures | {"p50 ms": ordered[len(ordered) // 2] * 1e3, "p99 ms": ordered[len(ordered) * 99 // 100] * 1e3}
+
+
+async def _measure(url: str, queue: WorkQueue, worker: Worker, clock: _Clock) -> dict[str, float]:
+    async with open_connection(url) as connection:
+        running = asyncio.create_task(worker.run())
+        await clock.all_handled.wait()
+        # The handler sees the last job before its completion is stored.
+        while await _is_busy(connection, queue):  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(_PAUSE)
+        figures = clock.figures()
+        worker.stop()
+        await running
+    return figures
+
+
+async def _is_busy(connection: NatsPyConnection, queue: WorkQueue) -> bool:
+    info = await consumer_info(connection, queue.name, CONSUMER)
+    return bool(info["num_pending"] or info["num_ack_pending"])
+
+
+async def loop_of_nats_py(url: str, queue: WorkQueue, jobs: int, slots: int) -> dict[str, float]:
+    """Fetch as many jobs as there are slots, and store completions and confirm acknowledgements concurrently."""
+    clock = _Clock(jobs)
+    async with open_connection(url) as connection:
+        jetstream = connection.client.jetstream(timeout=30)
+
+        async def do(message: Msg) -> None:
+            clock.handle()
+            if queue.events:
+                sequence = message.metadata.sequence.stream
+                event = {"id": str(sequence), "stream": queue.name, "consumer": CONSUMER, "stream_seq": sequence}
+                identity = f"done:{queue.name}:{sequence}:{message.metadata.timestamp.timestamp()}"
+                subject = f"completed.{queue.name}.{CONSUMER}.{sequence}"
+                await jetstream.publish(subject, json.dumps(event).encode(), headers={"Nats-Msg-Id": identity})
+            await message.ack_sync(timeout=30)
+
+        pull = await jetstream.pull_subscribe_bind(CONSUMER, stream=queue.name)
+        while clock.left > 0:
+            await asyncio.gather(*(do(message) for message in await pull.fetch(slots, timeout=5)))
+        return clock.figures()
+
+
+Run = Callable[[str, WorkQueue, int, int], Coroutine[Any, Any, dict[str, float]]]
+
+RUNS: dict[str, Run] = {
+    "worker": run_worker,
+    "sleep": lambda url, queue, jobs, slots: run_worker(url, queue, jobs, slots, SLEEP),
+    "threads": lambda url, queue, jobs, slots: run_worker(url, queue, jobs, slots, threads=True),
+    "batch": run_batches,
+    "light": light_load,
+    "nats-py": loop_of_nats_py,
+}
+
+
+def main() -> None:
+    """Measure what the arguments name: URL, kind and slots, number of jobs, and the queue's declaration."""
+    url, kind, slots, jobs, declaration = sys.argv[1:]
+    queue = WorkQueue(**json.loads(declaration))
+    print(json.dumps(asyncio.run(RUNS[kind](url, queue, int(jobs), int(slots)))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The lowest and the newest nats-py: what this package uses of its client's internals is there, and does the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from testbed.environments import ROOT, build_wheel, create_environment
+
+if TYPE_CHECKING:
+    from testbed.nats_server import NatsServer
+
+_PROGRAM = """
+import asyncio
+import sys
+from importlib.metadata import version
+
+from airflow_provider_jetstream.jetstream import Destination, connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
+from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
+from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+
+url, name = sys.argv[1:]
+
+
+async def main():
+    async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
+        await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
+        jobs = prepare_jobs(map(str, range(3_000)), subject=f"{name}.a", origin=None, batch="b")
+        report = await publish_prepared(connection, jobs, destination=Destination(name))
+        report.raise_for_failures()
+        assert sorted(report.sequences) == list(range(1, 3_001))
+        reads = [(f"$JS.API.STREAM.MSG.GET.{name}", b'{"seq":%d}' % number) for number in range(1, 1_501)]
+        answers = await connection.request_many(reads)
+        assert all(b'"seq":%d,' % (place + 1) in answer for place, answer in enumerate(answers)), answers[:1]
+        received, task_received = [], asyncio.Queue()
+        subscription = await connection.subscribe_raw("x.*", lambda *fields: received.append(fields))
+        await connection.subscribe("y", task_received.put)
+        before = connection.client.stats["in_msgs"]
+        connection.write(b"".join(encode_message(b"x.%d" % number, b"body", b"", b"r") for number in range(1_000)))
+        connection.write(encode_message(b"y", b"last"))
+        assert (await task_received.get()).data == b"last"
+        assert received == [(b"x.%d" % number, b"r", None, b"body") for number in range(1_000)]
+        assert connection.client.stats["in_msgs"] - before == 1_001
+        await subscription.unsubscribe()
+        await connection.client.force_reconnect() if hasattr(connection.client, "force_reconnect") else None
+        assert await connection.wait_until_connected(30)
+        assert b'"messages":3000' in await connection.request(f"$JS.API.STREAM.INFO.{name}")
+        await connection.drop_unsent()
+    print(version("nats-py"))
+
+
+asyncio.run(asyncio.wait_for(main(), 60))
+"""
+
+
+def lowest_version() -> str:
+    """Return the lowest nats-py that this package declares."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (requirement,) = (line for line in project["dependencies"] if line.startswith("nats-py"))
+    return str(requirement.partition(">=")[2])
+
+
+@pytest.mark.parametrize("is_lowest", [True, False], ids=["lowest", "newest"])
+def test_the_data_path_works_with_each_supported_nats_py(
+    nats: NatsServer, name: str, tmp_path: Path, *, is_lowest: bool
+) -> None:
+    lowest = lowest_version()
+    requirement = f"nats-py[nkeys]=={lowest}" if is_lowest else "nats-py[nkeys]"
+    python = create_environment(tmp_path / "venv", Path(sys.executable), [str(build_wheel()), requirement])
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    ended = subprocess.run(
+        [python, program, nats.url, name],
+        env={},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = ended.stdout.strip()
+    assert found.startswith(lowest) if is_lowest else found > lowest

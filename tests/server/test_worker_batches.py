@@ -1,0 +1,222 @@
+"""Handlers that take several jobs in one call: each job has an outcome of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.worker import Delivery, GiveUpError, RetryLaterError, Worker
+from airflow_provider_jetstream.worker.errors import WorkerSetupError
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+LONG = {"ack_wait": "30s", "max_deliver": 3}
+
+
+def count_stored(connection: NatsPyConnection, stream: str, count: int) -> Callable[[], Any]:
+    async def has_count() -> bool:
+        return await stored_count(connection, stream) == count
+
+    return has_count
+
+
+async def result_of(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> object:
+    message = await next_message(connection, f"{queue.name}-events", 1, f"completed.{queue.name}.worker.{sequence}")
+    assert message is not None
+    return json.loads(message.data).get("result")
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_each_job_of_a_batch_has_its_own_outcome(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    bodies = ["done", "none", "hopeless", "later", "broken", "done"]
+    await publish_jobs(connection, queue, bodies)
+    attempts: Counter[bytes] = Counter()
+    first: list[list[bytes]] = []
+
+    def outcome(job: Delivery) -> object:
+        attempts[job.body] += 1
+        if job.attempt > 1 or job.body == b"done":
+            return {"attempt": job.attempt}
+        return {
+            b"hopeless": GiveUpError("never"),
+            b"later": RetryLaterError(0, "not yet"),
+            b"broken": OSError("no printer"),
+            b"none": None,
+        }[job.body]
+
+    def handle(jobs: list[Delivery]) -> list[object]:
+        first.append([job.body for job in jobs])
+        return [outcome(job) for job in jobs]
+
+    async def handle_async(jobs: list[Delivery]) -> list[object]:
+        await asyncio.sleep(0)
+        return handle(jobs)
+
+    worker = Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, batch=10)
+    async with running_worker(worker):
+        await eventually(count_stored(connection, name, 0), within=30)
+    assert attempts == {b"done": 2, b"none": 1, b"hopeless": 1, b"later": 2, b"broken": 2}
+    assert [await result_of(connection, queue, sequence) for sequence in (1, 2, 4, 5, 6)] == [
+        {"attempt": 1},
+        None,
+        {"attempt": 2},
+        {"attempt": 2},
+        {"attempt": 1},
+    ]
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    assert (letter.death.sequence, letter.death.explanation) == (3, "never")
+
+
+async def test_a_batch_without_results_may_return_none_and_what_it_raises_is_every_jobs_outcome(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    await publish_jobs(connection, queue, map(str, range(4)))
+    attempts: Counter[int] = Counter()
+
+    async def handle(jobs: list[Delivery]) -> None:
+        attempts.update(job.attempt for job in jobs)
+        if any(job.attempt == 1 for job in jobs):
+            raise RetryLaterError(0, "all together")
+
+    async with running_worker(Worker(queue, "worker", handle, settings, batch=4)):
+        await eventually(count_stored(connection, name, 0), within=30)
+    assert attempts == {1: 4, 2: 4}
+    assert await stored_count(connection, f"{name}-events") == 4
+
+
+@pytest.mark.parametrize(
+    ("returned", "found"), [([1], "found 1 of them"), ("ab", "found str"), ({0: 1}, "found dict")], ids=repr
+)
+async def test_outcomes_that_are_not_one_for_each_job_complete_none(
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    returned: object,
+    found: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    await publish_jobs(connection, queue, ["a", "b"])
+    async with running_worker(Worker(queue, "worker", lambda _: returned, settings, batch=2)):
+        await eventually(count_stored(connection, f"{name}-dead", 4), within=30)
+    assert f"expected a batch handler to return 2 outcomes, one for each job, {found}" in caplog.text
+    assert await stored_count(connection, f"{name}-events") == 0
+
+
+async def test_a_batch_starts_with_the_jobs_that_are_there_and_no_more_are_pulled_than_its_calls_take(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    opened, sizes = asyncio.Event(), list[int]()
+
+    async def handle(jobs: list[Delivery]) -> None:
+        sizes.append(len(jobs))
+        await opened.wait()
+
+    async with running_worker(Worker(queue, "worker", handle, settings, batch=5, concurrency=2)):
+        await publish_jobs(connection, queue, ["alone"])
+        await eventually(lambda: sizes == [1])
+        await publish_jobs(connection, queue, map(str, range(30)))
+        await eventually(lambda: len(sizes) == 2)
+        for _ in range(10):
+            assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] <= 10
+            assert len(sizes) == 2
+            await asyncio.sleep(0.05)
+        opened.set()
+        await eventually(count_stored(connection, name, 0), within=30)
+    assert (sum(sizes), max(sizes) <= 5) == (31, True)
+
+
+async def test_a_job_of_a_batch_that_is_cancelled_or_expired_is_not_given_to_the_handler(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    await publish_jobs(connection, queue, ["cancelled"], headers={"Job-Id": "one"})
+    await publish_jobs(connection, queue, ["expired"], headers={"Job-Expires": "2020-01-01T00:00:00Z"})
+    await publish_jobs(connection, queue, ["valid"], headers={"Job-Expires": "2126-01-01T00:00:00Z"})
+    await publish_jobs(connection, queue, ["plain"])
+    await cancel(connection, queue, "one")
+    handled: list[bytes] = []
+
+    async def handle(jobs: list[Delivery]) -> list[int]:
+        handled.extend(job.body for job in jobs)
+        return [job.sequence for job in jobs]
+
+    async with running_worker(Worker(queue, "worker", handle, settings, batch=10)):
+        await eventually(count_stored(connection, name, 0), within=30)
+    assert sorted(handled) == [b"plain", b"valid"]
+    assert [await result_of(connection, queue, sequence) for sequence in (3, 4)] == [3, 4]
+
+
+async def test_a_batch_ends_at_its_shortest_deadline_and_with_the_worker(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG | {"max_deliver": 10})
+    await publish_jobs(connection, queue, ["a"], headers={"Job-Deadline": "300ms"})
+    await publish_jobs(connection, queue, ["b"])
+    attempts: list[int] = []
+    started = asyncio.Event()
+
+    async def hang(jobs: list[Delivery]) -> None:
+        attempts.extend(job.attempt for job in jobs)
+        if 2 in attempts:
+            started.set()
+        await asyncio.sleep(60)
+
+    async with running_worker(Worker(queue, "worker", hang, settings, batch=2, concurrency=2, grace=0.1)):
+        await eventually(started.is_set, within=30)
+    assert "expected the handler to be done within 0.3 s, found it running" in caplog.text
+    # Handed back rather than left to the ack wait.
+    done: list[int] = []
+    async with running_worker(Worker(queue, "worker", lambda job: done.append(job.sequence), settings)):
+        await eventually(lambda: sorted(done) == [1, 2], within=20)
+
+
+async def test_a_plain_batch_handler_that_hangs_in_its_thread_is_left_behind(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
+    await publish_jobs(connection, queue, ["a", "b"])
+    release = threading.Event()
+    calls: list[int] = []
+
+    def handle(jobs: list[Delivery]) -> None:
+        calls.append(len(jobs))
+        if len(calls) == 1:
+            release.wait(60)
+
+    try:
+        async with running_worker(Worker(queue, "worker", handle, settings, batch=1, deadline=0.3)):
+            await eventually(count_stored(connection, name, 0), within=30)
+    finally:
+        release.set()
+    assert len(calls) == 3
+
+
+async def test_a_batch_worker_that_cannot_run_is_refused(settings: ConnectionSettings, name: str) -> None:
+    queue = small_queue(name)
+    with pytest.raises(ValueError, match="expected a batch of at least 1 job, found 0"):
+        Worker(queue, "worker", print, settings, batch=0)
+    with pytest.raises(WorkerSetupError, match="expected a batch handler outside of processes"):
+        Worker(queue, "worker", print, settings, batch=2, processes=True)
+    with pytest.raises(WorkerSetupError, match="expected a handler that takes a list of jobs"):
+        Worker(queue, "worker", lambda: None, settings, batch=2)

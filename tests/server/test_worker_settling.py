@@ -1,0 +1,156 @@
+"""Jobs whose handlers are done: confirmed in the background, in order, and never without a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.advisories import Completion
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+
+LONG = {"ack_wait": "30s", "max_deliver": 3}
+
+
+async def test_a_slot_is_free_while_its_last_job_is_not_confirmed_and_two_jobs_a_slot_at_most_are_not(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    running, most, handled = 0, 0, list[int]()
+
+    async def handle(job: Delivery) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        handled.append(job.sequence)
+        running -= 1
+
+    async with running_worker(Worker(queue, "worker", handle, settings, concurrency=3)):
+        await eventually(lambda: _waiting(connection, name))
+        # Nothing confirms a completion until the stream is back.
+        await connection.api(f"STREAM.DELETE.{name}-events")
+        await publish_jobs(connection, queue, map(str, range(20)))
+        await eventually(lambda: len(handled) == 6, within=30)
+        for _ in range(10):
+            assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 6
+            assert len(handled) == 6
+            await asyncio.sleep(0.05)
+        await provision(connection, queue)
+        await eventually(lambda: _is_empty(connection, name), within=40)
+    assert Counter(handled) == dict.fromkeys(range(1, 21), 1)
+    assert most == 3
+    assert await stored_count(connection, f"{name}-events") == 20
+
+
+async def test_each_job_is_acknowledged_once_and_only_after_its_completion(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    sent: list[tuple[str, int]] = []
+
+    # What one connection sends reaches a subscription of another one in its order.
+    async def observe(message: Msg) -> None:
+        if name not in message.subject:
+            return
+        if message.subject.startswith("completed."):
+            sent.append(("completed", int(message.subject.split(".")[-1])))
+        elif message.subject.startswith("$JS.ACK.") and message.data == b"+ACK":
+            assert message.reply
+            sent.append(("acknowledged", int(message.subject.split(".")[-4])))
+
+    await connection.client.subscribe(">", cb=observe)
+    await connection.client.flush()
+
+    async def handle(job: Delivery) -> int:
+        return job.sequence
+
+    async with running_worker(Worker(queue, "worker", handle, settings, concurrency=20)):
+        await publish_jobs(connection, queue, map(str, range(200)))
+        await eventually(lambda: _is_empty(connection, name), within=40)
+        await eventually(lambda: len(sent) >= 400, within=30)
+    assert Counter(sent) == {
+        (what, sequence): 1 for what in ("completed", "acknowledged") for sequence in range(1, 201)
+    }
+    order = {event: position for position, event in enumerate(sent)}
+    assert all(order["completed", sequence] < order["acknowledged", sequence] for sequence in range(1, 201))
+    events = [message async for message in read_range(connection, f"{name}-events", ">", stop=200)]
+    assert sorted(json.loads(event.data)["result"] for event in events) == list(range(1, 201))
+
+
+async def test_an_async_handler_that_tries_to_end_the_process_fails_only_its_job(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+
+    async def handle(job: Delivery) -> str:
+        if job.attempt == 1:
+            raise SystemExit(3)
+        return "done"
+
+    async with running_worker(Worker(queue, "worker", handle, settings)):
+        await publish_jobs(connection, queue, ["a"])
+        await eventually(lambda: _is_empty(connection, name), within=30)
+    assert await stored_count(connection, f"{name}-events") == 1
+
+
+@pytest.mark.parametrize("job_id", ["order-7", 'a"b\\c', "Ünal", "100%s", "x" * 900])
+async def test_a_completion_without_a_result_is_as_one_with(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, job_id: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    worker = Worker(queue, "worker", lambda job: 0 if job.body == b"b" else None, settings, name='w"%s\\é')
+    async with running_worker(worker):
+        await publish_jobs(connection, queue, ["a", "b"], headers={"Job-Id": job_id})
+        await eventually(lambda: _is_empty(connection, name), within=30)
+    found = [json.loads(message.data) async for message in read_range(connection, f"{name}-events", ">", stop=2)]
+    without, with_result = sorted(found, key=lambda event: event["stream_seq"])
+    assert [Completion.model_validate(event).job_id for event in found] == [job_id, job_id]
+    assert list(without) == [field for field in with_result if field != "result"]
+    same = dict(without, stream_seq=2, timestamp=with_result["timestamp"], result=0)
+    assert same == with_result
+
+
+async def _waiting(connection: NatsPyConnection, name: str) -> Any:
+    return (await consumer_info(connection, name, "worker"))["num_waiting"]
+
+
+async def _is_empty(connection: NatsPyConnection, name: str) -> bool:
+    return not await stored_count(connection, name)
+
+
+@pytest.mark.parametrize("limits", [{"max_batch": 2}, {"max_expires": 300_000_000}, {"max_waiting": 2}], ids=str)
+async def test_a_consumer_that_limits_its_pull_requests_is_served_as_it_asks(
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    limits: dict[str, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    config = (await consumer_info(connection, name, "worker"))["config"] | limits
+    await connection.api(f"CONSUMER.DELETE.{name}.worker")
+    body = {"stream_name": name, "config": config, "action": "create"}
+    await connection.api(f"CONSUMER.CREATE.{name}.worker", body)
+
+    async def handle(_: Delivery) -> None:
+        await asyncio.sleep(0.01)
+
+    async with running_worker(Worker(queue, "worker", handle, settings, concurrency=20)):
+        for _ in range(10):
+            await publish_jobs(connection, queue, map(str, range(20)))
+        await eventually(lambda: _is_empty(connection, name), within=40)
+    assert "was refused" not in caplog.text
