@@ -170,13 +170,15 @@ class JobCompletionTrigger(BaseTrigger):
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
+                    # Before the wait begins: it makes the report of a handle's jobs.
+                    advised = await self._advised(connection, cursor)
                     await wait(
                         connection,
                         cursor,
                         self._report,
                         policy=policy,
                         progress=lambda _: self._log_progress(),
-                        advised=await self._advised(connection, cursor),
+                        advised=advised,
                         **asdict(StallPolicy(**self.stalls)),
                     )
             except JobsStalledError:
