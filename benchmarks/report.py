@@ -153,7 +153,7 @@ class Workload:
 
     def lines(self) -> list[str]:
         """Return the section in Markdown."""
-        rounds = min((len(way.samples) for table in self.tables for way in table.ways), default=0)
+        rounds = max((len(way.samples) for table in self.tables for way in table.ways), default=0)
         lines = [f"## {self.title}", "", *_wrapped(self.text), ""]
         lines += _wrapped(f"Measured by `python -m benchmarks.{self.module}`; medians of {rounds} rounds. {machine()}")
         for table in self.tables:

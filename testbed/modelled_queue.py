@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.dead_letters import change_stream
 from testbed.foreign_programs import attempt_of, pull, sequence_of
+from testbed.modelled_looks import ModelledLooks, sequences_of
 from testbed.nats_server import NatsServer
 from testbed.queue_model import GONE_OR_DEAD, ModelError, QueueModel, State
 from testbed.queues import CONSUMER, eventually, small_queue, stored_count
@@ -73,6 +74,7 @@ class ModelledQueue:
     sourced: bool = False
     evidence_lost: bool = False
     deleted: bool = False
+    looks: ModelledLooks = field(default_factory=ModelledLooks)
     _published: int = 0
 
     @classmethod
@@ -145,18 +147,16 @@ class ModelledQueue:
         if self.model.in_state(State.PARKED) or self.model.cut_off_bodies():
             parked = (await find_dead_letters(product, queue, Selection(parked=True))).letters
         found = await find_dead_letters(product, queue)
-        self.model.scanned(
-            {letter.sequence for letter in found.letters},
-            found.uncertain,
-            None if parked is None else {letter.sequence for letter in parked},
-        )
+        listed = {letter.sequence for letter in found.letters}
+        out_of_circulation = None if parked is None else {letter.sequence for letter in parked}
+        self.model.scanned(listed, found.uncertain, out_of_circulation)
+        await self.looks.compare(product, queue, self.model)
 
     async def summarise(self) -> None:
         """Count letters, copy their bodies, trim the archive, and check the counts."""
         self.model.lapse()
         summary = await summarise_dead_letters(self.environment.product, self.queue)
-        sequences = {sequence for first, last in summary.ranges for sequence in range(first, last + 1)}
-        self.model.scanned(sequences, summary.uncertain)
+        self.model.scanned(sequences_of(summary), summary.uncertain)
 
     async def redrive(self, how: str, kind: str | None = None, kill_at: int | None = None) -> None:
         """Redrive in this process, or in one that is killed in place of one of its changes."""

@@ -15,7 +15,8 @@ from airflow_provider_jetstream.jetstream.limits import EVENT_ID, INTEGER, NAME,
 from airflow_provider_jetstream.jetstream.line_text import one_line
 
 # Before the models, which pydantic builds in full only where these names are already known.
-Name = Annotated[str, Field(max_length=NAME)]
+# Not what the server refuses as the name of a stream or a consumer: it would be a part of lines and of subjects.
+Name = Annotated[str, Field(max_length=NAME, pattern=r"^[^\s\p{C}.*>]*$")]
 JobId = Annotated[str, Field(max_length=EVENT_ID)]
 SequenceNumber = Annotated[int, Field(ge=0, le=SEQUENCE)]
 Count = Annotated[int, Field(ge=0, le=INTEGER)]
@@ -27,7 +28,7 @@ class _Advisory(BaseModel):
 
     id: JobId = ""
     timestamp: datetime
-    domain: Name | None = None
+    domain: Annotated[str, Field(max_length=NAME)] | None = None
     stream: Name
     consumer: Name
     stream_seq: SequenceNumber

@@ -57,6 +57,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from airflow_provider_jetstream.jetstream.line_text import one_line
+from airflow_provider_jetstream.jetstream.needed_permissions import roles_needing
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -116,15 +119,24 @@ class PermissionDeniedError(TerminalError, PermissionError):
     :param subject: the subject that was refused
     :param user: who asked, in words
     :param purpose: what the subject was needed for, such as the request whose answers were to arrive there
+
+    ``roles`` are the roles whose policies allow it, where the subject is one of this package's.
     """
 
     code = "JS106"
 
     def __init__(self, action: str, subject: str, user: str, purpose: str = "") -> None:
         self.action, self.subject, self.user = action, subject, user
+        self.roles = roles_needing(action, subject)
+        # As the server reported it: any text, of a server that may be anybody's.
+        shown = one_line(subject) or repr(subject)
+        whose = "for the user's role"
+        if self.roles:
+            whose = f"of the role{'s' if len(self.roles) > 1 else ''} {', '.join(self.roles)}"
         super().__init__(
-            f"the server doesn't let {user} {action} to {subject}{purpose and f' ({purpose})'}: expected that"
-            f" permission for the user's role, found none; allow {action} on it, or connect as a user of another role"
+            f"the server doesn't let {user} {action} to {shown}{purpose and f' ({purpose})'}: expected that"
+            f" permission {whose}, found none; allow {action} on it (`jetstream-queue permissions` prints a role's"
+            " policy), or connect as a user of another role"
         )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.dead_letters.find import count_entries
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+
+# A look at more entries takes longer than a deferral.
+_FEW_ENTRIES = 2_000
 
 
 class JetStreamDeadLetterSensor(PollingSensor):
@@ -108,6 +112,12 @@ class JetStreamDeadLetterSensor(PollingSensor):
         for risk in summary.risks:
             self.log.warning("%s", risk)
         return PokeReturnValue(is_done=summary.reached(count, age), xcom_value=json_result(summary.as_json()))
+
+    def first_poke(self, context: Context) -> PokeReturnValue | None:
+        """Look once before deferring, unless there are many entries: the triggers of a queue share what they know."""
+        with fail_on_terminal_errors():
+            entries = JetStreamHook(self.nats_conn_id).blocking(count_entries, self.loaded_queue())
+        return self.poke(context) if entries <= _FEW_ENTRIES else None
 
     def polling_trigger(self, polling: Mapping[str, Any]) -> DeadLetterTrigger:
         """Return the trigger that goes on polling."""

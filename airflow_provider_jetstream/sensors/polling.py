@@ -28,7 +28,7 @@ from airflow_provider_jetstream.triggers.early_fire_guard import SHORTEST_MARGIN
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from airflow.sdk import Context
+    from airflow.sdk import Context, PokeReturnValue
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.triggers.polling import PollingTrigger
@@ -86,10 +86,15 @@ class PollingSensor(BaseSensorOperator):
         if not self.deferrable:
             with _skipping_only_after_a_time_limit():
                 return super().execute(context)
-        first: Any = self.poke(context)
-        if not first.is_done:
+        first = self.first_poke(context)
+        if first is None or not first.is_done:
             self._defer()
         return first.xcom_value
+
+    def first_poke(self, context: Context) -> PokeReturnValue | None:
+        """Poll once before deferring; ``None`` where the trigger had better do it."""
+        first: Any = self.poke(context)
+        return first  # type: ignore[no-any-return]
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
         """Resume after the trigger.

@@ -6,7 +6,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.tasks.arguments import check_flags
+from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.tasks.template_values import parse_count, parse_selection, parse_span
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
@@ -61,6 +63,21 @@ class DeadLetterTrigger(PollingTrigger):
         }
 
     async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
-        """Scan the dead letters once; return the summary if there are enough."""
-        summary = await hook.ascan_dead_letters(self.work_queue, self.select, self.group_by, census=self.census)
-        return summary.as_json() if summary.reached(self.min_count, timedelta(seconds=self.older_than)) else None
+        """Wait for enough dead letters with the queue's other triggers, or scan once where that isn't possible.
+
+        A census pauses consumers, which is this trigger's alone, and jobs that are named or that no consumer takes are
+        looked for one by one.
+
+        :return: the summary if there are enough
+        """
+        age, selection = timedelta(seconds=self.older_than), Selection.of(self.select)
+        if self.census or selection.sequences is not None or selection.selects_undeliverable:
+            summary = await hook.ascan_dead_letters(self.work_queue, selection, self.group_by, census=self.census)
+            return summary.as_json() if summary.reached(self.min_count, age) else None
+        # DAG files import this module, and only a triggerer waits.
+        from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
+
+        queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
+        criteria = LetterCriteria(selection, fields, self.min_count, age)
+        summary = await hook.awaited(wait_for_dead_letters, queue, criteria, self.poll_interval)
+        return summary.as_json()

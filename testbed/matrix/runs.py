@@ -13,7 +13,7 @@ from testbed.interpreters import NoSuchPythonError, python_of
 from testbed.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, SERVER_CASES, Case, files_of
 from testbed.matrix.outcomes import ROOT, Outcome, SeenTest, outcome_of
 from testbed.matrix.pytest_runs import PytestError, run_tests
-from testbed.matrix.versions import AIRFLOWS, DEPENDENCIES, PYTHONS, SERVERS, TEST_PACKAGES
+from testbed.matrix.versions import AIRFLOWS, DEPENDENCIES, LOWEST, LOWEST_NEEDS, PYTHONS, SERVERS, TEST_PACKAGES
 from testbed.nats_binaries import NoSuchServerError, find_nats_server, nats_server_of, nats_server_version
 
 SERVER, AIRFLOW, DEPENDENCY = "server", "airflow", "dependencies"
@@ -104,8 +104,10 @@ def _resolved_environment(folder: Path, python: Path, resolution: str) -> Path:
     uv, requirements = str(find_uv()), folder / "requirements.txt"
     extras = [part for extra in ("airflow", "spark", "metrics") for part in ("--extra", extra)]
     compile_ = [uv, "pip", "compile", "--quiet", "--python", str(python), "--resolution", resolution, *extras]
+    needs = folder / "constraints.txt"
+    needs.write_text("\n".join(LOWEST_NEEDS if resolution == LOWEST else ()), encoding="utf-8")
     done = subprocess.run(
-        [*compile_, "--output-file", str(requirements), str(ROOT / "pyproject.toml")],
+        [*compile_, "--constraint", str(needs), "--output-file", str(requirements), str(ROOT / "pyproject.toml")],
         capture_output=True,
         text=True,
         check=False,

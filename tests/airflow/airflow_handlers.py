@@ -21,6 +21,13 @@ def instant(job: Delivery) -> None:
         file.write(line + "\n")
 
 
+def picky(job: Delivery) -> str:
+    """Refuse what is bad."""
+    if job.body == b"bad":
+        raise ValueError("this job can't be done")
+    return "done"
+
+
 async def late(job: Delivery) -> None:
     """End when the waiting task has probably just deferred itself."""
     await asyncio.sleep(2.0 + job.sequence % 16 / 10)

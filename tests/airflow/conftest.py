@@ -6,16 +6,17 @@ import asyncio
 import json
 import shutil
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import pytest
 from airflow_steps import ROOT, Secrets, provisioned, task_states, wait_for
 from dags.refused_tasks import WITHOUT_LETTERS
+from planted_connections import PlantedConnections, planted_connections
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
+from testbed.planted_secrets import planted
 from testbed.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -28,7 +29,14 @@ REFUSED_RUN = "refused"
 
 @pytest.fixture(scope="session")
 def secrets() -> Secrets:
-    return Secrets(*(f"{name}-{uuid4().hex}" for name in ("pw", "tok", "badpw", "badtok", "inhost", "inextra")))
+    return Secrets(*(planted(name, plain=True) for name in ("pw", "tok", "badpw", "badtok", "inhost", "inextra")))
+
+
+@pytest.fixture(scope="session")
+def planted_ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlantedConnections]:
+    """Connections with a secret in every field."""
+    with planted_connections(tmp_path_factory.mktemp("planted")) as connections:
+        yield connections
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +99,7 @@ def connections(
     bare_nats: NatsServer,
     fleet_nats: NatsServer,
     secrets: Secrets,
+    planted_ways: PlantedConnections,
     spark_conf: dict[str, str],
 ) -> dict[str, dict[str, object]]:
     """Every connection of the tests by its id, as Airflow takes them in JSON form."""
@@ -108,6 +117,7 @@ def connections(
         "nats_secret_in_host": good | {"host": f"nats://airflow:{secrets.in_host}@{LOOPBACK}"},
         "nats_unknown_extra": good | {"extra": {"tokn": secrets.in_extra}},
         "nats_two_ways": good | {"extra": {"token": secrets.token}},
+        **planted_ways.connections,
         "spark_default": {"conn_type": "spark", "host": "local[2]", "extra": {"conf": spark_conf}},
         "spark_unreachable": {"conn_type": "spark", "host": f"spark://{LOOPBACK}", "port": free_port()},
     }
@@ -118,6 +128,7 @@ def airflow(
     request: pytest.FixtureRequest,
     settings: ConnectionSettings,
     connections: dict[str, dict[str, object]],
+    planted_ways: PlantedConnections,
     tmp_path_factory: pytest.TempPathFactory,
     migrated_databases: Path,
 ) -> Iterator[Airflow]:
@@ -141,6 +152,7 @@ def airflow(
             # A deferred task resumes only after this time, since the trigger's event is delayed by it.
             "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.3",
+            "PLANTED_FAILING": ",".join(planted_ways.failing()),
             "DEAD_LETTER_REPORTS": str(folder / "reports"),
             "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": "nats_default,nats_fleet,nats_unreachable,nats_wrong_password",
             "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
 from airflow_steps import process_jobs, provisioned
 from dags.waiting import queue as queue_of
 from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
@@ -22,6 +21,7 @@ from airflow_provider_jetstream.operators import job_waiting
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.triggers import early_fire_guard
 from testbed.dead_letters import stream_messages
+from testbed.deferral import TaskDeferred
 from testbed.queues import eventually, make_queue
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
 from airflow_steps import process_jobs, provisioned
 from dags.redrives import queue as queue_of
 
@@ -31,6 +30,7 @@ from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redr
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from testbed.deferral import TaskDeferred
 
 if TYPE_CHECKING:
     from pathlib import Path

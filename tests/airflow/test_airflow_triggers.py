@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from airflow_steps import process_jobs, provisioned, wait_for
 from dags.waiting import queue as queue_of
 from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
@@ -16,6 +17,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
 from airflow_provider_jetstream.triggers import completion, early_fire_guard
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 from testbed.queues import pull_jobs
@@ -263,3 +265,18 @@ async def test_a_dead_letter_trigger_fires_an_error_for_a_missing_queue(name: st
     event = await event_of(dead_letter_trigger(queue_of(name)))
     assert event["status"] == "error"
     assert event["message"].startswith(f"JS113 expected stream {name} on the server, found none")
+
+
+async def test_a_sensor_looks_before_it_defers_only_at_few_entries(
+    settings: ConnectionSettings, connection: NatsPyConnection, queue: WorkQueue, mocker: MockerFixture
+) -> None:
+    await connection.client.jetstream().publish(queue.name, b"job")
+    await process_jobs(settings, queue, 1, fail=True)
+    sensor = JetStreamDeadLetterSensor(task_id="sense", work_queue=queue, deferrable=True, timeout=60)
+    found = await asyncio.to_thread(sensor.execute, {})
+    assert found["dead"] == 1
+    # As at a queue with thousands of letters: the triggerer, which knows them, ends the wait.
+    mocker.patch("airflow_provider_jetstream.sensors.dead_letter._FEW_ENTRIES", 0)
+    with pytest.raises(TaskDeferred) as deferred:
+        await asyncio.to_thread(sensor.execute, {})
+    assert (await event_of(deferred.value.trigger))["found"]["sequences"] == found["sequences"]

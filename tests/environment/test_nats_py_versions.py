@@ -20,11 +20,12 @@ import asyncio
 import sys
 from importlib.metadata import version
 
-from airflow_provider_jetstream.jetstream import Destination, connect, connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.report import Destination
 
 url, name = sys.argv[1:]
 

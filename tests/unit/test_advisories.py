@@ -115,3 +115,19 @@ def test_an_advisory_cannot_be_changed() -> None:
     advisory = parse_advisory(MAX_DELIVER)
     with pytest.raises(ValidationError, match="frozen"):
         advisory.stream_seq = 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "name", ["\\r0", "a\\n2026-01-01 INFO job ended", "\\u2028", "a\\u001b[2K", "a.b", "*", ">", "a b"]
+)
+@pytest.mark.parametrize("field", [b'"consumer":"w"', b'"stream":"orders"'])
+def test_what_is_no_name_of_a_stream_or_consumer_is_no_advisory(field: bytes, name: str) -> None:
+    # With the raw name, the end of a job had a note of two lines.
+    assert parse_advisory(MAX_DELIVER.replace(field, field[: field.index(b":")] + f':"{name}"'.encode())) is None
+
+
+@pytest.mark.parametrize("name", ["ä-Ω_7", "JS_SRC_x", ""])
+def test_other_names_are_taken_as_they_are(name: str) -> None:
+    advisory = parse_advisory(MAX_DELIVER.replace(b'"consumer":"w"', f'"consumer":"{name}"'.encode()))
+    assert advisory is not None
+    assert advisory.consumer == name

@@ -29,7 +29,8 @@ _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 # From the lowest level to the highest. A room imports its own level and those below.
 _CORE_LEVELS = (
-    {"errors", "contract", "units", "advisories", "origin", "limits", "line_text", "function_problem", "field_names"},
+    {"errors", "contract", "units", "advisories", "origin", "limits", "line_text", "function_problem", "field_names"}
+    | {"needed_permissions"},
     {"client"},
     {"queue"},
     {"archive", "provisioning", "audit", "publishing", "cancellation", "roles"},

@@ -37,7 +37,7 @@ from airflow_provider_jetstream.jetstream.client.sequence_ranges import Sequence
 from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem, subject_problem
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import _read_advisory
+from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import _read_advisory
 from airflow_provider_jetstream.jetstream.dead_letters.kept_headers import parse_pairs
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_outline, read_record
 from airflow_provider_jetstream.jetstream.dead_letters.record_origin import parse_origin

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.definitions.xcom_arg import XComArg
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
+from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
+from testbed.deferral import TaskDeferred
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture

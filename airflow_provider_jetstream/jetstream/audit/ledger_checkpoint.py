@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,6 +106,8 @@ async def write_checkpoint(connection: Connection, audit: Mapping[str, Any], che
     except JetStreamProviderError as error:
         log.info("How far the jobs of %s are accounted for couldn't be recorded: %s", checkpoint.stream, error)
         return
-    with suppress(JetStreamProviderError):
+    try:
         # Only the last one is read. A purge harms a work queue that holds dead letters; the audit is no work queue.
         await connection.api(f"STREAM.PURGE.{name}", {"filter": subject, "keep": 1})
+    except JetStreamProviderError as error:
+        log.info("Older states of the ledger of %s stay in %s: %s", checkpoint.stream, name, error)

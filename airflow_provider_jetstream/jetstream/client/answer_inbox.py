@@ -44,10 +44,11 @@ class _RequestGroup:
     :ivar answers: by position, what has come
     """
 
-    __slots__ = ("answers", "done", "missing", "requests", "stores")
+    __slots__ = ("answers", "done", "limit", "missing", "requests", "stores")
 
-    def __init__(self, requests: Sequence[tuple[str, bytes]], *, stores: bool) -> None:
+    def __init__(self, requests: Sequence[tuple[str, bytes]], *, stores: bool, limit: float) -> None:
         self.requests = requests
+        self.limit = limit
         self.stores = stores
         self.missing: dict[int, int] = {}
         self.answers: dict[int, _Answer] = {}
@@ -93,6 +94,23 @@ class AnswerInbox:
             answers += await self._request_some(requests, headers, len(answers))
         return answers
 
+    async def request(self, subject: str, payload: bytes, limit: float, headers: dict[str, str] | None = None) -> bytes:
+        """Send one request and return the body of its answer, whatever else is in flight.
+
+        :param limit: seconds
+        :param headers: where the request is a message to be stored
+        :raises TransientError: no answer, or nobody answers
+        :raises PermissionDeniedError: the user may not send it, or not receive the answer
+        """
+        await self._open()
+        group = _RequestGroup([(subject, payload)], stores=headers is not None, limit=limit)
+        self._write(group, None if headers is None else [headers], 0, 1)
+        await self._settled(group)
+        answer = _result(group.answers[0])
+        if isinstance(answer, bytes):
+            return answer
+        raise answer
+
     async def _request_some(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None, start: int
     ) -> list[bytes | TransientError]:
@@ -102,15 +120,23 @@ class AnswerInbox:
             reason = f"the connection is lost for {self._connection.timeout:g} s already, so nothing was sent"
             lost = reason + last_report(self._connection.last_error)
             return [UnreachableError(f"{lost} on {subject}") for subject, _ in requests[start : start + MOST_IN_FLIGHT]]
-        await self._open()
+        try:
+            await self._open()
+        except UnreachableError as error:
+            return [UnreachableError(str(error)) for _ in requests[start:]]
         while len(self._groups) >= MOST_IN_FLIGHT:
             self._room.clear()
             await self._room.wait()
-        group = _RequestGroup(requests, stores=headers is not None)
-        end = self._write(group, headers, start)
+        group = _RequestGroup(requests, stores=headers is not None, limit=limit)
+        end = self._write(group, headers, start, MOST_IN_FLIGHT - len(self._groups))
+        await self._settled(group)
+        return [_result(group.answers[position]) for position in range(start, end)]
+
+    async def _settled(self, group: _RequestGroup) -> None:
+        """Wait until each request of a group has an answer, or its time limit has passed."""
         try:
             if group.missing:
-                async with asyncio.timeout(limit):
+                async with asyncio.timeout(group.limit):
                     await group.done
         except TimeoutError:
             await self._expire(group)
@@ -118,7 +144,6 @@ class AnswerInbox:
             for number in group.missing:
                 del self._groups[number]
             self._room.set()
-        return [_result(group.answers[position]) for position in range(start, end)]
 
     async def _wait_until_connected(self) -> float:
         """Wait for a lost connection, and return the seconds that are left of the time limit."""
@@ -144,15 +169,15 @@ class AnswerInbox:
                     f"{inbox}.*", self._on_answer, self._on_denied
                 )
 
-    def _write(self, group: _RequestGroup, headers: Sequence[dict[str, str]] | None, start: int) -> int:
-        """Write as many requests as there is room for, and return the position after the last one."""
+    def _write(self, group: _RequestGroup, headers: Sequence[dict[str, str]] | None, start: int, most: int) -> int:
+        """Write at most so many requests, and return the position after the last one."""
         requests, limit = group.requests, self._connection.max_payload
-        most, position = min(len(requests), start + MOST_IN_FLIGHT - len(self._groups)), start
+        end, position = min(len(requests), start + most), start
         frames: list[bytes] = []
         size, numbers = 0, {}
-        while position < most and size <= _MOST_BYTES:
+        while position < end and size <= _MOST_BYTES:
             subject, payload = requests[position]
-            block = encode_headers(headers[position]) if headers else b""
+            block = encode_headers(headers[position]) if headers and headers[position] else b""
             self._number += 1
             try:
                 reply = b"%b%d" % (self._prefix, self._number)
@@ -186,9 +211,7 @@ class AnswerInbox:
         for number in list(group.missing):
             subject = group.subject(number)
             changes |= group.stores or changes_state(subject)
-            self._settle(
-                number, DeadlineError(f"no {what} on {subject} within {self._connection.timeout:g} s{reported}")
-            )
+            self._settle(number, DeadlineError(f"no {what} on {subject} within {group.limit:.3g} s{reported}"))
         if changes:
             await self._connection.drop_unsent()
 

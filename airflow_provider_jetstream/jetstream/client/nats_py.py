@@ -12,13 +12,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from nats import errors as nats_errors
-from nats.js.errors import Error as NatsJetStreamError
 
-from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox, nobody_answers
+from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain, last_report
 from airflow_provider_jetstream.jetstream.client.jetstream_client import discard_message
-from airflow_provider_jetstream.jetstream.client.unsent import changes_state
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
@@ -94,16 +92,7 @@ class NatsPyConnection(Connection):
 
     async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer."""
-        limit = self.timeout if time_limit is None else time_limit
-        try:
-            return await self._request(subject, payload, limit)
-        except nats_errors.NoRespondersError:
-            raise UnreachableError(nobody_answers(subject, stores=False)) from None
-        except TimeoutError:
-            reported = last_report(self.last_error)
-            raise DeadlineError(f"no answer on {subject} within {limit:g} s{reported}") from None
-        except nats_errors.Error as error:
-            raise self._failed(error, f"the connection failed during a request on {subject}") from None
+        return await self._request(subject, payload, self.timeout if time_limit is None else time_limit)
 
     async def _request(
         self, subject: str, payload: bytes, limit: float, headers: dict[str, str] | None = None
@@ -113,15 +102,13 @@ class NatsPyConnection(Connection):
         A request that changes something and isn't answered in time isn't sent later: see :mod:`.unsent`.
         """
         left, began = limit, time.monotonic()
+        if self.client.is_closed:
+            failed = "the connection failed during a request on" if headers is None else "nothing was sent on"
+            raise self._failed(nats_errors.ConnectionClosedError(), f"{failed} {subject}")
         if not self.client.is_connected:
             await self._require_connected(subject, limit)
             left = max(began + limit - time.monotonic(), 0.001)
-        try:
-            return (await self.client.request(subject, payload, timeout=left, headers=headers)).data
-        except TimeoutError:
-            if changes_state(subject):
-                await self.client.drop_unsent()
-            raise
+        return await self._answers.request(subject, payload, left, headers)
 
     async def wait_until_connected(self, seconds: float) -> bool:
         """Wait while a lost connection is restored, and return whether it is there."""
@@ -198,14 +185,7 @@ class NatsPyConnection(Connection):
     ) -> bytes:
         """Publish a message and return the answer of the stream that captures it."""
         limit = self.timeout if time_limit is None else time_limit
-        try:
-            return await self._request(subject, payload, limit, headers)
-        except nats_errors.NoRespondersError:
-            raise UnreachableError(nobody_answers(subject, stores=True)) from None
-        except (TimeoutError, NatsJetStreamError) as error:
-            raise DeadlineError(f"no acknowledgement on {subject} within {limit:g} s: {error}") from None
-        except nats_errors.Error as error:
-            raise self._failed(error, f"nothing was sent on {subject}") from None
+        return await self._request(subject, payload, limit, headers or {})
 
     def new_inbox(self) -> str:
         """Return a new subject for answers."""

@@ -12,7 +12,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from operator import attrgetter
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, exact_streams, get_batch
 from airflow_provider_jetstream.jetstream.client.message_reader import read_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stored_sequences
-from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError, WireError
+from airflow_provider_jetstream.jetstream.errors import ApiError, PermissionDeniedError, UnreachableError, WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -53,14 +53,17 @@ async def read_ahead(connection: Connection, queue: str, companions: Collection[
     :raises NotFoundError: the work queue doesn't exist
     :raises TransientError: the server doesn't answer
     """
-    readers: dict[str, _ReadAheadStream | _KnownMissing] = {
-        queue: _KnownMissing(connection, queue, await stored_sequences(connection, queue))
-    }
+    readers: dict[str, _ReadAheadStream | _KnownMissing] = {}
     if connection.api_level >= BATCHES:
         configs = [info["config"] for info in await list_streams(connection)]
         readers |= {name: _ReadAheadStream(connection, name) for name in exact_streams(configs, {queue, *companions})}
+    if queue not in readers:
+        readers[queue] = _KnownMissing(connection, queue, await stored_sequences(connection, queue))
     view = copy(connection)
     view.message_readers = {name: reader.read for name, reader in readers.items()}
+    view.batch_readers = {
+        name: reader.read_batch for name, reader in readers.items() if isinstance(reader, _ReadAheadStream)
+    }
     return view
 
 
@@ -119,20 +122,40 @@ class _ReadAheadStream:
         # Subjects that the next request for last messages is to name.
         self._subjects: dict[str, asyncio.Future[StoredMessage | None]] = {}
         self._requests: set[asyncio.Task[None]] = set()
+        self._is_allowed = True
 
     async def read(self, request: Mapping[str, Any]) -> StoredMessage | None:
         """Read one message by a request as ``MSG.GET`` takes it."""
-        with suppress(UnreachableError, ApiError, WireError):
-            match request:
-                case {"last_by_subj": subject}:
-                    return await self._last(subject)
-                case {"seq": sequence, "next_by_subj": subject}:
-                    if subject == _ALL:
-                        return (await self._window(sequence)).next(sequence)
-                case {"seq": sequence}:
-                    return (await self._window(sequence)).get(sequence)
+        if self._is_allowed:
+            with suppress(UnreachableError, ApiError, WireError), self._denials():
+                match request:
+                    case {"last_by_subj": subject}:
+                        return await self._last(subject)
+                    case {"seq": sequence, "next_by_subj": subject}:
+                        if subject == _ALL:
+                            return (await self._window(sequence)).next(sequence)
+                    case {"seq": sequence}:
+                        return (await self._window(sequence)).get(sequence)
         # The stream may allow no direct gets any more; if it is away, this request raises the error.
         return await read_message(self._connection, self._stream, request)
+
+    async def read_batch(self, start: int, subject: str) -> list[StoredMessage]:
+        """Read the first messages at or after a sequence whose subject matches a filter."""
+        request = {"seq": start, "next_by_subj": subject}
+        if self._is_allowed:
+            with suppress(UnreachableError, ApiError, WireError), self._denials():
+                batch = {"batch": _WINDOW_MESSAGES, "max_bytes": _WINDOW_BYTES}
+                return await get_batch(self._connection, self._stream, request | batch)
+        message = await read_message(self._connection, self._stream, request)
+        return [message] if message else []
+
+    @contextmanager
+    def _denials(self) -> Iterator[None]:
+        """Read one message at a time from now on where this user may send no direct gets."""
+        try:
+            yield
+        except PermissionDeniedError:
+            self._is_allowed = False
 
     async def _window(self, sequence: int) -> _Window:
         """Return a window that covers a sequence; one request reads for all that wait."""

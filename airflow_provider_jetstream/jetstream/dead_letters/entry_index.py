@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort_right
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_jetstream.jetstream.advisories import DELETED_IN_FLIGHT, MaxDeliveries, Terminated, parse_advisory
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, copy_filter, parked_filter
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, read_outline
+from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
 
 _MICROSECOND = timedelta(microseconds=1)
 _ENDS = frozenset({EntryKind.TERMINATION, EntryKind.PARKED})
 _COPIES = frozenset({EntryKind.COPY, EntryKind.PROVEN_COPY})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-# An entry may state any number; these are the server's own limits.
-_MAX_SEQUENCE = 2**64 - 1
-_MAX_DELIVERIES = 2**32 - 1
+# Marks an entry that was removed from the dead letter queue.
+_DROPPED = 0
+# Up to so many new entries are put in their places one by one; more are sorted together with the others.
+_FEW_NEW = 1_000
 
 
 class EntryColumns(NamedTuple):
@@ -81,9 +77,7 @@ class EntryIndex:
         return len(self._sequences)
 
     def __contains__(self, sequence: int) -> bool:
-        order = self._sorted()
-        position = bisect_left(order, sequence, key=self._sequences.__getitem__)
-        return position < len(order) and self._sequences[order[position]] == sequence
+        return any(self._kinds[position] for position in self._positions(sequence))
 
     def add(self, sequence: int, entry: Entry) -> None:
         """Add an entry; entries are added in the order of the dead letter queue.
@@ -100,23 +94,60 @@ class EntryIndex:
         self._recorded_at.append((entry.recorded_at - _EPOCH) // _MICROSECOND)
         self._deliveries.append(entry.deliveries)
 
+    async def read(
+        self, connection: Connection, dead_letter_queue: str, parser: EntryParser, start: int, stop: int
+    ) -> AsyncGenerator[tuple[int, int], None]:
+        """Read more entries of a dead letter queue.
+
+        :param parser: of the entries about the jobs of the work queue
+        :param start: the first entry to read
+        :param stop: the last one
+        :return: the sequence of each stored message, and of the job that it is about; 0 for none
+        """
+        async for message in read_range(connection, dead_letter_queue, start=start, stop=stop):
+            is_entry = parser.is_entry(message.subject)
+            job = parser.parse(message) if is_entry else None
+            if job:
+                self.add(*job)
+            elif is_entry and (other := parser.other_domains_consumer(message)):
+                self.of_other_domain[other] += 1
+            elif is_entry:
+                self.unreadable += 1
+            yield message.sequence, job[0] if job else 0
+        self.read_to = stop
+
     def contains_kind(self, kind: EntryKind) -> bool:
         """Return whether any entry is of a kind."""
         return kind in self._kinds
 
     def entry_sequences(self) -> frozenset[int]:
         """Return the sequences of all entries in the dead letter queue."""
-        return frozenset(self._entries)
+        return frozenset(compress(self._entries, self._kinds))
 
     def entries_of(self, sequence: int) -> tuple[Entry, ...]:
         """Return the entries about one job.
 
         :param sequence: the job's stream sequence
         """
-        order = self._sorted()
-        first = bisect_left(order, sequence, key=self._sequences.__getitem__)
-        last = bisect_right(order, sequence, key=self._sequences.__getitem__)
-        return tuple(self._entry(position) for position in order[first:last])
+        return tuple(self._entry(position) for position in self._positions(sequence) if self._kinds[position])
+
+    def drop_missing(self, stored: SequenceSet) -> set[int]:
+        """Forget the entries that aren't stored any more, where no entry of :mod:`.removed_entries` was added.
+
+        :param stored: the exact sequences of the dead letter queue; later entries stay
+        :return: the stream sequences of the jobs that they were about
+        """
+        jobs: set[int] = set()
+        positions = [*range(bisect_left(self._entries, stored.first))]
+        for entry in stored.deleted:
+            position = bisect_left(self._entries, entry)
+            if position < len(self) and self._entries[position] == entry:
+                positions.append(position)
+        for position in positions:
+            if self._kinds[position] != _DROPPED:
+                self._kinds[position] = _DROPPED
+                jobs.add(self._sequences[position])
+        return jobs
 
     def sequences(self, last: int) -> Iterator[int]:
         """Return in order the stream sequences of the jobs that have entries.
@@ -128,9 +159,9 @@ class EntryIndex:
             sequence = self._sequences[position]
             if sequence > last:
                 return
-            if sequence != current:
+            if sequence != current and self._kinds[position]:
                 yield sequence
-            current = sequence
+                current = sequence
 
     def has_end(self, sequence: int, since: datetime) -> bool:
         """Return whether a job is one of :meth:`jobs_with_ends`."""
@@ -170,7 +201,7 @@ class EntryIndex:
         current = 0
         for position in self._sorted():
             sequence = self._sequences[position]
-            if sequence <= after:
+            if sequence <= after or not self._kinds[position]:
                 continue
             if sequence != current and entries:
                 yield current, tuple(entries)
@@ -211,10 +242,18 @@ class EntryIndex:
         self._recorded_at.extend(columns.recorded_at)
         self._deliveries.extend(columns.deliveries)
 
+    def _positions(self, sequence: int) -> array[int]:
+        order = self._sorted()
+        first = bisect_left(order, sequence, key=self._sequences.__getitem__)
+        return order[first : bisect_right(order, sequence, first, key=self._sequences.__getitem__)]
+
     def _sorted(self) -> array[int]:
-        if len(self._order) != len(self):
+        sorted_before = len(self._order)
+        if len(self) - sorted_before > _FEW_NEW:
             # Stable, so that the entries of a job keep their order.
             self._order = array("Q", sorted(range(len(self)), key=self._sequences.__getitem__))
+        for position in range(len(self._order), len(self)):
+            insort_right(self._order, position, key=self._sequences.__getitem__)
         return self._order
 
     def _entry(self, position: int) -> Entry:
@@ -240,101 +279,8 @@ async def read_index(
     index = EntryIndex()
     if stop is None:
         stop = int((await stream_info(connection, dead_letter_queue))["state"]["last_seq"])
-    index.read_to = stop
-    parser = EntryParser(queue, created, connection.domain)
-    async for message in read_range(connection, dead_letter_queue, start=start, stop=index.read_to):
-        if not parser.is_entry(message.subject):
-            continue
-        if job := parser.parse(message):
-            index.add(*job)
-        elif other := parser.other_domains_consumer(message):
-            index.of_other_domain[other] += 1
-        else:
-            index.unreadable += 1
+    async for _ in index.read(
+        connection, dead_letter_queue, EntryParser(queue, created, connection.domain), start, stop
+    ):
+        pass
     return index
-
-
-class EntryParser:
-    """Parses the entries about the jobs of one work queue.
-
-    :param queue: the work queue
-    :param created: when its stream was created, in the server's own text
-    :param domain: the JetStream domain of its server; empty where it has none
-    """
-
-    def __init__(self, queue: str, created: str, domain: str = "") -> None:
-        self._queue = queue
-        self._created = created
-        self._domain = domain
-        # Each copy has a subject of its own: comparing prefixes is cheaper than a filter match, which is cached.
-        self._copies = (copy_filter(queue).removesuffix(">"), parked_filter(queue).removesuffix(">"))
-        self._deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
-
-    def is_entry(self, subject: str) -> bool:
-        """Return whether messages of a subject are entries about jobs of the queue."""
-        return subject.startswith(self._copies) or covered_by_any(self._deaths, subject)
-
-    def parse(self, message: StoredMessage) -> tuple[int, Entry] | None:
-        """Return the stream sequence of the job that an entry is about, and the entry; ``None`` if it states none."""
-        if is_server_made(message):
-            return None
-        if message.subject.startswith(self._copies):
-            job = _read_copy(message, self._queue, self._created)
-        else:
-            job = _read_advisory(message, self._queue, self._domain)
-        return job if job and 0 < job[0] <= _MAX_SEQUENCE else None
-
-    def other_domains_consumer(self, message: StoredMessage) -> str | None:
-        """Return the consumer of an advisory about a queue of the same name in another domain; ``None`` for others."""
-        advisory = parse_advisory(message.data)
-        if advisory is None or advisory.stream != self._queue or advisory.is_of_server(self._queue, self._domain):
-            return None
-        return advisory.consumer
-
-
-def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, Entry] | None:
-    if (outline := read_outline(message, queue)) is None:
-        return None
-    if message.subject.startswith(parked_filter(queue).removesuffix(">")):
-        kind, recorded_at = EntryKind.PARKED, message.stored_at
-    elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and outline.reason != Reason.UNDELIVERABLE:
-        # A scan states the time of death by the server's clock, a worker by its own.
-        kind, recorded_at = EntryKind.PROVEN_COPY, max(_EPOCH, outline.died_at)
-    else:
-        kind, recorded_at = EntryKind.COPY, message.stored_at
-    if outline.created not in ("", created):
-        recorded_at = _EPOCH
-    entry = Entry(message.sequence, kind, outline.consumer, recorded_at, _bounded(outline.deliveries))
-    return outline.sequence, entry
-
-
-def _read_advisory(message: StoredMessage, queue: str, domain: str) -> tuple[int, Entry] | None:
-    match advisory := parse_advisory(message.data):
-        case MaxDeliveries():
-            kind = EntryKind.DELIVERIES
-        case Terminated():
-            kind = EntryKind.DELETION if advisory.reason == DELETED_IN_FLIGHT else EntryKind.TERMINATION
-        case _:
-            return None
-    if not advisory.is_of_server(queue, domain) or (died_at := _time_of(advisory, message)) is None:
-        return None
-    deliveries = _bounded(advisory.deliveries)
-    entry = Entry(message.sequence, kind, advisory.consumer, died_at, deliveries)
-    return advisory.stream_seq, entry
-
-
-def _time_of(advisory: MaxDeliveries | Terminated, message: StoredMessage) -> datetime | None:
-    """Return when a job died by an advisory, never later than the advisory was stored; ``None`` for no such time.
-
-    Who may publish on the server's subjects can state any time, and no redrive waits for one that is to come.
-    """
-    if advisory.timestamp.tzinfo is None:
-        return None
-    try:
-        return max(_EPOCH, min(advisory.timestamp.astimezone(UTC), message.stored_at))
-    except OverflowError:
-        return None
-
-
-def _bounded(deliveries: int | None) -> int:
-    return min(max(deliveries or 0, 0), _MAX_DELIVERIES)

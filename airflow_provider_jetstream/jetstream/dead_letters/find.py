@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, LetterGroups, group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 
 if TYPE_CHECKING:
@@ -68,8 +70,9 @@ async def find_dead_letters(
     return Findings(tuple(letters), tuple(dismissed), *counts, scan.risks, unaccounted)
 
 
-_REPORTED_RANGES = 1_000
+REPORTED_RANGES = 1_000
 _REPORTED_GROUPS = 1_000
+_PAGE = 64
 
 
 @dataclass(slots=True)
@@ -116,12 +119,17 @@ class Summary:
         self.dead += 1
         self.groups.add(letter, self.group_by)
         is_next, self._last = letter.sequence == self._last + 1, letter.sequence
-        if not is_next and len(self.ranges) == _REPORTED_RANGES:
+        if not is_next and len(self.ranges) == REPORTED_RANGES:
             self.ranges_left_out += 1
         elif not is_next:
             self.ranges.append((letter.sequence, letter.sequence))
         elif not self.ranges_left_out:
             self.ranges[-1] = (self.ranges[-1][0], letter.sequence)
+
+    def set_unaccounted(self, ranges: list[tuple[int, int]]) -> None:
+        """State the jobs that are gone without evidence of their end."""
+        self.unaccounted = ranges[:REPORTED_RANGES]
+        self.unaccounted_left_out = len(ranges[REPORTED_RANGES:])
 
     def reached(self, count: int, age: timedelta = timedelta()) -> bool:
         """Return whether a group is large and old enough.
@@ -193,7 +201,9 @@ async def summarise_dead_letters(
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection, fields = selection or Selection(), group_fields(group_by)
-    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census)
+    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census, ahead=True)
+    # Other tasks of the event loop run between pages.
+    scan.page_size = _PAGE
     preserver = BodyPreserver(connection, scan)
     summary = Summary(datetime.now(UTC), fields)
     # A body may be purged from the archive only if every letter was classified, so the uncounted ones are read too.
@@ -210,9 +220,16 @@ async def summarise_dead_letters(
         await preserver.release_archive()
     summary.at = datetime.now(UTC)
     summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
-    unaccounted = list(ledger.unaccounted.pairs())
-    summary.unaccounted = unaccounted[:_REPORTED_RANGES]
-    summary.unaccounted_left_out = len(unaccounted[_REPORTED_RANGES:])
+    summary.set_unaccounted(list(ledger.unaccounted.pairs()))
     summary.dismissed = {status.value: count for status, count in sorted(scan.dismissed.items())}
     summary.risks, summary.preserved = scan.risks, preserver.preserved
     return summary
+
+
+async def count_entries(connection: Connection, queue: WorkQueue) -> int:
+    """Return how many entries a queue's dead letter queue has, those about other queues included.
+
+    :raises QueueDeclarationError: the queue declares no dead letter queue
+    :raises NotFoundError: the dead letter queue doesn't exist
+    """
+    return int((await stream_info(connection, require_dead_letters(queue).name))["state"]["messages"])

@@ -5,7 +5,7 @@ A redrive waits for one ack wait after a death, and no longer: nothing on the se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+LATE_ENDS: Final = "late-ends"
 
 
 def ended_late(status: object, entries: Sequence[Entry], completed_at: datetime | None) -> bool:
@@ -54,7 +56,7 @@ def _risk(name: str, snapshot: QueueSnapshot) -> Risk:
     consumer = snapshot.consumers.get(name)
     wait = f" of {format_duration(round(consumer.max_ack_wait.total_seconds() * NANOSECONDS))}" if consumer else ""
     return Risk(
-        "late-ends",
+        LATE_ENDS,
         f"jobs of consumer {name} of {snapshot.queue} ended after the server had reported that their deliveries were"
         f" used up: workers take longer than its ack wait{wait} and report no progress (or somebody deleted the jobs),"
         " so that the server gives a job to a second worker, and a redrive to a third, while the first still has it;"

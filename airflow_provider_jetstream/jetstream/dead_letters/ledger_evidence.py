@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     letter_audit_subject,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryParser
+from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:

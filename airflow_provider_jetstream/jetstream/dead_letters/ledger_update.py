@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import reduce
 from itertools import compress, islice
+from operator import or_
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.ledger_evidence import En
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
@@ -46,6 +48,7 @@ _MOST_READ = 5_000
 # A checkpoint is renewed before the audit's own age limit removes it, and after so much was read.
 _RENEWED_AFTER = timedelta(days=1)
 _MUCH_READ = 100
+_SEQUENCES_AT_ONCE = 5_000
 
 
 async def account(
@@ -110,9 +113,9 @@ class _Accounting:
         if self._checkpoint and self._checkpoint.last > state["last_seq"]:
             # Another scan may have been faster.
             state = (await stream_info(self._connection, snapshot.queue))["state"]
-        self._in_index = SequenceRanges.of(self._index.sequences(int(state["last_seq"])))
-        self._with_entries = SequenceRanges.of(self._index.jobs_with_ends(snapshot.created_at))
-        self._copied = SequenceRanges.of(self._index.jobs_with_copies(snapshot.created_at))
+        self._in_index = await _ranges_of(self._index.sequences(int(state["last_seq"])))
+        self._with_entries = await _ranges_of(self._index.jobs_with_ends(snapshot.created_at))
+        self._copied = await _ranges_of(self._index.jobs_with_copies(snapshot.created_at))
         # Before the evidence: what is gone now has left its evidence by then.
         stored = await stored_sequences(self._connection, snapshot.queue, state)
         last, streams = int(state["last_seq"]), await self._streams()
@@ -323,3 +326,16 @@ class _Accounting:
 def _is_open(job: DeadLetter | NotDead) -> bool:
     """Return whether the entries of a job that is gone leave open how it ended."""
     return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.VANISHED)
+
+
+async def _ranges_of(sequences: Iterator[int]) -> SequenceRanges:
+    """Return many sequences as ranges; other tasks of the event loop run in between."""
+    parts: list[SequenceRanges] = []
+    while part := list(islice(sequences, _SEQUENCES_AT_ONCE)):
+        parts.append(SequenceRanges.of(part))
+        # Parts of about one size are joined, so that none is joined often.
+        while len(parts) > 1 and len(parts[-1].bounds) * 2 >= len(parts[-2].bounds):
+            last = parts.pop()
+            parts[-1] |= last
+        await sleep(0)
+    return reduce(or_, parts, SequenceRanges())

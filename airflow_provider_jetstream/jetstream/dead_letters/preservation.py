@@ -55,7 +55,13 @@ class BodyPreserver:
         largest = config.get("max_msg_size", -1)
         self._max_size = min(connection.max_payload, largest) if largest > 0 else connection.max_payload
         self.preserved = 0
+        # The sequences of the copies in the dead letter queue.
+        self.copies: set[int] = set()
         self.not_preserved = 0
+
+    def continue_with(self, scan: Scan) -> None:
+        """Go on with a later scan of the same queue."""
+        self._scan = scan
 
     async def preserve(self, letters: Sequence[DeadLetter]) -> None:
         """Copy the bodies that have no copy yet.
@@ -135,7 +141,11 @@ class BodyPreserver:
         except (ApiError, TransientError) as error:
             log.warning("The body of dead letter %s couldn't be copied: %s", letter.job_id, error)
             return False
-        return ack.stream == self._scan.dead_letter_queue
+        if ack.stream != self._scan.dead_letter_queue:
+            return False
+        if not ack.duplicate:
+            self.copies.add(ack.sequence)
+        return True
 
     def _fitting_headers(self, letter: DeadLetter) -> Headers | None:
         """Return the headers of a letter's record, without the origin where only that fits; ``None`` where none fit."""

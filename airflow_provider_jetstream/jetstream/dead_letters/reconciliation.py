@@ -30,12 +30,13 @@ from airflow_provider_jetstream.jetstream.queue.finding import Restriction
 from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
@@ -44,6 +45,8 @@ _Item = TypeVar("_Item")
 # An acknowledged job leaves the stream a moment after the consumer's state has changed.
 REMOVAL_DELAY = 0.25
 _MAX_BYTES_AT_ONCE = 16 << 20
+# Compared before other tasks of the event loop run.
+_SEQUENCES_AT_ONCE = 5_000
 
 
 @dataclass(slots=True)
@@ -85,13 +88,35 @@ async def reconcile(
     if not relevant:
         return reconciliation
     known = await _count_known(connection, snapshot, index, audit)
+    return await _compare(connection, snapshot, relevant, known, index)
+
+
+async def compare_known(connection: Connection, snapshot: QueueSnapshot, known: KnownDeaths) -> Reconciliation:
+    """Compare the dead jobs that are known, those without entries included, with the consumers' numbers."""
+    relevant = [consumer for consumer in snapshot.consumers.values() if consumer.dead != 0 or known.jobs[consumer.name]]
+    relevant += [busy for busy in snapshot.consumers.values() if busy.in_flight and busy not in relevant]
+    return await _compare(connection, snapshot, relevant, known, None)
+
+
+async def _compare(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    consumers: Sequence[ConsumerState],
+    known: KnownDeaths,
+    index: EntryIndex | None,
+) -> Reconciliation:
+    """Compare the known deaths with the numbers of some consumers.
+
+    :param index: all entries, where dead jobs without an entry are to be found; ``None`` where they are known
+    """
+    reconciliation = Reconciliation()
     orphans: list[int] = []
     unknown: dict[str, int] = {}
-    for consumer in relevant:
+    for consumer in consumers:
         name = consumer.name
-        if consumer.dead is not None and consumer.dead <= known.jobs[name] and consumer.in_flight == 0:
+        if index and consumer.dead is not None and consumer.dead <= known.jobs[name] and consumer.in_flight == 0:
             continue
-        certain = await _find_orphans(connection, snapshot, consumer, index)
+        certain = [] if index is None else await _find_orphans(connection, snapshot, consumer, index)
         orphans += certain
         if consumer.dead is None:
             delivered = await _count_delivered(connection, snapshot, consumer)
@@ -105,9 +130,32 @@ async def reconcile(
         if count := known.disbelieved[name]:
             reconciliation.findings.append(_restart_finding(snapshot.queue, consumer, count))
     reconciliation.uncertain += await _count_again(connection, snapshot, unknown) if unknown else 0
-    reconciliation.uncertain += sum(consumer.undecided for consumer in relevant)
+    reconciliation.uncertain += sum(consumer.undecided for consumer in consumers)
     reconciliation.orphans = array("Q", sorted(orphans))
     return reconciliation
+
+
+async def jobs_without_entry(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    index: EntryIndex,
+    reconciliation: Reconciliation,
+    selection: Selection,
+) -> array[int]:
+    """Return in order the stream sequences of jobs without an entry that a selection may include.
+
+    These are the orphans, and jobs that match no consumer where those are selected.
+    """
+    sequences = reconciliation.orphans[:]
+    if selection.sequences is not None:
+        # Whoever names a job knows that it isn't handled.
+        sequences.extend(reconciliation.doubtful)
+    if selection.selects_undeliverable:
+        for subject in snapshot.unconsumed:
+            async for message in read_range(connection, snapshot.queue, subject):
+                if message.sequence not in index:
+                    sequences.append(message.sequence)
+    return array("Q", sorted(sequences))
 
 
 async def _count_again(connection: Connection, snapshot: QueueSnapshot, unknown: Mapping[str, int]) -> int:
@@ -169,7 +217,7 @@ async def _count_delivered(connection: Connection, snapshot: QueueSnapshot, cons
 
 
 @dataclass(slots=True)
-class _KnownDeaths:
+class KnownDeaths:
     """By consumer, how many jobs have an entry.
 
     :param jobs: that were dead when the consumer was counted
@@ -184,9 +232,9 @@ class _KnownDeaths:
 
 async def _count_known(
     connection: Connection, snapshot: QueueSnapshot, index: EntryIndex, audit: AuditLog | None
-) -> _KnownDeaths:
+) -> KnownDeaths:
     """Count for each consumer the jobs that have an entry and were dead when the consumer was counted."""
-    known = _KnownDeaths()
+    known = KnownDeaths()
 
     async def count(job: tuple[int, tuple[Entry, ...]]) -> None:
         sequence, entries = job
@@ -208,11 +256,13 @@ async def _count_known(
     jobs = index.jobs()
     if only and stored and stored.exact:
         # The jobs of a consumer that takes every subject are known without reading them.
-        known.jobs[only.name] = sum(sequence in stored for sequence in index.sequences(only.settled))
+        for batch in _batches(index.sequences(only.settled), _SEQUENCES_AT_ONCE):
+            known.jobs[only.name] += sum(sequence in stored for sequence in batch)
+            await sleep(0)
         jobs = index.jobs(only.settled)
-    for batch in _batches(jobs, _batch_size(snapshot)):
-        async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in batch])]):
-            await map_concurrently(count, batch)
+    for some in _batches(jobs, _batch_size(snapshot)):
+        async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in some])]):
+            await map_concurrently(count, some)
     return known
 
 

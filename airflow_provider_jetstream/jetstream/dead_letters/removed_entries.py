@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequen
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
 from airflow_provider_jetstream.jetstream.dead_letters.entry import DEATHS, Entry, EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryParser
+from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,17 +7,17 @@ the consumers' numbers, and prove each letter.
 from __future__ import annotations
 
 import logging
-from array import array
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from heapq import merge
+from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import is_preserved
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -26,11 +26,15 @@ from airflow_provider_jetstream.jetstream.dead_letters.handled import record_han
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks
 from airflow_provider_jetstream.jetstream.dead_letters.ledger import Ledger, last_ledger
 from airflow_provider_jetstream.jetstream.dead_letters.ledger_update import account
-from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation, reconcile
+from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
+    Reconciliation,
+    jobs_without_entry,
+    reconcile,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
@@ -40,6 +44,7 @@ from airflow_provider_jetstream.jetstream.queue.snapshot import (
 )
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
@@ -56,18 +61,11 @@ PAGE = 250
 # For so long the consumers' states count as current.
 FRESH_SECONDS = 0.2
 _ATTEMPTS = 5
+# Which streams can be read ahead takes a list of all streams, so it pays only with many entries.
+_FEW_ENTRIES = 500
 
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A part of a scan's results, in the order of the jobs.
-
-    :param letters: dead letters that were selected
-    :param dismissed: jobs that have entries and are no dead letters
-    """
-
-    letters: tuple[DeadLetter, ...]
-    dismissed: tuple[NotDead, ...]
+# A job's stream sequence, and the entries about it.
+Job: TypeAlias = "tuple[int, tuple[Entry, ...]]"
 
 
 @dataclass(slots=True)
@@ -111,12 +109,20 @@ class Scan:
 
     @classmethod
     async def begin(
-        cls, connection: Connection, queue: WorkQueue, *, vanished: bool = False, census: bool = False
+        cls,
+        connection: Connection,
+        queue: WorkQueue,
+        *,
+        vanished: bool = False,
+        census: bool = False,
+        ahead: bool = False,
     ) -> Scan:
         """Read the queue as a whole.
 
         :param vanished: whether a job that vanished counts as a dead letter
         :param census: whether to pause consumers for a moment so that more is certain; needs an event loop
+        :param ahead: whether to read ahead where there are many entries, for a look that acts on nothing; needs an
+            event loop
         :raises QueueDeclarationError: the queue declares no dead letter queue
         :raises NotFoundError: the work queue or its dead letter queue doesn't exist
         :raises UnsuitableQueueError: its dead letters can't be told from other jobs
@@ -128,6 +134,8 @@ class Scan:
         context = ScanContext(queue, snapshot, vanished)
         require_no_refusal(queue.name, queue_findings(snapshot, queue))
         state = context.dead_letter_queue["state"]
+        if ahead and state["messages"] > _FEW_ENTRIES:
+            connection = await read_ahead(connection, queue.name, queue.companion_names())
         start, stop = max(1, state["first_seq"]), state["last_seq"]
         index = await read_index(connection, dead_letter_queue, queue.name, snapshot.created, start, stop)
         # Read after the index: what a handler acknowledged before, it has delivered now.
@@ -139,12 +147,9 @@ class Scan:
         records = None if audit is None or audit.stream in snapshot.empty_companions else audit
         reconciliation = await reconcile(connection, snapshot, index, records)
         reconciliation.doubt(untraced_below)
-        archive = None
-        if queue.archive and (info := snapshot.companions.get(queue.archive.name)):
-            archive = ArchiveReader.from_info(connection, info, snapshot.created_at)
+        archive = context.archive_reader(connection, snapshot)
         classifier = await context.classifier(
-            connection,
-            index,
+            *(connection, index),
             archive=archive,
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
@@ -172,8 +177,7 @@ class Scan:
         audit = AuditLog.from_snapshot(connection, queue, snapshot)
         archive = await ArchiveReader.open(connection, queue, snapshot.created_at)
         classifier = await context.classifier(
-            connection,
-            index,
+            *(connection, index),
             archive=archive,
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
@@ -208,19 +212,22 @@ class Scan:
 
         :param after: only jobs of higher stream sequences
         """
-        batch: list[tuple[int, tuple[Entry, ...]]] = []
         others = [sequence for sequence in await self.without_entry(selection) if sequence > after]
         others = sorted({*others, *await self.named_unaccounted(selection)})
-        for job in merge(self.index.jobs(after), ((sequence, ()) for sequence in others), key=itemgetter(0)):
-            if selection.sequences is not None and job[0] not in selection.sequences:
-                continue
-            batch.append(job)
-            if len(batch) >= self.page_size:
-                yield await self._page(batch, selection)
-                batch = []
-        if batch:
-            yield await self._page(batch, selection)
+        jobs = merge(self.index.jobs(after), ((sequence, ()) for sequence in others), key=itemgetter(0))
+        wanted = selection.sequences
+        async for page in self.classified((job for job in jobs if wanted is None or job[0] in wanted), selection):
+            yield page
         self.complete |= selection.sequences is None and after == 0
+
+    async def classified(self, jobs: Iterable[Job], selection: Selection) -> AsyncGenerator[Page, None]:
+        """Classify jobs page by page, each page just before it is returned.
+
+        :param jobs: stream sequences in order, and the entries about each
+        """
+        remaining = iter(jobs)
+        while batch := list(islice(remaining, self.page_size)):
+            yield await self._page(batch, selection)
 
     async def account(self, *, persist: bool = True, as_recorded: bool = False) -> Ledger:
         """Find the jobs that are gone without evidence of their end; only the first call looks.
@@ -285,7 +292,7 @@ class Scan:
             await self._refresh(reconnected=reconnected)
         return await self._classify_all([(sequence, self.index.entries_of(sequence)) for sequence in sequences])
 
-    async def _classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
+    async def _classify_all(self, jobs: Sequence[Job]) -> list[DeadLetter | NotDead]:
         """Classify jobs, once more if the connection was lost meanwhile, as where the server restarted."""
         if not self._is_whole:
             # Numbers say nothing about a part of the entries: the process that began the scan finds out.
@@ -308,7 +315,7 @@ class Scan:
             self._classifier.inconsistent_consumers = reconciliation.inconsistent_consumers
             self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.doubtful)
 
-    async def _page(self, batch: list[tuple[int, tuple[Entry, ...]]], selection: Selection) -> Page:
+    async def _page(self, batch: Sequence[Job], selection: Selection) -> Page:
         letters: list[DeadLetter] = []
         dismissed: list[NotDead] = []
         for (_, entries), result in zip(batch, await self._classify_all(batch), strict=True):
@@ -332,13 +339,5 @@ class Scan:
 
         These are the orphans, and jobs that match no consumer where those are selected.
         """
-        sequences = self.reconciliation.orphans[:]
-        if selection.sequences is not None:
-            # Whoever names a job knows that it isn't handled.
-            sequences.extend(self.reconciliation.doubtful)
-        if selection.selects_undeliverable:
-            for subject in self.snapshot.unconsumed:
-                async for message in read_range(self.connection, self.queue.name, subject):
-                    if message.sequence not in self.index:
-                        sequences.append(message.sequence)
-        return array("Q", sorted(sequences))
+        state = (self.connection, self.snapshot, self.index, self.reconciliation)
+        return await jobs_without_entry(*state, selection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import handled_filter
 from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
@@ -19,7 +20,6 @@ from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.archive import ArchiveReader
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
@@ -75,6 +75,12 @@ class ScanContext:
         """The stream of completions, if it exists."""
         events = self.queue.events
         return events.name if events and events.name in self.snapshot.companions else None
+
+    def archive_reader(self, connection: Connection, snapshot: QueueSnapshot) -> ArchiveReader | None:
+        """Return a reader of the archive as a snapshot found it; ``None`` where there is none."""
+        archive = self.queue.archive
+        info = snapshot.companions.get(archive.name) if archive else None
+        return ArchiveReader.from_info(connection, info, snapshot.created_at) if info else None
 
     def findings(
         self, index: EntryIndex, *, doubtful: int = 0, uncertain: Sequence[Finding] = ()

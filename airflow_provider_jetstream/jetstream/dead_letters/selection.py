@@ -157,6 +157,19 @@ class Selection(BaseModel):
         )
 
 
+class EveryLetter(Selection):
+    """Every dead letter, parked or not, but for jobs that match no consumer."""
+
+    @property
+    def names_unaccounted(self) -> bool:
+        """Match no job that is gone without evidence, whatever the sequences."""
+        return False
+
+    def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
+        """Match every letter."""
+        return True
+
+
 def _selection_error(source: object, error: Exception) -> SelectionError:
     problems = "; ".join(
         ": ".join(

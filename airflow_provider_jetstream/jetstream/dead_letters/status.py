@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
 
 class Status(StrEnum):
@@ -75,3 +79,15 @@ class NotDead:
     stored: bool = False
     reported: bool = False
     ended_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a scan's results, in the order of the jobs.
+
+    :param letters: dead letters that were selected
+    :param dismissed: jobs that have entries and are no dead letters
+    """
+
+    letters: tuple[DeadLetter, ...]
+    dismissed: tuple[NotDead, ...]

@@ -52,7 +52,8 @@ class UnansweredSubjects:
 
     def missing(self, subject: str) -> NotFoundError | None:
         """Return the error of a subject of which the server has just said that no stream captures it."""
-        known = self._known(subject)
+        # Called for every job.
+        known = self._known(subject) if self._reasons else None
         return known if isinstance(known, NotFoundError) else None
 
     def _known(self, subject: str) -> JetStreamProviderError | None:

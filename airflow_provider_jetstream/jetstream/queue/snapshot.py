@@ -202,7 +202,7 @@ async def refresh_snapshot(connection: Connection, snapshot: QueueSnapshot) -> Q
     for name, before in snapshot.consumers.items():
         after = consumer_state(infos[name], before.stored, before.dead, infos.held_above)
         same = after.created == before.created and after.filters == before.filters
-        if not same or _moved_back(before, after):
+        if not same or moved_back(before, after):
             return None
         consumers[name] = after
     if snapshot.audit:
@@ -218,7 +218,7 @@ async def refresh_snapshot(connection: Connection, snapshot: QueueSnapshot) -> Q
     return replace(snapshot, consumers=consumers, taken_at=taken_at)
 
 
-def _moved_back(before: ConsumerState, after: ConsumerState) -> bool:
+def moved_back(before: ConsumerState, after: ConsumerState) -> bool:
     """Return whether a consumer was reset, or has lost state in a crash, also if it has delivered as far again."""
     pairs = (
         (before.delivered, after.delivered),

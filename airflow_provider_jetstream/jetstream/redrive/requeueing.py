@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.dead_letters.scan import Page, Scan
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+    from airflow_provider_jetstream.jetstream.dead_letters.status import Page
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.steps import Steps

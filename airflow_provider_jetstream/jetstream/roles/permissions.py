@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     manifest_filter,
     marker_filter,
     parked_filter,
+    redrive_consumer,
     schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
@@ -22,6 +23,7 @@ from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, P
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 Role: TypeAlias = Literal["publisher", "waiter", "worker", "redriver", "monitor", "spark-reader", "provisioner"]
@@ -101,6 +103,8 @@ def _publisher(queue: WorkQueue) -> Iterator[Permission]:
 def _search(queue: WorkQueue) -> Iterator[Permission]:
     """Yield what finds the jobs that a try has stored which was cut off."""
     purpose = "jobs of a try that was cut off"
+    if queue.events:
+        yield _api("STREAM.INFO", queue.events.name, purpose)
     if queue.archive:
         yield _api("STREAM.INFO", queue.archive.name, purpose)
         yield _api("STREAM.MSG.GET", queue.archive.name, purpose)
@@ -151,9 +155,10 @@ def _scan(queue: WorkQueue) -> Iterator[Permission]:
     yield _api("STREAM.INFO", queue.name, "the queue's numbers")
     yield _api("CONSUMER.LIST", queue.name, "the consumers' numbers")
     yield _api("STREAM.MSG.GET", queue.name, "jobs that are dead letters")
-    yield _api("CONSUMER.LIST", queue.dead_letters.name, "handlers of dead letters")
-    if queue.archive:
-        yield _api("STREAM.INFO", queue.archive.name, "bodies of jobs that are gone")
+    if queue.dead_letters.retention != "limits":
+        yield _api("CONSUMER.LIST", queue.dead_letters.name, "handlers of dead letters")
+    # One that captures the server's advisories only isn't listed with the queue's other streams.
+    yield _api("STREAM.INFO", queue.dead_letters.name, "the dead letter queue's numbers")
     yield from _probe(queue)
     yield from _uptime(queue)
 
@@ -174,9 +179,6 @@ def _uptime(queue: WorkQueue) -> Iterator[Permission]:
 def _reads(queue: WorkQueue) -> Iterator[Permission]:
     for stream, what in _companions(queue):
         yield _api("STREAM.MSG.GET", stream, what)
-    if queue.dead_letters:
-        # Where a stream with few entries is read message by message.
-        yield _api("STREAM.INFO", queue.dead_letters.name, "how many entries there are")
 
 
 def _bulk_reads(queue: WorkQueue) -> Iterator[Permission]:
@@ -200,6 +202,8 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
 def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
     yield from _reads(queue)
+    for stream in queue.companions():
+        yield _api("STREAM.INFO", stream.name, "whether the queue's streams are there")
     yield _sends(audit_filter(queue.name), "the lease, intents and records")
     for subject in queue.subjects:
         yield _sends(subject, "redriven jobs")
@@ -212,20 +216,31 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
             yield _api(f"CONSUMER.{request}", name, "requeueing in place")
     if queue.dead_letters:
         yield _api("STREAM.MSG.DELETE", queue.dead_letters.name, "entries of redriven letters")
+        yield from _claims(queue.name, queue.dead_letters)
     yield _sends(parked_filter(queue.name), "parked letters")
     yield _sends(copy_filter(queue.name), "copies of bodies, before they are gone")
     if queue.archive:
         yield _api("STREAM.PURGE", queue.archive.name, "copies of jobs that have ended")
     if queue.audit:
-        yield _api("STREAM.INFO", queue.audit.name, "where a redrive goes on")
         yield _api("STREAM.PURGE", queue.audit.name, "older states of the ledger")
     if queue.events:
         yield _sends(manifest_filter(queue.name), "which task's jobs were redriven")
         yield _api("STREAM.PURGE", queue.events.name, "parts of what the task had published before")
 
 
+def _claims(queue: str, letters: DeadLetterQueue) -> Iterator[Permission]:
+    """Yield what takes entries off a dead letter queue that others handle, too."""
+    if letters.retention != "limits":
+        yield _api("CONSUMER.MSG.NEXT", f"{letters.name}.*", "entries that handlers would get")
+        yield _sends(f"$JS.ACK.{letters.name}.>", "the ends of entries")
+        yield _api("CONSUMER.INFO", f"{letters.name}.*", "how far handlers are")
+        yield _api("CONSUMER.CREATE", f"{letters.name}.{redrive_consumer(queue)}", "entries without a handler")
+
+
 def _spark_reader(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
+    if queue.archive:
+        yield _api("STREAM.INFO", queue.archive.name, "bodies of jobs that are gone")
     yield from _bulk_reads(queue)
 
 
@@ -238,6 +253,11 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
     yield _api("CONSUMER.LIST", queue.name, "what differs")
     for consumer in queue.consumers:
         yield _api("CONSUMER.CREATE", f"{queue.name}.{consumer.name}", "the consumer and its changes")
+    if queue.dead_letters and queue.dead_letters.consumers:
+        yield _api("CONSUMER.LIST", queue.dead_letters.name, "what differs in handlers")
+        for handler in queue.dead_letters.consumers:
+            name = f"{queue.dead_letters.name}.{handler.name}"
+            yield _api("CONSUMER.CREATE", name, "the handler's consumer and its changes")
     yield from _uptime(queue)
     if queue.events:
         yield _api("STREAM.MSG.GET", queue.events.name, "what was provisioned before")

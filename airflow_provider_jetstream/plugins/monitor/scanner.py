@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter, Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
@@ -37,19 +37,6 @@ _MAX_LETTERS = 2_000_000
 _PAGE_BYTES = 8 * 2**20
 _SMALLEST_PAGE = 8
 _LONGEST_PAUSE = 1.0
-
-
-class _ParkedOrNot(Selection):
-    """Every dead letter, parked or not."""
-
-    @property
-    def names_unaccounted(self) -> bool:
-        """Match no job that is gone without evidence: these sequences are those of changed jobs."""
-        return False
-
-    def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
-        """Match every letter."""
-        return True
 
 
 class Scanner:
@@ -153,7 +140,7 @@ class Scanner:
             if not queue_scan.completed_at:
                 # People see the first letters while the others are being read.
                 queue_scan.index, queue_scan.scan = index, scan
-            async for page in _throttled_pages(scan, _ParkedOrNot()):
+            async for page in _throttled_pages(scan, EveryLetter()):
                 for letter in page:
                     index.add(letter.sequence, IndexedLetter.of(letter))
                 queue_scan.letters_seen = len(index)
@@ -172,7 +159,7 @@ class Scanner:
                 if len(changed) > _MAX_CHANGED:
                     return None
         read: dict[int, IndexedLetter] = {}
-        async for page in _throttled_pages(scan, _ParkedOrNot(sequences=frozenset(changed))):
+        async for page in _throttled_pages(scan, EveryLetter(sequences=frozenset(changed))):
             read |= {letter.sequence: IndexedLetter.of(letter) for letter in page}
             queue_scan.letters_seen = len(read)
         index = LetterIndex()

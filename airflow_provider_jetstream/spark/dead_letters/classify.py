@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import merge_entries
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation
-from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
-from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
+from airflow_provider_jetstream.jetstream.dead_letters.status import Page, Status
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches

@@ -1,0 +1,127 @@
+"""The table of letters counts what a count of single letters counts, whatever was added and removed before."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, LetterGroups
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable, sequence_ranges
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.origin import Origin
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+FIELDS: tuple[GroupField, ...] = get_args(GroupField)
+
+
+def dead_letter(sequence: int, number: int, *, parked: bool) -> DeadLetter:
+    """Make a dead letter; ``number`` decides about its fields."""
+    reason = (Reason.TERMINATED, Reason.MAX_DELIVERIES, Reason.UNDELIVERABLE)[number % 3]
+    died_at = NOON + timedelta(seconds=number)
+    error = ("app.BusyError", None)[number // 3 % 2]
+    return DeadLetter(
+        death=Death("q", "", sequence, f"c{number % 2}", reason, died_at, error_class=error),
+        subject=f"jobs.{number % 4}",
+        body=b"",
+        headers=(),
+        time="",
+        source=BodySource.QUEUE,
+        entries=(),
+        preserved=True,
+        ready_at=died_at,
+        parked="poison" if parked else None,
+        origin=Origin("dag", f"run{number % 5}", "task") if number % 2 else None,
+    )
+
+
+letters = st.builds(dead_letter, st.integers(1, 30), st.integers(0, 200), parked=st.booleans())
+selections: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "reasons": st.sets(st.sampled_from(Reason), min_size=1),
+        "error_class": st.just("app.BusyError"),
+        "consumer": st.sampled_from(["c0", "c1", "c2"]),
+        "subject": st.sampled_from(["jobs.1", "jobs.*", "other.>"]),
+        "run_id": st.sampled_from(["run1", "run9"]),
+        "older_than": st.sampled_from([0, 60 * 10**9]),
+        "younger_than": st.sampled_from([100 * 10**9, 1_000 * 10**9]),
+        "parked": st.booleans(),
+    },
+)
+groupings = st.lists(st.sampled_from(FIELDS), unique=True, max_size=3).map(tuple)
+
+
+@given(st.lists(letters | st.integers(1, 30), max_size=60), selections, groupings)
+def test_a_table_counts_what_single_letters_count(
+    changes: list[DeadLetter | int], select: dict[str, Any], group_by: tuple[GroupField, ...]
+) -> None:
+    table, known = LetterTable(FIELDS), dict[int, DeadLetter]()
+    for change in changes:
+        if isinstance(change, int):
+            table.remove(change)
+            known.pop(change, None)
+        else:
+            table.put(change, change.death.consumer)
+            known[change.sequence] = change
+    selection, now = Selection(**select), NOON + timedelta(seconds=150)
+    groups = LetterGroups()
+    matching = [letter for _, letter in sorted(known.items()) if selection.matches(letter, now)]
+    for letter in matching:
+        groups.add(letter, group_by)
+    found = table.matching(selection, group_by, now)
+    assert found.groups == groups
+    assert sorted(sequence for part in found.sequences for sequence in part) == [each.sequence for each in matching]
+    assert len(table) == len(known)
+    assert all(sequence in table for sequence in known)
+    stored = [letter for letter in known.values() if letter.death.consumer == "c1"]
+    assert table.count_taken("c1") == len(stored)
+    assert table.count_taken("c1", above=15) == sum(letter.sequence > 15 for letter in stored)
+
+
+@given(st.lists(st.sets(st.integers(1, 60)), min_size=1, max_size=4), st.integers(0, 5))
+def test_sequences_are_returned_as_the_first_ranges(parts: list[set[int]], most: int) -> None:
+    owned: set[int] = set()
+    arrays: list[array[int]] = []
+    for part in parts:
+        arrays.append(array("Q", sorted(part - owned)))
+        owned |= part
+    ranges: list[tuple[int, int]] = []
+    for sequence in sorted(owned):
+        if ranges and ranges[-1][1] == sequence - 1:
+            ranges[-1] = (ranges[-1][0], sequence)
+        else:
+            ranges.append((sequence, sequence))
+    assert asyncio.run(sequence_ranges(arrays, most)) == (ranges[:most], len(ranges[most:]))
+
+
+@given(st.lists(st.integers(1, 9), max_size=30), st.sets(st.integers(1, 30)), st.integers(1, 5))
+def test_dropped_entries_are_forgotten(jobs: list[int], deleted: set[int], first: int) -> None:
+    index = EntryIndex()
+    entries = [Entry(number, EntryKind.DELIVERIES, "worker", NOON, 1) for number in range(1, len(jobs) + 1)]
+    for job, entry in zip(jobs, entries, strict=True):
+        index.add(job, entry)
+    stored = SequenceSet(first, len(jobs), frozenset(number for number in deleted if first < number))
+    gone = {entry.sequence for entry in entries if entry.sequence < first or entry.sequence in stored.deleted}
+    assert index.drop_missing(stored) == {
+        job for job, entry in zip(jobs, entries, strict=True) if entry.sequence in gone
+    }
+    left: dict[int, list[Entry]] = {}
+    for job, entry in zip(jobs, entries, strict=True):
+        if entry.sequence not in gone:
+            left.setdefault(job, []).append(entry)
+    assert [(job, list(of_job)) for job, of_job in index.jobs()] == sorted(left.items())
+    assert list(index.sequences(9)) == sorted(left)
+    assert index.entry_sequences() == {entry.sequence for entry in entries} - gone
+    for job in range(1, 10):
+        assert (job in index) == (job in left)
+        assert list(index.entries_of(job)) == left.get(job, [])
