@@ -147,7 +147,7 @@ matrix-dependencies: $(UV)
 	$(RUN) python -m testbed.matrix dependencies $(MATRIX)
 
 # The workloads of docs/benchmarks.md, which writes its sections anew. Add a module to the list when it has a workload.
-WORKLOADS := publishing worker dead_letter_look redrive
+WORKLOADS := publishing worker dead_letter_look wait redrive
 
 bench: $(UV)
 	for workload in $(WORKLOADS); do $(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done

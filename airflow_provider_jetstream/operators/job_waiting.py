@@ -15,13 +15,12 @@ from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import (
-    DeadlineError,
     JetStreamProviderError,
     JobsStalledError,
     TerminalError,
-    TransientError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
+from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import cancel_rest
@@ -29,7 +28,7 @@ from airflow_provider_jetstream.links.job_reports import JobReportsLink
 from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
 from airflow_provider_jetstream.operators.wait_arguments import WaitArguments
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
-from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT, deferral_limit
+from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
 from airflow_provider_jetstream.tasks.job_reports import (
     COUNTS,
     JOBS,
@@ -43,7 +42,7 @@ from airflow_provider_jetstream.tasks.job_reports import (
 )
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_FIELDS, refuse_limits_without_wait
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, refuse_limits_without_wait
 from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
 from airflow_provider_jetstream.triggers.task_state import has_ended
 
@@ -60,9 +59,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReports
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
-# Jobs that end at once are awaited without deferring, which costs seconds; see docs/decisions.md.
-INLINE_SECONDS = 2.0
-_NAMED_RANGES = 5
 # Beside the result in a trigger's event.
 _WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
@@ -87,9 +83,8 @@ class JobWaitingOperator(WaitArguments):
         RunLettersLink(),
         JobReportsLink(),
     )
-    retry_resumes_waiting = True
     # The arguments that mean nothing to a task that doesn't wait.
-    limits_of_waiting: Sequence[str] = WAIT_FIELDS
+    limits_of_waiting: Sequence[str] = WAIT_ARGUMENTS
 
     def __init__(
         self,
@@ -109,6 +104,7 @@ class JobWaitingOperator(WaitArguments):
         self.nats_conn_id = nats_conn_id
         self.wait_for_completion = wait_for_completion
         self._signal_kill: Callable[[], object] = _do_nothing
+        self._wait_began: float | None = None
         self._job_reports: JobReports | None = None
         self._deferred_wait: dict[str, Any] | None = None
         self.returns = checked_returns(returns, wait_for_completion=wait_for_completion)
@@ -121,11 +117,11 @@ class JobWaitingOperator(WaitArguments):
         self,
         connection: Connection,
         cursor: Cursor,
-        sequences: set[int],
+        sequences: Collection[int],
         advised: Mapping[str, int] | None = None,
         names: JobIds | None = None,
     ) -> WaitReport | None:
-        """Wait in this process: for 2 seconds if a trigger can take over, else to the end.
+        """Wait in this process: for ``defer_after`` if a trigger can take over, else to the end.
 
         :param cursor: taken before publishing
         :param sequences: the jobs' stream sequences
@@ -135,8 +131,8 @@ class JobWaitingOperator(WaitArguments):
         :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
         """
         report = WaitReport(set(sequences))
-        seconds = self._time_limit.total_seconds()
-        limit = asyncio.timeout(min(INLINE_SECONDS, seconds) if self.deferrable else seconds)
+        self._wait_began = time.monotonic()
+        limit = asyncio.timeout(self._time_limit.total_seconds())
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
         self._signal_kill = partial(loop.call_soon_threadsafe, killed.set)
@@ -145,6 +141,7 @@ class JobWaitingOperator(WaitArguments):
             wait(connection, cursor, report, policy=self._policy(), advised=advised, **stalls)
         )
         kill = asyncio.create_task(killed.wait())
+        hold = asyncio.create_task(self._hold(connection, cursor, report, limit))
         try:
             async with limit:
                 while not waiting.done():
@@ -175,9 +172,21 @@ class JobWaitingOperator(WaitArguments):
             return ended
         finally:
             self._signal_kill = _do_nothing
-            for task in (waiting, kill):
+            for task in (waiting, kill, hold):
                 task.cancel()
-            await asyncio.gather(waiting, kill, return_exceptions=True)
+            await asyncio.gather(waiting, kill, hold, return_exceptions=True)
+
+    async def _hold(self, connection: Connection, cursor: Cursor, report: WaitReport, limit: asyncio.Timeout) -> None:
+        """End the wait in this process when a trigger shall go on."""
+        if not self.deferrable:
+            return
+        if (seconds := self._parsed_defer_after()) is None:
+            # Jobs that end soon are awaited without deferring, which costs seconds; see docs/decisions.md.
+            await while_ends_are_near(connection, cursor, report)
+        else:
+            await asyncio.sleep(seconds)
+        if not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def _cancel_rest(
         self, connection: Connection, queue: str, events: str, awaited: Collection[int], *, is_final: bool = False
@@ -216,7 +225,7 @@ class JobWaitingOperator(WaitArguments):
     def defer_waiting(
         self,
         cursor: Cursor,
-        sequences: set[int],
+        sequences: Collection[int],
         summary: Mapping[str, Any],
         advised_by: str | None = None,
         handle: JobsHandle | None = None,
@@ -230,7 +239,8 @@ class JobWaitingOperator(WaitArguments):
         :param handle: the handle that names the jobs, where there is one
         """
         now = time.time()
-        limit = deferral_limit(self, self._time_limit, "wait_timeout")
+        waited = timedelta(seconds=time.monotonic() - (self._wait_began or time.monotonic()))
+        limit = deferral_limit(self, max(timedelta(0), self._time_limit - waited), "wait_timeout")
         self.log.info("Waiting in the triggerer for %d jobs of %s", len(sequences), cursor.queue)
         self.defer(
             trigger=JobCompletionTrigger(
@@ -279,25 +289,6 @@ class JobWaitingOperator(WaitArguments):
         if event["status"] == "stalled":
             raise self._resumable(JobsStalledError, event["message"])
         return self.finish(summary, event["report"])
-
-    def _overdue(self, queue: str, missing: Sequence[Sequence[int]], limited_by: str | None = None) -> Exception:
-        count = sum(high - low + 1 for low, high in missing)
-        named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
-        limit, argument = f"{self._time_limit}", "wait_timeout"
-        if limited_by == EXECUTION_TIMEOUT:
-            limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
-        message = (
-            f"expected every job to end within {limit}, found {count} of {queue} that did not (sequences"
-            f" {named}{', …' if len(missing) > _NAMED_RANGES else ''}): see whether workers take them, or raise"
-            f" {argument}"
-        )
-        return self._resumable(DeadlineError, message)
-
-    def _resumable(self, error: type[TransientError], message: str) -> Exception:
-        """Return the error of a wait that a retry resumes, where it can; else one that isn't retried."""
-        if self.retry_resumes_waiting:
-            return error(f"{message}; a retry goes on waiting")
-        return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")
 
     def finish(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> TaskResult:
         """Turn the ends of the jobs into the outcome of the task, and store the reports on them as an XCom.

@@ -19,7 +19,7 @@ from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_argum
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import require_events
 from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_number, parse_time_limit
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_FIELDS, parse_wait_timeout
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, parse_wait_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -43,7 +43,7 @@ class PublishArguments(JobWaitingOperator):
         "room_timeout",
         "idempotency_key",
         "nats_conn_id",
-        *WAIT_FIELDS,
+        *WAIT_ARGUMENTS,
     )
 
     def __init__(
@@ -117,6 +117,7 @@ class PublishArguments(JobWaitingOperator):
         """Parse all that may be a template before the first job is sent."""
         self._policy()
         self._stall_policy()
+        self._parsed_defer_after()
         self._parsed_rate()
         parse_time_limit("room_timeout", self.room_timeout)
         parse_wait_timeout(self.wait_timeout)

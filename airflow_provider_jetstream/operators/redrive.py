@@ -40,7 +40,7 @@ from airflow_provider_jetstream.tasks.template_values import (
     require_rendered,
     selection_as_json,
 )
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_FIELDS, parse_wait_timeout, refuse_limits_without_wait
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, parse_wait_timeout, refuse_limits_without_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -145,14 +145,14 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         "target_queue",
         "order_key",
         "nats_conn_id",
-        *WAIT_FIELDS,
+        *WAIT_ARGUMENTS,
         *SparkRedrivingOperator.spark_fields,
     )
     ui_color = "#f5e6d9"
     # Set where there is an audit. Without one, a retry would find the letters gone and succeed however the jobs ended.
     retry_resumes_waiting = False
     # Letters of a key are awaited one after the other, and wait_timeout limits that too.
-    limits_of_waiting = tuple(name for name in WAIT_FIELDS if name != "wait_timeout")
+    limits_of_waiting = tuple(name for name in WAIT_ARGUMENTS if name != "wait_timeout")
 
     @classmethod
     def partial(cls, **kwargs: Any) -> OperatorPartial:
@@ -226,7 +226,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         """
         with fail_on_terminal_errors():
             queue = load_queue(self.work_queue, self)
-            self._policy()
+            self._policy(), self._parsed_defer_after()
             parse_wait_timeout(self.wait_timeout)
             request = replace(self._request(), who=audit_identity(context), run=task_key(context))
             hook = JetStreamHook(self.nats_conn_id)

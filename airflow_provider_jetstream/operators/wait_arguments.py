@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_provider_jetstream.airflow_compat import AirflowFailException
+from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL
 from airflow_provider_jetstream.tasks.arguments import check_flags
+from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT
+from airflow_provider_jetstream.tasks.template_values import is_templated, parse_span
 from airflow_provider_jetstream.tasks.wait_limits import (
     DEFAULT_RECONCILE,
     DEFAULT_WAIT,
@@ -19,10 +23,14 @@ from airflow_provider_jetstream.tasks.wait_limits import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
+    from airflow_provider_jetstream.jetstream.errors import TransientError
     from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
     from airflow_provider_jetstream.jetstream.waiting.stalls import StallPolicy
+
+_NAMED_RANGES = 5
 
 
 class WaitArguments(BaseOperator):
@@ -40,7 +48,11 @@ class WaitArguments(BaseOperator):
         says so
     :param on_stall: ``fail`` to end the task then, with a retry that goes on waiting where the jobs are still stored;
         ``wait`` to go on with a warning
+    :param defer_after: how long a deferrable task waits on its worker slot before it defers, which costs about ten
+        seconds: a duration or seconds. Where absent, 2 to 12 seconds, for as long as the jobs are about to end
     """
+
+    retry_resumes_waiting = True
 
     def __init__(
         self,
@@ -54,6 +66,7 @@ class WaitArguments(BaseOperator):
         wait_timeout: timedelta | float | str = DEFAULT_WAIT,
         reconcile: timedelta | float | str = DEFAULT_RECONCILE,
         on_stall: str = FAIL,
+        defer_after: timedelta | float | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -67,6 +80,10 @@ class WaitArguments(BaseOperator):
         self.wait_timeout = wait_timeout
         self.reconcile = reconcile
         self.on_stall = on_stall
+        self.defer_after = defer_after
+        self._has_defer_after = defer_after is not None
+        if not is_templated(defer_after):
+            self._parsed_defer_after()
         limits = self._limits()
         check_wait_limits(limits)
         self._numbers = tuple(name for name, value in limits.items() if value is not None)
@@ -80,6 +97,28 @@ class WaitArguments(BaseOperator):
     def _stall_policy(self) -> StallPolicy:
         return parse_stall_policy(self._limits())
 
+    def _parsed_defer_after(self) -> float | None:
+        return parse_span("defer_after", self.defer_after).total_seconds() if self._has_defer_after else None
+
     @property
     def _time_limit(self) -> timedelta:
         return parse_wait_timeout(self.wait_timeout)
+
+    def _overdue(self, queue: str, missing: Sequence[Sequence[int]], limited_by: str | None = None) -> Exception:
+        count = sum(high - low + 1 for low, high in missing)
+        named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
+        limit, argument = f"{self._time_limit}", "wait_timeout"
+        if limited_by == EXECUTION_TIMEOUT:
+            limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
+        message = (
+            f"expected every job to end within {limit}, found {count} of {queue} that did not (sequences"
+            f" {named}{', …' if len(missing) > _NAMED_RANGES else ''}): see whether workers take them, or raise"
+            f" {argument}"
+        )
+        return self._resumable(DeadlineError, message)
+
+    def _resumable(self, error: type[TransientError], message: str) -> Exception:
+        """Return the error of a wait that a retry resumes, where it can; else one that isn't retried."""
+        if self.retry_resumes_waiting:
+            return error(f"{message}; a retry goes on waiting")
+        return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")

@@ -11,7 +11,7 @@ from airflow_provider_jetstream.links.job_reports import JobReportsLink
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.template_values import is_templated
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_FIELDS
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -39,7 +39,7 @@ class JetStreamJobsSensor(JobWaitingOperator):
     :return: counts, sequences as ranges, and results
     """
 
-    template_fields: Sequence[str] = ("handle", "nats_conn_id", *WAIT_FIELDS)
+    template_fields: Sequence[str] = ("handle", "nats_conn_id", *WAIT_ARGUMENTS)
     operator_extra_links: Collection[BaseOperatorLink] = (JobReportsLink(),)
     ui_color = "#d9ecf5"
 
@@ -68,14 +68,16 @@ class JetStreamJobsSensor(JobWaitingOperator):
         """
         with fail_on_terminal_errors():
             handle = JobsHandle.of(self.handle)
-            self._policy(), self._stall_policy()
+            self._policy(), self._stall_policy(), self._parsed_defer_after()
             cursor, sequences, ends = JetStreamHook(self.nats_conn_id).blocking(self._wait, handle)
         summary = {"stream": cursor.queue, "jobs": len(sequences)}
         if ends is None:
             self.defer_waiting(cursor, sequences, summary, handle=handle)
         return self.finish(summary, ends.as_json())
 
-    async def _wait(self, connection: Connection, handle: JobsHandle) -> tuple[Cursor, set[int], WaitReport | None]:
+    async def _wait(
+        self, connection: Connection, handle: JobsHandle
+    ) -> tuple[Cursor, Collection[int], WaitReport | None]:
         cursor = await handle.cursor_now(connection)
         sequences, advised = await handle.jobs(connection)
         return cursor, sequences, await self.wait_inline(connection, cursor, sequences, advised)

@@ -19,6 +19,8 @@ WAIT_FIELDS: Final = (
     *("max_dead", "max_cancelled", "max_vanished", "min_completed", "wait_timeout"),
     *("reconcile", "on_stall"),
 )
+# Those of an operator that waits.
+WAIT_ARGUMENTS: Final = (*WAIT_FIELDS, "defer_after")
 
 _TOLERATED = ("max_dead", "max_cancelled", "max_vanished")
 _LEAST = dict.fromkeys(_TOLERATED, 0) | {"min_completed": 1}
@@ -30,6 +32,7 @@ _WHERE_ABSENT: Mapping[str, object] = {
     "wait_timeout": DEFAULT_WAIT,
     "reconcile": DEFAULT_RECONCILE,
     "on_stall": FAIL,
+    "defer_after": None,
     "cancel_on_kill": False,
     "cancel_on_failure": False,
 }

@@ -13,11 +13,10 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledError, TerminalError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import read_advisory_pages
-from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, ranges_of, report_on
 from airflow_provider_jetstream.jetstream.waiting.stalls import StallPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
@@ -94,7 +93,8 @@ class JobCompletionTrigger(BaseTrigger):
         self.deadline = deadline
         self.deferred_at = deferred_at
         self.summary = dict(summary)
-        self._report = WaitReport({number for low, high in self.sequences for number in range(low, high + 1)})
+        # Of the jobs, once they are read: a million take longer than the other triggers should wait.
+        self._report = WaitReport(set())
         self._is_read = False
         self._logged_at = time.monotonic()
 
@@ -122,6 +122,8 @@ class JobCompletionTrigger(BaseTrigger):
         """Wait, then fire one event with ``status`` ``ended``, ``timeout``, ``stalled`` or ``error``."""
         guard = EarlyFireGuard(self.deferred_at)
         try:
+            if not self.handle:
+                await self._read_jobs()
             async with asyncio.timeout(max(_MINIMUM_SECONDS, self.deadline - time.time())):
                 await self._wait()
             event: dict[str, Any] = {"status": "ended"}
@@ -132,17 +134,20 @@ class JobCompletionTrigger(BaseTrigger):
         except TerminalError as error:
             event = {"status": "error", "message": f"{error.code} {error}"}
         await guard.wait()
+        # In a thread, since each takes long for a million jobs.
         event |= {
             "queue": self.mark["queue"],
             "events": self.mark["events"],
-            "missing": sequence_ranges(self._report.awaited),
-            "report": self._report.as_json(),
+            "missing": await asyncio.to_thread(ranges_of, self._report.awaited),
+            "report": await asyncio.to_thread(self._report.as_json),
             "summary": self.summary,
         }
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """Cancel the jobs that haven't ended if ``cancel_on_kill`` is set and a person ended the task."""
+        if self.cancel_on_kill and not self.handle:
+            await self._read_jobs()
         if not self.cancel_on_kill or not self._report.awaited:
             return
         cancellation = asyncio.create_task(self._cancel_jobs())
@@ -165,13 +170,15 @@ class JobCompletionTrigger(BaseTrigger):
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
+                    # Before the wait begins: it makes the report of a handle's jobs.
+                    advised = await self._advised(connection, cursor)
                     await wait(
                         connection,
                         cursor,
                         self._report,
                         policy=policy,
                         progress=lambda _: self._log_progress(),
-                        advised=await self._advised(connection, cursor),
+                        advised=advised,
                         **asdict(StallPolicy(**self.stalls)),
                     )
             except JobsStalledError:
@@ -184,13 +191,20 @@ class JobCompletionTrigger(BaseTrigger):
 
     async def _advised(self, connection: Connection, cursor: Cursor) -> dict[str, int]:
         if self.handle:
-            sequences, advised = await JobsHandle.of(self.handle).jobs(connection)
-            if not self._is_read:
-                self._report.awaited, self._is_read = sequences, True
+            report, advised = await JobsHandle.of(self.handle).report(connection)
+            self._note_jobs(report)
             return advised
         if self.advised_by is None:
             return {}
         return await read_advisory_pages(connection, cursor.events, cursor.queue, self.advised_by, cursor.created)
+
+    async def _read_jobs(self) -> None:
+        if not self._is_read:
+            self._note_jobs(await report_on(self.sequences))
+
+    def _note_jobs(self, report: WaitReport) -> None:
+        if not self._is_read:
+            self._report, self._is_read = report, True
 
     def _log_progress(self) -> None:
         if self._report.awaited and time.monotonic() - self._logged_at >= _PROGRESS_SECONDS:

@@ -17,7 +17,6 @@ from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.operators import job_waiting
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.triggers import early_fire_guard
 from testbed.dead_letters import stream_messages
@@ -95,13 +94,18 @@ async def publish_with_ids(connection: NatsPyConnection, queue: WorkQueue, count
 
 
 async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_the_key_of_the_task(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, advisory_subjects=f"{name}-advisory.>")
     operator = JetStreamPublishOperator(
-        task_id="t", work_queue=queue, jobs=[], subject=f"{name}.jobs.x", wait_for_completion=True, deferrable=True
+        task_id="t",
+        work_queue=queue,
+        jobs=[],
+        subject=f"{name}.jobs.x",
+        wait_for_completion=True,
+        deferrable=True,
+        defer_after=0,
     )
-    monkeypatch.setattr(job_waiting, "INLINE_SECONDS", 0.0)
     origin = Origin("dag", "run", "t")
     jobs = [{"id": job_id, "advisory": f"{name}-advisory.{job_id}"} for job_id in "ab"]
     cursor, report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -204,8 +205,15 @@ def sequence_ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
 
     :param sequences: in any order; zeros are left out
     """
+    # A set is neither copied nor made: of a million, each takes long.
+    ordered = sorted(sequences if isinstance(sequences, AbstractSet) else set(sequences))
+    if ordered and ordered[0] == 0:
+        del ordered[0]
+    if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:
+        # By far the most frequent case.
+        return [(ordered[0], ordered[-1])]
     spans: list[tuple[int, int]] = []
-    for sequence in sorted(set(sequences) - {0}):
+    for sequence in ordered:
         if spans and spans[-1][1] == sequence - 1:
             spans[-1] = (spans[-1][0], sequence)
         else:

@@ -34,9 +34,10 @@ from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLim
 from airflow_provider_jetstream.jetstream.redrive.order_key import key_of
 from airflow_provider_jetstream.jetstream.redrive.preceding_job import place_of, preceding_job
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import Waiter, shared_dispatcher
+from airflow_provider_jetstream.jetstream.waiting.dispatcher import shared_dispatcher
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

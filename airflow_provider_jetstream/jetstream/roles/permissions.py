@@ -202,12 +202,9 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
 def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
     yield from _reads(queue)
-<<<<<<< HEAD
     yield from _bulk_reads(queue)
-=======
     for stream in queue.companions():
         yield _api("STREAM.INFO", stream.name, "whether the queue's streams are there")
->>>>>>> main
     yield _sends(audit_filter(queue.name), "the lease, intents and records")
     for subject in queue.subjects:
         yield _sends(subject, "redriven jobs")
@@ -220,11 +217,8 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
             yield _api(f"CONSUMER.{request}", name, "requeueing in place")
     if queue.dead_letters:
         yield _api("STREAM.MSG.DELETE", queue.dead_letters.name, "entries of redriven letters")
-<<<<<<< HEAD
         yield _api("STREAM.PURGE", queue.dead_letters.name, "many entries of redriven letters at once")
-=======
         yield from _claims(queue.name, queue.dead_letters)
->>>>>>> main
     yield _sends(parked_filter(queue.name), "parked letters")
     yield _sends(copy_filter(queue.name), "copies of bodies, before they are gone")
     if queue.archive:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
-from contextvars import copy_context
 from datetime import datetime
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -21,6 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.jetstream.waiting.advisory_ends import AdvisoryEnds
+from airflow_provider_jetstream.jetstream.waiting.awaited_jobs import AwaitedJobs
 from airflow_provider_jetstream.jetstream.waiting.end_evidence_check import EndEvidenceCheck
 from airflow_provider_jetstream.jetstream.waiting.event_source import EndSource
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
@@ -29,84 +29,18 @@ from airflow_provider_jetstream.jetstream.waiting.reconciler import Reconciler
 from airflow_provider_jetstream.jetstream.waiting.stalls import Stalls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Coroutine, Iterator
     from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
-    from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-    from airflow_provider_jetstream.jetstream.waiting.stalls import Stall, StallPolicy
+    from airflow_provider_jetstream.jetstream.waiting.stalls import Stall
+    from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 
 log = logging.getLogger(__name__)
 
 _RETRY_PAUSE = 1.0
-
-
-class Waiter:
-    """One wait for jobs.
-
-    :param cursor: taken before the jobs were published
-    :param report: the state of the jobs
-    :param policy: when waiting is over before every job has ended
-    :param progress: called after each end
-    :param advised: the jobs that workers of any make report on advisory subjects: stream sequences by digests
-    :param stall_policy: what to do about jobs that no consumer delivers; where absent, nothing
-    """
-
-    __slots__ = (
-        *("_context", "_known_stall", "_policy", "_progress", "_stall_policy", "advised", "cursor", "finished"),
-        "report",
-    )
-
-    def __init__(
-        self,
-        cursor: Cursor,
-        report: WaitReport,
-        policy: WaitPolicy,
-        progress: Callable[[WaitReport], None],
-        advised: Mapping[str, int],
-        stall_policy: StallPolicy | None = None,
-    ) -> None:
-        self.cursor = cursor
-        self.report = report
-        unsettled = set(report.unsettled())
-        self.advised = {digest: sequence for digest, sequence in advised.items() if sequence in unsettled}
-        self._policy = policy
-        self._progress = progress
-        self._stall_policy = stall_policy
-        self._known_stall = ""
-        # The dispatcher's tasks run in the context of its first waiter, and Airflow finds a task's log by the context.
-        self._context = copy_context()
-        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._check()
-
-    def record_end(self, end: JobEnd) -> None:
-        """Record an end; ends of other jobs change nothing."""
-        if self.finished.done() or not self.report.record(end):
-            return
-        self._context.run(self._progress, self.report)
-        self._check()
-
-    def record_stalls(self, stalls: Iterable[tuple[int | None, Stall]]) -> None:
-        """Record jobs that aren't delivered, or with ``None`` that none is; jobs of other waiters change nothing."""
-        policy, awaited = self._stall_policy, self.report.awaited
-        if self.finished.done() or not policy:
-            return
-        due = [(job, stall) for job, stall in stalls if (job is None or job in awaited) and policy.is_due(stall)]
-        if not due or self._policy.is_attainable_without(self.report, len(due)):
-            return
-        job, stall = due[0]
-        if error := policy.failure(self.cursor.queue, job, stall):
-            self.finished.set_exception(error)
-        elif stall.reason != self._known_stall:
-            self._known_stall = stall.reason
-            self._context.run(log.warning, "%s", policy.warning(self.cursor.queue, job, stall))
-
-    def _check(self) -> None:
-        if self._policy.is_finished(self.report):
-            self.finished.set_result(None)
 
 
 class EndDispatcher:
@@ -118,7 +52,7 @@ class EndDispatcher:
     def __init__(self, connection: Connection, cursor: Cursor) -> None:
         self._connection = connection
         self._cursor = cursor
-        self._waiters: dict[int, list[Waiter]] = {}
+        self._awaited = AwaitedJobs()
         completions = (completion_filter(cursor.queue), f"{ACK_METRIC}.{cursor.queue}.*")
         self._advisory_ends = AdvisoryEnds(connection, cursor.queue, self._is_awaited, self._dispatch_advised)
         self._events = EndSource(
@@ -146,7 +80,7 @@ class EndDispatcher:
         self._reconciler = Reconciler(
             connection,
             cursor,
-            self._waiters.keys(),
+            self._awaited,
             self._dispatch_reconciled,
             self._wait_until_read,
             self._evidence,
@@ -186,24 +120,23 @@ class EndDispatcher:
 
     def add(self, waiter: Waiter) -> None:
         """Dispatch the ends of its jobs to a waiter, those stored since its cursor included."""
-        sequences = waiter.report.unsettled()
-        for sequence in sequences:
-            self._waiters.setdefault(sequence, []).append(waiter)
+        report = waiter.report
+        self._awaited.add(waiter)
         self._advisory_ends.add(waiter.advised)
-        if not set(waiter.advised.values()).issuperset(sequences):
+        is_fewer = len(waiter.advised) < report.unsettled_count
+        if is_fewer or not set(waiter.advised.values()).issuperset(report.unsettled()):
             self._evidence.request()
         for source in self._sources():
             start = self._start_of(waiter, source)
-            for end in source.recent_ends(sequences, start):
+            for end in source.recent_ends(report, start):
                 self._on_end(source, end)
-            for report in source.recent_reports(waiter.advised, start):
-                self._advisory_ends.take(report)
+            for message in source.recent_reports(waiter.advised, start):
+                self._advisory_ends.take(message)
             source.request_backlog(start)
 
     def remove(self, waiter: Waiter) -> None:
         """Dispatch no more ends to a waiter."""
-        for sequence in waiter.report.unsettled():
-            self._drop(sequence, waiter)
+        self._awaited.remove(waiter)
         self._advisory_ends.remove(waiter.advised)
 
     def unsampled_since(self, moment: float) -> dict[str, str]:
@@ -226,16 +159,14 @@ class EndDispatcher:
         return source.start_of(cursor.dead_letters_from, cursor.dead_letters_created)
 
     def _is_awaited(self, sequence: int, event_sequence: int = 2**64) -> bool:
-        waiters = self._waiters.get(sequence, ())
+        waiters = self._awaited.waiters_of(sequence)
         return any(self._start_of(waiter, self._events) <= event_sequence for waiter in waiters)
 
     def _on_end(self, source: EndSource, end: JobEnd) -> None:
-        if end.sequence not in self._waiters:
-            return
-        if end.kind is EndKind.DEAD:
+        if end.kind is EndKind.DEAD and end.sequence in self._awaited:
             # A completion of the job may be stored too, and a waiter that starts late must not report it dead.
             self._unconfirmed.put_nowait(end)
-        else:
+        elif end.kind is not EndKind.DEAD:
             self._dispatch(end, source)
 
     async def _wait_until_read(self) -> None:
@@ -249,34 +180,24 @@ class EndDispatcher:
         self._dispatch(end, None)
 
     def _dispatch(self, end: JobEnd, source: EndSource | None) -> None:
-        for waiter in tuple(self._waiters.get(end.sequence, ())):
+        for waiter in self._awaited.waiters_of(end.sequence):
             if source and end.event_sequence < self._start_of(waiter, source):
                 continue
             waiter.record_end(end)
             if end.kind in (EndKind.COMPLETED, EndKind.CANCELLED):
-                self._drop(end.sequence, waiter)
+                self._awaited.drop(end.sequence, waiter)
 
     def _dispatch_stalls(self) -> None:
         if absence := self._stalls.absence:
-            for waiter in self._all_waiters():
+            for waiter in self._awaited.waiters():
                 waiter.record_stalls([(None, absence)])
             return
         stalls: dict[int, tuple[Waiter, list[tuple[int | None, Stall]]]] = {}
         for sequence, stall in self._stalls:
-            for waiter in self._waiters.get(sequence, ()):
+            for waiter in self._awaited.waiters_of(sequence):
                 stalls.setdefault(id(waiter), (waiter, []))[1].append((sequence, stall))
         for waiter, of_waiter in stalls.values():
             waiter.record_stalls(of_waiter)
-
-    def _all_waiters(self) -> Collection[Waiter]:
-        return {id(waiter): waiter for waiters in self._waiters.values() for waiter in waiters}.values()
-
-    def _drop(self, sequence: int, waiter: Waiter) -> None:
-        waiters = self._waiters.get(sequence, [])
-        if waiter in waiters:
-            waiters.remove(waiter)
-        if not waiters:
-            self._waiters.pop(sequence, None)
 
     async def _confirm_deaths(self) -> None:
         while True:
@@ -309,7 +230,7 @@ class EndDispatcher:
             return
         if (error := task.exception()) is None:
             error = RuntimeError(f"{task.get_coro()} ended by itself")
-        for waiter in self._all_waiters():
+        for waiter in self._awaited.waiters():
             if not waiter.finished.done():
                 waiter.finished.set_exception(error)
 

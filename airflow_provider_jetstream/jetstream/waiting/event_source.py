@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.jetstream.waiting.stream_tail import TailedMessage
 
 # A new waiter is seconds behind its cursor, or minutes after a restart; older ends are read again.
@@ -117,9 +117,16 @@ class EndSource:
         self._backlog_read.clear()
         self._backlog_requested.set()
 
-    def recent_ends(self, sequences: Iterable[int], start: int) -> list[JobEnd]:
-        """Return the ends of jobs that were read and are stored at or after a sequence of this stream."""
-        ends = (self._recent.get(sequence) for sequence in sequences)
+    def recent_ends(self, report: WaitReport, start: int) -> list[JobEnd]:
+        """Return the ends of a report's jobs that were read and are stored at or after a sequence of this stream."""
+        if report.unsettled_count > len(self._recent):
+            # Of very many jobs, most haven't ended.
+            return [
+                end
+                for end in self._recent.values()
+                if end.event_sequence >= start and report.is_unsettled(end.sequence)
+            ]
+        ends = (self._recent.get(sequence) for sequence in report.unsettled())
         return [end for end in ends if end is not None and end.event_sequence >= start]
 
     def recent_reports(self, digests: Iterable[str], start: int) -> list[AdvisoryReport]:
@@ -139,13 +146,14 @@ class EndSource:
             # Never by the sequence in it: anybody may publish here.
             self._take_report(message)
             return
-        end = parse_end(message.data, message.sequence, self._queue, self._connection.domain)
+        end = parse_end(message.data, message.sequence, self._queue, self._connection.domain, message.stored_at)
         if end is None or self._is_of_earlier_stream(message, end) or self._is_of_other_subject(message.subject, end):
             return
-        end = replace(end, stored_at=message.stored_at)
-        earlier = self._recent.pop(end.sequence, end)
-        # The ack metric of a completed job adds nothing to its completion, and reading the backlog finds older ends.
-        self._recent[end.sequence] = max(earlier, end, key=lambda end: (end.has_result, end.event_sequence))
+        latest = end
+        if earlier := self._recent.pop(end.sequence, None):
+            # The ack metric of a completed job adds nothing to its completion, and the backlog has older ends.
+            latest = max(earlier, end, key=lambda end: (end.has_result, end.event_sequence))
+        self._recent[end.sequence] = latest
         if len(self._recent) > _MAX_RECENT:
             oldest = self._recent.pop(next(iter(self._recent)))
             self._low = max(self._low, oldest.event_sequence + 1)

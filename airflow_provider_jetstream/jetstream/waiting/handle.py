@@ -34,9 +34,10 @@ from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_prob
 from airflow_provider_jetstream.jetstream.queue.gate import queue_refusals, record_refusals, require_no_refusal
 from airflow_provider_jetstream.jetstream.units import short_text
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, report_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, MutableSet, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
@@ -170,8 +171,13 @@ class JobsHandle(_Jobs):
         is_beyond = cursor.events_from > events["state"]["last_seq"] + 1
         return replace(cursor, events_from=1) if is_beyond else cursor
 
-    async def jobs(self, connection: Connection) -> tuple[set[int], dict[str, int]]:
-        """Return the jobs' stream sequences, and those of the advised ones by their digests.
+    async def jobs(self, connection: Connection) -> tuple[MutableSet[int], dict[str, int]]:
+        """Return the jobs' stream sequences, and those of the advised ones by their digests; see :meth:`report`."""
+        report, advised = await self.report(connection)
+        return report.awaited, advised
+
+    async def report(self, connection: Connection) -> tuple[WaitReport, dict[str, int]]:
+        """Return the report on the jobs, none of which has ended, and the sequences of advised ones by their digests.
 
         :raises QueueGoneError: the events stream doesn't store a page any more
         :raises ArgumentError: they are too many
@@ -186,7 +192,7 @@ class JobsHandle(_Jobs):
             raise ArgumentError(
                 f"expected a handle on at most {_MAX_JOBS:,} jobs, found {count:,}: wait for parts of them"
             )
-        return {sequence for first, last in ranges for sequence in range(first, last + 1)}, advised
+        return await report_on(ranges), advised
 
     async def _page(self, connection: Connection, number: int) -> _Page:
         cursor = self.position()

@@ -66,10 +66,13 @@ class AdvisoryReport:
     stored_at: datetime
 
 
-def parse_end(data: bytes, event_sequence: int, queue: str, domain: str = "") -> JobEnd | None:
+def parse_end(
+    data: bytes, event_sequence: int, queue: str, domain: str = "", stored_at: datetime = _UNKNOWN
+) -> JobEnd | None:
     """Parse the body of a message of an events stream or a dead letter queue; ``None`` where it is no job's end.
 
     :param domain: the JetStream domain of the queue's server; empty where it has none
+    :param stored_at: when the message was stored
     """
     event = parse_advisory(data)
     if event is None or event.stream != queue:
@@ -92,4 +95,4 @@ def parse_end(data: bytes, event_sequence: int, queue: str, domain: str = "") ->
             note = f"terminated by {event.consumer}: {event.reason or 'no reason given'}"
         case _:
             return None
-    return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result, max(0, event.deliveries))
+    return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result, event.deliveries, stored_at)

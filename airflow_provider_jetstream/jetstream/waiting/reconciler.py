@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.limits import SEQUENCE
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects, settled_sequence
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.waiting.awaited_jobs import AwaitedJobs
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.end_evidence_check import EndEvidenceCheck
     from airflow_provider_jetstream.jetstream.waiting.queue_identity import QueueIdentity
@@ -44,7 +45,7 @@ _NO_ADVISORY = "used up its deliveries without an advisory"
 class Reconciler:
     """Compares the awaited jobs with the stored ones.
 
-    :param awaited: a live view of the jobs' stream sequences
+    :param awaited: the awaited jobs, which change meanwhile
     :param on_end: called with each end that is found
     :param wait_until_read: returns once every event stored so far has been read
     :param evidence: looks at each comparison whether the ends of jobs are stored
@@ -57,7 +58,7 @@ class Reconciler:
         self,
         connection: Connection,
         cursor: Cursor,
-        awaited: Collection[int],
+        awaited: AwaitedJobs,
         on_end: Callable[[JobEnd], None],
         wait_until_read: Callable[[], Awaitable[None]],
         evidence: EndEvidenceCheck,
@@ -111,7 +112,7 @@ class Reconciler:
         settled = max([first - 1, *(info["ack_floor"]["stream_seq"] for info in consumers)])
         delivered = max([settled, *(info["delivered"]["stream_seq"] for info in consumers)])
         suspected_before, self._suspected = self._suspected, {}
-        candidates = self._candidates(settled, delivered, suspected_before)
+        candidates = await self._candidates(settled, delivered, suspected_before)
 
         async def read(sequence: int) -> StoredMessage | None:
             return await get_message(self._connection, self._queue, sequence)
@@ -132,16 +133,13 @@ class Reconciler:
             else:
                 self._suspected[sequence] = kind
 
-    def _candidates(self, settled: int, delivered: int, suspected: Collection[int]) -> list[int]:
+    async def _candidates(self, settled: int, delivered: int, suspected: Collection[int]) -> list[int]:
         """Choose the suspected jobs, and in turn some of those settled, delivered and not delivered yet."""
-        awaited = sorted(sequence for sequence in self._awaited if sequence not in suspected)
         # A job settled for one consumer may belong to another one, and a job may vanish before its delivery.
-        bounds = [0, bisect_right(awaited, settled), bisect_right(awaited, delivered), len(awaited)]
+        bounds = [0, settled, delivered, SEQUENCE]
         chosen = [sequence for sequence in suspected if sequence in self._awaited]
         for group, (low, high) in enumerate(pairwise(bounds)):
-            sequences = awaited[low:high]
-            turn = sequences[bisect_right(sequences, self._positions[group]) :] or sequences
-            turn = turn[:_MAX_CANDIDATES]
+            turn = await self._awaited.some(low, high, self._positions[group], _MAX_CANDIDATES, besides=suspected)
             self._positions[group] = turn[-1] if turn else 0
             chosen += turn
         return chosen

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
+from airflow_provider_jetstream.jetstream.waiting.many_sequences import ManySequences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, MutableSet, Sequence
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 _MAX_REASONS = 20
 _MAX_NOTES = 100
 _MAX_NOTE = 500
+_ADDED_AT_ONCE = 20_000
+# From here on a plain set would stop the event loop when it grows.
+_MANY = 100_000
 
 
 @dataclass(slots=True)
@@ -37,8 +42,8 @@ class WaitReport:
     :param last_end_at: when the last event of an end was stored
     """
 
-    awaited: set[int]
-    completed: set[int] = field(default_factory=set)
+    awaited: MutableSet[int]
+    completed: MutableSet[int] = field(default_factory=set)
     dead: dict[int, str] = field(default_factory=dict)
     cancelled: dict[int, str] = field(default_factory=dict)
     vanished: set[int] = field(default_factory=set)
@@ -76,6 +81,15 @@ class WaitReport:
                 self.vanished.add(sequence)
         return True
 
+    def is_unsettled(self, sequence: object) -> bool:
+        """Return whether the state of a job may still change."""
+        return sequence in self.awaited or sequence in self.dead or sequence in self.vanished
+
+    @property
+    def unsettled_count(self) -> int:
+        """How many jobs there are whose state may still change."""
+        return len(self.awaited) + len(self.dead) + len(self.vanished)
+
     def unsettled(self) -> list[int]:
         """Return the jobs whose state may still change: the awaited, and those that may yet turn out completed."""
         return [*self.awaited, *self.dead, *self.vanished]
@@ -86,7 +100,7 @@ class WaitReport:
             "awaited": len(self.awaited),
             "completed": len(self.completed),
             "dead": len(self.dead),
-            "completed_sequences": sequence_ranges(self.completed),
+            "completed_sequences": ranges_of(self.completed),
             "dead_sequences": sequence_ranges(self.dead),
             "dead_reasons": dict(sorted(self.dead.items())[:_MAX_REASONS]),
             "cancelled": len(self.cancelled),
@@ -104,7 +118,7 @@ class WaitReport:
         """Return what the reports of single jobs need: ranges by what they have in common."""
         notes = _grouped((sequence, note[:_MAX_NOTE]) for sequence, note in (self.dead | self.cancelled).items())
         return {
-            "awaited": sequence_ranges(self.awaited),
+            "awaited": ranges_of(self.awaited),
             "with_result": sequence_ranges(self.results_at),
             "attempts": _grouped((sequence, str(count)) for sequence, count in self.attempts.items()),
             "notes": notes[:_MAX_NOTES],
@@ -116,3 +130,28 @@ def _grouped(named: Iterable[tuple[int, str]]) -> list[tuple[str, list[tuple[int
     for sequence, text in sorted(named):
         groups.setdefault(text, []).append(sequence)
     return [(text, sequence_ranges(sequences)) for text, sequences in groups.items()]
+
+
+def ranges_of(sequences: Collection[int]) -> list[tuple[int, int]]:
+    """Return the first and last sequence of each run of consecutive ones."""
+    return sequences.ranges() if isinstance(sequences, ManySequences) else sequence_ranges(sequences)
+
+
+async def report_on(ranges: Iterable[Sequence[int]]) -> WaitReport:
+    """Return the report on jobs that haven't ended, and let others use the event loop meanwhile.
+
+    :param ranges: their stream sequences, as first and last of each range
+    """
+    sequences = ManySequences()
+    added = 0
+    for first, last in ranges:
+        for start in range(first, last + 1, _ADDED_AT_ONCE):
+            end = min(start + _ADDED_AT_ONCE - 1, last)
+            sequences.add_range(start, end)
+            added += end - start + 1
+            if added >= _ADDED_AT_ONCE:
+                added = 0
+                await asyncio.sleep(0)
+    if len(sequences) < _MANY:
+        return WaitReport(set(sequences))
+    return WaitReport(sequences, completed=ManySequences())

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_sub
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Container, Iterator, Mapping
 
 OnStall: TypeAlias = Literal["fail", "wait"]
 
@@ -114,7 +114,7 @@ class Stalls:
         self,
         stored: Mapping[int, str],
         gone: Collection[int],
-        awaited: Collection[int],
+        awaited: Container[int],
         consumers: Mapping[str, Mapping[str, Any]],
     ) -> None:
         """Look which jobs are stalled, after the queue's stream was found to exist.

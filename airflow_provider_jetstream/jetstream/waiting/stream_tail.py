@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, first_values
 from airflow_provider_jetstream.jetstream.client.message_reader import follow, read_range
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -24,16 +26,15 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from datetime import datetime
-
-    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
 log = logging.getLogger(__name__)
 
-_BATCH = 500
+_BATCH: Final = 500
+# Before the last are used up, so that the server goes on.
+_PULL_AGAIN_AT: Final = 250
 _HEARTBEAT = 5
 _MAX_SILENCE = 2.5 * _HEARTBEAT
 _INACTIVE_THRESHOLD = 60
@@ -42,12 +43,13 @@ _RETRY_PAUSE = 0.5
 
 _PULL = pull_request(_BATCH, expires=30, idle_heartbeat=_HEARTBEAT)
 _IDLE = "100"
+_SHORT_REPLY: Final = 9
+_MESSAGE_ID = re.compile(rb"\r\n%b:([^\r\n]*)" % MSG_ID.encode())
 _LAST_DELIVERY = "Nats-Last-Consumer"
 _EXPIRED = {str(status.value) for status in (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT)}
 
 
-@dataclass(frozen=True, slots=True)
-class TailedMessage:
+class TailedMessage(NamedTuple):
     """The parts of a followed message that a waiter needs."""
 
     subject: str
@@ -88,6 +90,7 @@ class StreamTail:
         self._created = created
         self._on_created = on_created
         self._inbox = self._pull_subject = ""
+        self._inbox_subject = b""
         self._delivered = 0
         self._requested = 0
         self._last_message_at = 0.0
@@ -158,10 +161,11 @@ class StreamTail:
             "num_replicas": 1,
         }
         self._inbox, self._delivered, self._requested, self._failure = connection.new_inbox(), 0, 0, None
+        self._inbox_subject = self._inbox.encode()
         self._pull_subject = pull_subject(self._stream, name, connection.api_prefix)
         reconnects = connection.reconnects
         try:
-            subscription = await connection.subscribe(self._inbox, self._on_delivery, self._on_denied)
+            subscription = await connection.subscribe_raw(self._inbox, self._on_delivery, self._on_denied)
         except UnreachableError as error:
             raise UnreachableError(f"{self._stream} can't be followed: {error}") from None
         try:
@@ -171,8 +175,8 @@ class StreamTail:
                 self.caught_up.set()
             self._last_message_at = asyncio.get_running_loop().time()
             while not self._is_finished():
-                if self._requested <= 0:
-                    self._requested = _BATCH
+                if self._requested <= _PULL_AGAIN_AT:
+                    self._requested += _BATCH
                     await connection.publish(self._pull_subject, _PULL, reply=self._inbox)
                 self._wakeup.clear()
                 with suppress(TimeoutError):
@@ -196,40 +200,41 @@ class StreamTail:
         if asyncio.get_running_loop().time() - self._last_message_at > _MAX_SILENCE:
             raise UnreachableError(f"the server has been silent for {_MAX_SILENCE:g} s")
 
-    async def _on_delivery(self, message: Msg) -> None:
-        if message.subject == self._inbox:
-            self._on_status(message)
+    def _on_delivery(self, subject: bytes, reply: bytes, headers: bytes | None, payload: bytes) -> None:
+        if subject == self._inbox_subject:
+            self._on_status(headers or b"")
             return
-        metadata = message.metadata
-        if self._failure or metadata.sequence.consumer != self._delivered + 1:
+        sequence, delivery, time, pending = _delivery(reply)
+        if self._failure or delivery != self._delivered + 1:
             self._fail(f"delivery {self._delivered + 1} is missing")
             return
         self._delivered += 1
         self._requested -= 1
         self._last_message_at = asyncio.get_running_loop().time()
-        sequence = metadata.sequence.stream
-        if self._stop is None or sequence <= self._stop:
-            message_id = (message.headers or {}).get(MSG_ID, "")
-            self._on_message(TailedMessage(message.subject, sequence, metadata.timestamp, message.data, message_id))
+        # Before the message is taken: one that can't be isn't read for ever.
         self._next = sequence + 1
-        if not metadata.num_pending:
+        if self._stop is None or sequence <= self._stop:
+            stored_at = datetime.fromtimestamp(time / NANOSECONDS, UTC)
+            name, message_id = subject.decode(errors="replace"), _message_id(headers or b"")
+            self._on_message(TailedMessage(name, sequence, stored_at, payload, message_id))
+        if not pending:
             self.caught_up.set()
-        if self._requested <= 0 or self._is_finished():
+        if self._requested <= _PULL_AGAIN_AT or self._is_finished():
             self._wakeup.set()
 
-    def _on_status(self, message: Msg) -> None:
-        headers = message.headers or {}
-        status = headers.get("Status", "")
+    def _on_status(self, headers: bytes) -> None:
+        line, _, _ = headers.removeprefix(STATUS_LINE).partition(b"\r\n")
+        status, _, description = line.decode(errors="replace").partition(" ")
         self._last_message_at = asyncio.get_running_loop().time()
         if status == _IDLE:
-            # Only the heartbeat shows that the client dropped the last messages of a burst.
-            if int(headers.get(_LAST_DELIVERY, 0)) > self._delivered:
+            # Only the heartbeat shows that the last messages of a burst were lost.
+            if int(first_values(headers).get(_LAST_DELIVERY, 0)) > self._delivered:
                 self._fail(f"delivery {self._delivered + 1} is missing")
         elif status in _EXPIRED:
             self._requested = 0
             self._wakeup.set()
         else:
-            self._fail(f"{headers.get('Description') or 'no responders'} (status {status})")
+            self._fail(f"{description.strip() or 'no responders'} (status {status})")
 
     def _on_denied(self, denial: PermissionDeniedError) -> None:
         if denial.subject in (self._inbox, self._pull_subject):
@@ -239,3 +244,20 @@ class StreamTail:
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or UnreachableError(reason)
         self._wakeup.set()
+
+
+def _delivery(reply: bytes) -> tuple[int, int, int, int]:
+    """Return stream sequence, number of the delivery, time and number of pending messages of a delivery.
+
+    ``$JS.ACK.<stream>.<consumer>.<deliveries>.<stream sequence>.<delivery>.<time>.<pending>``, with domain and account
+    behind ``ACK`` where there are more than nine tokens (NATS ADR-15).
+    """
+    tokens = reply.split(b".")
+    first = 5 if len(tokens) == _SHORT_REPLY else 7
+    sequence, delivery, time, pending = map(int, tokens[first : first + 4])
+    return sequence, delivery, time, pending
+
+
+def _message_id(headers: bytes) -> str:
+    found = _MESSAGE_ID.search(headers)
+    return found[1].strip().decode(errors="replace") if found else ""

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import Waiter, shared_dispatcher
+from airflow_provider_jetstream.jetstream.waiting.dispatcher import shared_dispatcher
 from airflow_provider_jetstream.jetstream.waiting.job_report import portable_size
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL, RECONCILE_SECONDS, StallPolicy
+from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -77,10 +78,10 @@ async def _read_results(connection: Connection, events: str, report: WaitReport)
     async def read(sequence: int) -> StoredMessage | None:
         return await get_message(connection, events, sequence)
 
-    bytes_left, stored = RESULTS_BYTES, sorted(report.results_at.items())
+    bytes_left, stored = RESULTS_BYTES, sorted(report.results_at)
     for start in range(0, len(stored), _BATCH):
         batch = stored[start : start + _BATCH]
-        for message in await map_concurrently(read, (event_sequence for _, event_sequence in batch)):
+        for message in await map_concurrently(read, (report.results_at[sequence] for sequence in batch)):
             event = parse_advisory(message.data) if message else None
             if not isinstance(event, Completion):
                 continue
