@@ -73,7 +73,11 @@ SUBJECT = "orders.jobs.a"
 # Needed with more than 500 letters, or for a queue that allows no direct gets; these flows have neither.
 _OF_OTHER_QUEUES = {
     ("spark-reader", "$JS.API.STREAM.MSG.GET.orders"),
-    *(("redriver", f"$JS.API.DIRECT.GET.orders{name}") for name in ("", "-dead", "-events", "-audit", "-archive")),
+    *(
+        (role, f"$JS.API.DIRECT.GET.orders{name}")
+        for role in ("redriver", "monitor")
+        for name in ("", "-dead", "-events", "-audit", "-archive")
+    ),
     ("redriver", "$JS.API.STREAM.PURGE.orders-dead"),
 }
 # These change nothing, so the queue stays as it is from one run to the next.

@@ -1,0 +1,42 @@
+"""Redrives of many letters take few requests, and remove nothing but the letters' entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from testbed.dead_letters import stream_messages
+from testbed.queues import make_dead_letters, make_queue, publish_jobs
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+LETTERS = 550
+
+
+async def api_requests(connection: NatsPyConnection) -> int:
+    return int((await connection.api("INFO"))["api"]["total"])
+
+
+@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.IN_PLACE])
+async def test_many_letters_take_few_api_requests_and_entries_of_others_stay(
+    connection: NatsPyConnection, name: str, protocol: Protocol
+) -> None:
+    queue = await make_queue(connection, name, archive=None)
+    letters = [str(number) for number in range(LETTERS)]
+    await make_dead_letters(connection, queue, letters)
+    foreign = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.other"
+    await connection.client.jetstream().publish(foreign, b"what nobody can read")
+    await publish_jobs(connection, queue, ["alive"])
+    before = await api_requests(connection)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=protocol))
+    report.raise_for_failures()
+    used = await api_requests(connection) - before
+    assert len(report.redriven) == LETTERS
+    assert report.entries_left == 0
+    # The entries behind the first one of others are removed one by one, and these are none.
+    assert used < 100
+    assert [message.data for message in await stream_messages(connection, f"{name}-dead")] == [b"what nobody can read"]
