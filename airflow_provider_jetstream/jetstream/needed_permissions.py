@@ -24,7 +24,7 @@ _REQUESTS: Final[dict[str, tuple[str, ...]]] = {
     "STREAM.MSG.GET": _EVERY,
     "STREAM.MSG.DELETE": ("redriver",),
     "STREAM.PURGE": ("publisher", "redriver"),
-    "DIRECT.GET": ("monitor", "spark-reader"),
+    "DIRECT.GET": _SCAN,
     "CONSUMER.LIST": ("waiter", *_SCAN, "provisioner"),
     "CONSUMER.INFO": ("worker", *_SCAN, "provisioner"),
     "CONSUMER.CREATE": ("waiter", *_SCAN, "provisioner"),
