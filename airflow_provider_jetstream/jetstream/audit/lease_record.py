@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from airflow_provider_jetstream.jetstream.client.message_reader import msg_get
 from airflow_provider_jetstream.jetstream.contract import lease_renewal_subject, lease_subject
@@ -50,6 +50,14 @@ class LeaseRecord(BaseModel):
     since: datetime | None = None
     open_since: int | None = None
     released: bool = False
+
+    @field_validator("since")
+    @classmethod
+    def _in_utc(cls, since: datetime | None) -> datetime | None:
+        try:
+            return since and since.astimezone(UTC)
+        except OverflowError as error:
+            raise ValueError(f"expected a time in the years 1 to 9999 in UTC, found {since}") from error
 
     @property
     def holder(self) -> str:
