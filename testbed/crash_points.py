@@ -236,7 +236,7 @@ def kill_at_call(
             kill(subject)
         await publish(subject, *args, **kwargs)
 
-    def counted_write(frames: bytes) -> None:
+    def counted_write(frames: bytes, messages: int) -> None:
         before = b""
         for subject, message in sent_messages(frames):
             if is_last(subject):
@@ -245,7 +245,7 @@ def kill_at_call(
                     send_now(connection, before)
                 kill(subject)
             before += message
-        write(frames)
+        write(frames, messages)
 
     connection.client.publish = counted_publish  # type: ignore[method-assign]
     connection.client.write = counted_write  # type: ignore[method-assign]

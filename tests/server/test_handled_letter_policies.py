@@ -43,7 +43,9 @@ PROVISIONER = permissions(QUEUE, "provisioner")
 # Those that a queue without handlers doesn't have.
 LINES = {
     "redriver": [
-        line for line in REDRIVER.permissions if f"{NAME}-dead" in line.subject and "STREAM" not in line.subject
+        line
+        for line in REDRIVER.permissions
+        if f"{NAME}-dead" in line.subject and "STREAM" not in line.subject and "DIRECT" not in line.subject
     ],
     "provisioner": [
         line

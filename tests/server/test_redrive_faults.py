@@ -134,14 +134,14 @@ async def kill_server_before(server: NatsServer, connection: NatsPyConnection, c
             await asyncio.to_thread(server.restart)
         await publish(*args, **kwargs)
 
-    def killing_write(frames: bytes) -> None:
+    def killing_write(frames: bytes, _: int) -> None:
         nonlocal sent
         for _, message in sent_messages(frames):
             sent += 1
             if sent == call:
                 server.kill()
                 server.start()
-            write(message)
+            write(message, 1)
 
     connection.client.publish = killing  # type: ignore[method-assign]
     connection.client.write = killing_write  # type: ignore[method-assign]

@@ -38,9 +38,11 @@ def published_subjects(connection: NatsPyConnection, monkeypatch: pytest.MonkeyP
         subjects.append(subject)
         await publish(subject, *args, **kwargs)
 
-    def record_written(frames: bytes) -> None:
-        subjects.extend(subject for subject, _ in sent_messages(frames))
-        write(frames)
+    def record_written(frames: bytes, messages: int) -> None:
+        sent = [subject for subject, _ in sent_messages(frames)]
+        assert len(sent) == messages
+        subjects.extend(sent)
+        write(frames, messages)
 
     with monkeypatch.context() as patch:
         patch.setattr(connection.client, "_send_publish", record)

@@ -59,10 +59,10 @@ def gated(job):
 def die_before_sending(acknowledgement):
     request, write = Client.request, NatsPyConnection.write
 
-    def die_writing(connection, frames):
+    def die_writing(connection, frames, messages=1):
         if b"\\r\\n" + acknowledgement in frames:
             os.kill(os.getpid(), signal.SIGKILL)
-        write(connection, frames)
+        write(connection, frames, messages)
 
     NatsPyConnection.write = die_writing
 

@@ -195,7 +195,7 @@ class AnswerInbox:
             position += 1
         if frames:
             try:
-                self._connection.write(b"".join(frames))
+                self._connection.write(b"".join(frames), len(frames))
             except UnreachableError as error:
                 for unsent in numbers.values():
                     group.answers[unsent] = UnreachableError(str(error))

@@ -29,7 +29,7 @@ async def read_bulk(connection: Connection, info: Mapping[str, Any], start: int)
     """
     stream, stop = info["config"]["name"], int(info["state"]["last_seq"])
     start = max(start, int(info["state"]["first_seq"]), 1)
-    has_reader = stream in connection.batch_readers or stream in connection.message_readers
+    has_reader = stream in connection.batch_readers
     if stop - start >= _FEW and not has_reader and await _has_exact_batches(connection, stream):
         try:
             while start <= stop:

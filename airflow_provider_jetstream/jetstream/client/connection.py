@@ -177,11 +177,12 @@ class Connection(Protocol):
         :raises PermissionDeniedError: the user may not send one of them, or not receive the answers
         """
 
-    def write(self, frames: bytes) -> None:
+    def write(self, frames: bytes, messages: int = 1) -> None:
         """Send encoded messages (:mod:`.frame_encoder`) together with all that is written in the same turn of the loop.
 
         Whoever waits for an answer to what changes something calls :meth:`drop_unsent` once its time limit has passed.
 
+        :param messages: how many they are
         :raises UnreachableError: the connection is lost; nothing is sent, now or later
         """
 

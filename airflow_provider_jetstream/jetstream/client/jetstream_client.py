@@ -97,7 +97,7 @@ class JetStreamClient(RestoringClient):
         self.parser.runs.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
-    def write(self, frames: bytes) -> None:
+    def write(self, frames: bytes, messages: int) -> None:
         """Send encoded frames together with all else that is written before the event loop's next turn.
 
         :raises ConnectionReconnectingError: the connection is lost; nothing is sent, now or later
@@ -107,6 +107,7 @@ class JetStreamClient(RestoringClient):
             raise nats_errors.ConnectionClosedError if self.is_closed else nats_errors.ConnectionReconnectingError
         self._pending.append(frames)
         self._pending_data_size += len(frames)
+        self.stats["out_msgs"] += messages
         self.stats["out_bytes"] += len(frames)
         if self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())

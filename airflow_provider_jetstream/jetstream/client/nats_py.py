@@ -155,10 +155,10 @@ class NatsPyConnection(Connection):
         """Send many requests together."""
         return await self._answers.request_many(requests, headers)
 
-    def write(self, frames: bytes) -> None:
+    def write(self, frames: bytes, messages: int = 1) -> None:
         """Send encoded messages together with all that is written in the same turn of the loop."""
         try:
-            self.client.write(frames)
+            self.client.write(frames, messages)
         except nats_errors.Error as error:
             raise self._failed(error, "nothing was sent") from None
 

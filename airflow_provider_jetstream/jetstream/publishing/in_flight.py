@@ -154,7 +154,7 @@ class JobsInFlight:
         if not frames:
             return
         try:
-            self._connection.write(b"".join(frames))
+            self._connection.write(b"".join(frames), len(frames))
         except UnreachableError as error:
             # While the connection is lost, the jobs are sent again after their deadline.
             if self._connection.is_connected or self._connection.is_closed:

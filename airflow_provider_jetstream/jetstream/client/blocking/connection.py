@@ -135,7 +135,7 @@ class BlockingConnection(Connection):
             raise UnreachableError(f"no stream captures {subject} just now")
         return answer
 
-    def write(self, frames: bytes) -> None:
+    def write(self, frames: bytes, messages: int = 1) -> None:
         """Send encoded messages with the next requests."""
         self._driver.write(frames)
 
