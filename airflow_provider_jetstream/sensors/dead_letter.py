@@ -11,7 +11,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.find import count_entries
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import SelectionError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # A look at more entries takes longer than a deferral.
 _FEW_ENTRIES = 2_000
@@ -116,7 +118,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
     def first_poke(self, context: Context) -> PokeReturnValue | None:
         """Look once before deferring, unless there are many entries: the triggers of a queue share what they know."""
         with fail_on_terminal_errors():
-            entries = JetStreamHook(self.nats_conn_id).blocking(count_entries, self.loaded_queue())
+            entries = JetStreamHook(self.nats_conn_id).blocking(_count_entries, self.loaded_queue())
         return self.poke(context) if entries <= _FEW_ENTRIES else None
 
     def polling_trigger(self, polling: Mapping[str, Any]) -> DeadLetterTrigger:
@@ -147,3 +149,11 @@ class JetStreamDeadLetterSensor(PollingSensor):
         if self._is_selective:
             require_rendered("select", self.select)
         return parse_selection(self.select)
+
+
+async def _count_entries(connection: Connection, queue: WorkQueue) -> int:
+    try:
+        return await count_entries(connection, queue)
+    except NotFoundError:
+        # The look says which of the queue's streams is missing.
+        return 0

@@ -77,7 +77,7 @@ class InFlightJobs:
     @property
     def free(self) -> int:
         """How many more jobs can be started, and settled."""
-        if self.is_stuck():
+        if self._stopping.is_set() or self.is_stuck():
             return 0
         arrived = len(self._arrived)
         unsettled = self._concurrency * self._jobs_per_slot * _UNSETTLED_PER_SLOT - len(self._runs)

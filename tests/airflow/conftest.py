@@ -152,6 +152,8 @@ def airflow(
             # A deferred task resumes only after this time, since the trigger's event is delayed by it.
             "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.3",
+            # A thousand triggers of one test run beside those that others leave.
+            "AIRFLOW__TRIGGERER__CAPACITY": "1200",
             "PLANTED_FAILING": ",".join(planted_ways.failing()),
             "DEAD_LETTER_REPORTS": str(folder / "reports"),
             "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": "nats_default,nats_fleet,nats_unreachable,nats_wrong_password",

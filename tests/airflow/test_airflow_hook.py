@@ -111,7 +111,7 @@ async def test_a_host_may_list_servers_with_or_without_ports(
         ({}, "connection 'nats_bad': expected a host, found none; set it"),
         (
             {"host": "one:port"},
-            "expected host:port with a port from 1 to 65535, and brackets around IPv6, found 'one:port'",
+            "expected host:port with a port from 1 to 65535, and brackets around IPv6, found 'one:…'",
         ),
         ({"host": "::1", "port": 4333}, "brackets around IPv6"),
         (

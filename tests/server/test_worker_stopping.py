@@ -53,6 +53,24 @@ async def test_jobs_that_arrive_after_the_stop_are_handed_back_and_not_pulled_ag
     assert {job.attempt for job in jobs} <= {1, 2}
 
 
+async def test_a_worker_that_its_handler_stops_pulls_no_other_job(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    await publish_jobs(connection, queue, "abc")
+    jobs: list[bytes] = []
+
+    async def handle(job: Delivery) -> None:
+        jobs.append(job.body)
+        worker.stop()
+
+    worker = Worker(queue, "worker", handle, settings)
+    async with running_worker(worker) as working:
+        await eventually(working.done)
+    assert jobs == [b"a"]
+    assert (await consumer_info(connection, name, "worker"))["delivered"]["consumer_seq"] == 1
+
+
 async def test_a_job_that_arrives_after_the_stop_on_its_last_delivery_is_run_rather_than_handed_back(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

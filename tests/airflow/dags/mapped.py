@@ -25,6 +25,7 @@ for variant in ("inline", "late"):
             subject=f"mapped.{variant}",
             wait_for_completion=True,
             wait_timeout=timedelta(minutes=5),
+            defer_after=0 if variant == "late" else None,
             deferrable=True,
             retries=0,
         ).expand(jobs=[[f"job-{number}"] for number in range(TASKS)])
