@@ -134,9 +134,11 @@ async def kill_server_before(server: NatsServer, connection: NatsPyConnection, c
             await asyncio.to_thread(server.restart)
         await publish(*args, **kwargs)
 
-    def killing_write(frames: bytes, _: int) -> None:
+    def killing_write(frames: bytes, messages: int) -> None:
         nonlocal sent
-        for _, message in sent_messages(frames):
+        written = list(sent_messages(frames))
+        assert len(written) == messages
+        for _, message in written:
             sent += 1
             if sent == call:
                 server.kill()

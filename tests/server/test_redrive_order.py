@@ -257,11 +257,10 @@ async def cut_off_redrive(settings: ConnectionSettings, queue: WorkQueue, reques
                 raise OSError("cut off")
             await publish(*args, **kwargs)
 
-        def write_some(frames: bytes, _: int) -> None:
+        def write_some(frames: bytes, messages: int) -> None:
             nonlocal left
-            messages = [message for _, message in sent_messages(frames)]
-            left -= len(messages)
-            sent = messages[: len(messages) + min(left, 0)]
+            left -= messages
+            sent = [message for _, message in sent_messages(frames)][: messages + min(left, 0)]
             write(b"".join(sent), len(sent))
             if left < 0:
                 raise OSError("cut off")
