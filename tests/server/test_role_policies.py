@@ -235,6 +235,12 @@ async def redrives_all_ways(settings: ConnectionSettings, admin: NatsPyConnectio
 async def requeues(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
     await publish(admin, QUEUE, ["fail"], subject=SUBJECT)
     await do_jobs(settings_of_admin(settings), admin)
+
+    async def dead() -> bool:
+        return await stored_count(admin, "orders-dead") > 0
+
+    # The server publishes its advisory some time after the delivery has ended.
+    await eventually(dead, 60)
     async with connect(settings) as connection:
         # Servers before 2.14 can't.
         if connection.server_version >= (2, 14, 0):
