@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream testbed demo docker example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-redrive bench-scan bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-page-load bench-redrive bench-scan bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -29,16 +29,29 @@ LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))
 # Redrives that run at once need their share of the processor: beside seven others they outlast their ack waits.
 REDRIVES := $(sort $(wildcard tests/server/test_redrive*.py))
 
-# Airflow's tests share one Airflow, and the tests of server, faults and documents mostly wait: both have the machine for
-# themselves. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share one browser,
+# These call Airflow's classes in the test's own process; no scheduler runs for them.
+CALLED := $(addsuffix .py,$(addprefix tests/airflow/test_airflow_,completion_trigger hook migration monitor_large \
+	monitor_service monitor_truth provision_warnings redrive_operator stats triggers))
+
+AIRFLOW := $(filter-out $(CALLED),$(sort $(wildcard tests/airflow/test_*.py)))
+AIRFLOW_TO_O := $(filter-out $(CALLED),$(sort $(wildcard tests/airflow/test_airflow_[a-o]*.py)))
+
+# Airflow's tests share one Airflow for each half of their files; they mostly wait, as those of server, faults and
+# documents do. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share one browser,
 # and of the environments run beside them.
 test: $(UV) chromium
-	$(RUN) pytest tests/airflow
+	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-airflow-to-o test-airflow-from-p
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-spark test-beside-spark
-	$(RUN) pytest -n 8 tests/server tests/documents $(addprefix --ignore=,$(REDRIVES))
+	$(RUN) pytest -n 8 $(CALLED) tests/server tests/documents $(addprefix --ignore=,$(REDRIVES))
 	$(RUN) pytest -n 4 tests/faults $(REDRIVES)
 
-.PHONY: test-spark test-beside-spark
+.PHONY: test-airflow-to-o test-airflow-from-p test-spark test-beside-spark
+test-airflow-to-o: $(UV)
+	$(RUN) pytest $(AIRFLOW_TO_O)
+
+test-airflow-from-p: $(UV)
+	$(RUN) pytest $(filter-out $(AIRFLOW_TO_O),$(AIRFLOW))
+
 test-spark: $(UV)
 	$(RUN) pytest tests/spark
 
@@ -71,13 +84,39 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core fonts-inter; \
 	}
 
+# The rules of monitoring/ in Prometheus, which is Debian's package where none is installed; the test command has it too.
+.PHONY: check-alerts
+check-alerts: $(UV)
+	$(RUN) pytest tests/server/test_alert_rules.py
+
 # Takes the pictures in docs/screenshots again.
 screenshots: $(UV) chromium
-	SCREENSHOTS=1 $(RUN) pytest tests/ui --ignore=$(UI_VERSIONS)
+	SCREENSHOTS=1 $(RUN) pytest tests/ui/test_ui_pictures.py tests/ui/test_ui_runbook.py
 
-# Downloads the libraries of the monitor page again, in the versions of vendor.json; needs npm.
-ui-vendor: $(UV)
-	$(RUN) python -m testbed.vendoring
+# Builds the front end of the monitor page from web/ into the package, which carries the built files: only this target
+# and web-check need Node.
+.PHONY: web web-check
+web: web/node_modules
+	npm --prefix web run --silent build
+
+# Compares the built files with a new build, lints, checks types, and runs the unit tests of the front end.
+web-check: web/node_modules
+	npm --prefix web run --silent check
+
+# Writes the types of the front end anew, from the models of its API.
+.PHONY: api-types
+api-types: $(UV)
+	$(RUN) python -m testbed.api_types
+
+# Writes docs/contract anew, from the models that read these messages.
+.PHONY: contract-files
+contract-files: $(UV)
+	$(RUN) python -m testbed.contract_files
+
+web/node_modules: web/package-lock.json
+	@command -v npm >/dev/null || { echo "web/ needs Node 20 or later with npm: install the package nodejs" >&2; exit 1; }
+	npm --prefix web ci --no-audit --no-fund --ignore-scripts
+	@touch web/node_modules
 
 check: format lint types test
 
@@ -147,10 +186,13 @@ matrix-dependencies: $(UV)
 	$(RUN) python -m testbed.matrix dependencies $(MATRIX)
 
 # The workloads of docs/benchmarks.md, which writes its sections anew. Add a module to the list when it has a workload.
-WORKLOADS := publishing worker dead_letter_look wait redrive
+WORKLOADS := publishing worker short_waits dead_letter_look dead_letter_waits wait redrive growth imports
 
 bench: $(UV)
 	for workload in $(WORKLOADS); do $(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done
+
+bench-page-load: $(UV) chromium
+	$(RUN) python -m benchmarks.page_load
 
 bench-monitor: $(UV)
 	$(RUN) python -m benchmarks.monitor
@@ -187,7 +229,7 @@ bench-imports: $(UV)
 	$(RUN) python -m benchmarks.imports
 
 clean:
-	rm -rf .venv .tools .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf web/node_modules .venv .tools .cache .pytest_cache .mypy_cache .ruff_cache
 
 uv:
 

@@ -18,6 +18,7 @@ try:
         AirflowSensorTimeout,
         AirflowSkipException,
     )
+    from airflow.sdk.observability.stats import Stats
     from airflow.sdk.plugins_manager import AirflowPlugin
 except ImportError:  # Airflow 3.1
     from airflow.configuration import conf
@@ -30,6 +31,7 @@ except ImportError:  # Airflow 3.1
         AirflowSkipException,
     )
     from airflow.plugins_manager import AirflowPlugin
+    from airflow.stats import Stats
 
 __all__ = [
     "AirflowConfigException",
@@ -39,5 +41,6 @@ __all__ = [
     "AirflowPlugin",
     "AirflowSensorTimeout",
     "AirflowSkipException",
+    "Stats",
     "conf",
 ]

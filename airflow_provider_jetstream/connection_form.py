@@ -51,3 +51,12 @@ CONNECTION_FIELDS: Final[dict[str, dict[str, Any]]] = {
         default=10,
     ),
 }
+
+FIELD_BEHAVIOUR: Final[dict[str, Any]] = {
+    "hidden-fields": ["schema", "extra"],
+    "relabeling": {"host": "Servers", "login": "User"},
+    "placeholders": {
+        "host": "nats-1.example.org, nats-2.example.org (tls://… for TLS)",
+        "port": "4222",
+    },
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_jetstream import __version__
-from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS
+from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS, FIELD_BEHAVIOUR
 
 _PACKAGE = "airflow_provider_jetstream"
 
@@ -22,6 +22,12 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "NATS JetStream",
                 "external-doc-url": "https://docs.nats.io/nats-concepts/jetstream",
+                "how-to-guide": [
+                    f"/docs/{page}.md"
+                    for page in ("queue", "publishing", "waiting", "draining", "dead-letters", "redrive", "assets")
+                ],
+                # Where the plugin serves it.
+                "logo": "/jetstream/static/icon.svg",
                 "tags": ["service"],
             }
         ],
@@ -30,7 +36,8 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "NATS JetStream",
                 "python-modules": [
-                    f"{_PACKAGE}.operators.{name}" for name in ("cancel", "provision", "publish", "redrive", "spark")
+                    f"{_PACKAGE}.operators.{name}"
+                    for name in ("cancel", "consume", "provision", "publish", "redrive", "spark")
                 ],
             }
         ],
@@ -43,9 +50,28 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "NATS JetStream",
-                "python-modules": [f"{_PACKAGE}.triggers.{name}" for name in ("completion", "dead_letter", "queue")],
+                "python-modules": [
+                    f"{_PACKAGE}.triggers.{name}"
+                    for name in ("completion", "dead_letter", "message", "queue", "redrive", "waiting_messages")
+                ],
             }
         ],
+        "asset-uris": [
+            {
+                "schemes": ["jetstream"],
+                "handler": f"{_PACKAGE}.assets.stream_asset.sanitize_uri",
+                "factory": f"{_PACKAGE}.assets.stream_asset.create_asset",
+                "to_openlineage_converter": f"{_PACKAGE}.assets.stream_asset.convert_asset_to_openlineage",
+            }
+        ],
+        "queues": [f"{_PACKAGE}.queues.jetstream.JetStreamMessageQueueProvider"],
+        "task-decorators": [
+            {
+                "name": "jetstream_consume",
+                "class-name": f"{_PACKAGE}.operators.consume_decorator.jetstream_consume_task",
+            }
+        ],
+        "notifications": [f"{_PACKAGE}.notifications.jetstream.JetStreamNotifier"],
         "extra-links": [
             *(f"{_PACKAGE}.links.monitor.{name}" for name in ("QueueLink", "RunJobsLink", "RunLettersLink")),
             f"{_PACKAGE}.links.job_reports.JobReportsLink",
@@ -82,14 +108,7 @@ def get_provider_info() -> dict[str, Any]:
                 "connection-type": "nats",
                 "hook-class-name": f"{_PACKAGE}.hooks.jetstream.JetStreamHook",
                 "hook-name": "NATS JetStream",
-                "ui-field-behaviour": {
-                    "hidden-fields": ["schema", "extra"],
-                    "relabeling": {"host": "Servers", "login": "User"},
-                    "placeholders": {
-                        "host": "nats-1.example.org, nats-2.example.org (tls://… for TLS)",
-                        "port": "4222",
-                    },
-                },
+                "ui-field-behaviour": FIELD_BEHAVIOUR,
                 "conn-fields": CONNECTION_FIELDS,
             }
         ],

@@ -1,18 +1,29 @@
 """Looks at dead letters: the first one, and one with ten new letters, at queues of very different sizes.
 
-Every size gets a queue with all companions on a server of its own: jobs of 64 bytes, dead by one delivery, their
-advisories captured. A look counts only if it found every letter. Requests are the messages that the server has
-received, without the copies of new letters' bodies that a look stores; these are counted beside them.
+Every size gets a queue with events, archive and audit: jobs of 64 bytes, dead by one delivery, their advisories
+captured, and a few jobs that are done. Each round is a process with a server of its own, on a copy of the prepared
+store. A look counts only if it found every letter. Requests are the messages that the server has received, without the
+copies of bodies that a look stores; these are counted beside them. The first look of a follower copies each body into
+the dead letter queue, and from then on looks read what has changed. A hold is how long the event loop's thread worked
+on one callback, by its own CPU time, without the full passes of Python's garbage collector: these take as long as all
+objects of the process ask for. Five rounds of 1,000 letters, three of 100,000, one of 1,000,000. Bytes a letter are the
+growth of the process by a follower that knows all letters.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import json
+import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from asyncio import events
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -20,199 +31,239 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
-from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
-from benchmarks.dead_queue import open_connection, prepare
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from benchmarks.dead_queue import open_connection, prepared_store, server_with
 from benchmarks.report import Goal, Sample, Table, Way, Workload, server_cpu
-from testbed.dead_letters import change_stream
-from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from testbed.nats_server import NatsServer
 
-_NAME = "looked"
+NAME = "looked"
+BODY = b"x" * 64
 _NEW = 10
-_WAITS = 200
+# By size, how many rounds; and the size from which the growth of the process is more than noise.
+_ROUNDS = {1_000: 5, 100_000: 3, 1_000_000: 1}
+_MANY = 50_000
+_FIRST, _COPYING, _NEXT, _IDLE = (
+    "first look",
+    "first look of a follower",
+    "look with ten new letters",
+    "look, nothing new",
+)
+
+
+@dataclass
+class Holds:
+    """The longest time that the event loop was held, in CPU seconds of its thread."""
+
+    longest: float = 0.0
+    _collecting: float = 0.0
+    _began: float = field(default=0.0, init=False)
+
+    def install(self) -> None:
+        """Measure each callback of event loops from now on."""
+        run = events.Handle._run  # noqa: SLF001
+
+        def measured(handle: events.Handle) -> None:
+            before, collecting = time.thread_time(), self._collecting
+            run(handle)
+            held = time.thread_time() - before - (self._collecting - collecting)
+            self.longest = max(self.longest, held)
+
+        events.Handle._run = measured  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        gc.callbacks.append(self._on_collection)
+
+    def _on_collection(self, phase: str, _: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self._collecting += time.thread_time() - self._began
 
 
 @dataclass
 class _Meter:
-    """Measures a part of a run on one connection; ``lags`` holds how late the loop's timer was, in seconds."""
+    """Measures the parts of a run on one connection."""
 
     server: NatsServer
-    lags: list[float]
-
-    async def watch_loop(self) -> None:
-        while True:
-            due = time.perf_counter() + 0.005
-            await asyncio.sleep(0.005)
-            self.lags.append(time.perf_counter() - due)
+    holds: Holds
 
     def begin(self) -> None:
-        self.lags.clear()
+        gc.collect()
+        self._memory = psutil.Process().memory_info().rss
+        self.holds.longest = 0.0
         self._received, self._cpu = self.server.monitor("varz")["in_msgs"], server_cpu(self.server)
         self._started, self._own = time.perf_counter(), time.process_time()
 
-    def end(self, count: int, copies: int = 0, slowest: float = 0.0) -> Sample:
-        seconds, lags = time.perf_counter() - self._started, sorted(self.lags) or [0.0]
+    def end(self, count: int, copies: int = 0, *, with_memory: bool = False) -> Sample:
+        seconds, own = time.perf_counter() - self._started, time.process_time() - self._own
         extra: dict[str, float] = {
             "milliseconds": seconds * 1e3,
             "requests": self.server.monitor("varz")["in_msgs"] - self._received - copies,
             "copies": copies,
-            "loop lag p99 ms": lags[int(len(lags) * 0.99)] * 1e3,
+            "longest hold ms": self.holds.longest * 1e3,
         }
-        if slowest:
-            extra["slowest"] = slowest
-        return Sample(count, seconds, time.process_time() - self._own, server_cpu(self.server) - self._cpu, extra)
+        if with_memory:
+            gc.collect()
+            growth = psutil.Process().memory_info().rss - self._memory
+            extra["bytes a letter"] = growth / count if count >= _MANY else 0.0
+        return Sample(count, seconds, own, server_cpu(self.server) - self._cpu, extra)
 
 
-async def _entries(connection: NatsPyConnection, queue: WorkQueue) -> int:
+async def entries_of(connection: NatsPyConnection, queue: WorkQueue) -> int:
+    """Return the last sequence of a queue's dead letter queue."""
     return int((await stream_info(connection, require_dead_letters(queue).name))["state"]["last_seq"])
 
 
-async def _die(connection: NatsPyConnection, count: int) -> None:
-    """Let new jobs die."""
+async def die(connection: NatsPyConnection, queue: WorkQueue, *subjects: str) -> float:
+    """Let new jobs of these subjects die; return when the request was sent by which the server publishes that."""
     jetstream = connection.client.jetstream(timeout=60)
-    for _ in range(count):
-        await jetstream.publish(f"{_NAME}.jobs", b"x" * 64)
-    worker = await jetstream.pull_subscribe_bind("worker", stream=_NAME)
-    for message in await worker.fetch(count, timeout=60):
+    for subject in subjects:
+        await jetstream.publish(subject, BODY)
+    worker = await jetstream.pull_subscribe_bind("worker", stream=queue.name)
+    for message in await worker.fetch(len(subjects), timeout=60):
         await message.nak()
     await worker.unsubscribe()
     # As by the next pull of a worker: only then does the server publish that the deliveries are used up.
-    await probe_consumer(connection, _NAME, "worker")
+    sent_at = time.time()
+    await probe_consumer(connection, queue.name, "worker")
+    return sent_at
 
 
-def _verify(found: int, expected: int) -> None:
+async def _be_done(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
+    """Let jobs be done, which the ledger of a queue with an archive accounts for."""
+    jetstream = connection.client.jetstream(timeout=60)
+    for _ in range(count):
+        await jetstream.publish(f"{NAME}.jobs", BODY)
+    worker = await jetstream.pull_subscribe_bind("worker", stream=queue.name)
+    for message in await worker.fetch(count, timeout=60):
+        await message.ack_sync()
+    await worker.unsubscribe()
+
+
+def verify(found: int, expected: int) -> None:
+    """Exit where a look didn't find what is there."""
     if found != expected:
         raise SystemExit(f"expected {expected} letters, found {found}")
 
 
-async def _measure(server: NatsServer, letters: int, samples: dict[str, list[Sample]]) -> None:
-    queue = await prepare(server.url, _NAME, letters, b"x" * 64, events=f"{_NAME}-events")
+async def _first_look(server: NatsServer, queue: WorkQueue, letters: int, holds: Holds) -> dict[str, Sample]:
     async with open_connection(server.url) as connection:
-        if not (await stream_info(connection, _NAME))["config"].get("allow_direct"):
-            await change_stream(connection, _NAME, allow_direct=True)
-        meter = _Meter(server, [])
-        watching = asyncio.create_task(meter.watch_loop())
+        meter = _Meter(server, holds)
         meter.begin()
-        scan = await Scan.begin(connection, queue, ahead=True)
-        found = sum([len(page.letters) async for page in scan.pages(Selection())])
-        _verify(found, letters)
-        samples.setdefault(f"first look at {letters:,}", []).append(meter.end(letters))
-        before = await _entries(connection, queue)
+        scan = await Scan.begin(connection, queue)
+        verify(sum([len(page.letters) async for page in scan.pages(Selection())]), letters)
+        return {_FIRST: meter.end(letters)}
+
+
+async def _follow(server: NatsServer, queue: WorkQueue, letters: int, holds: Holds) -> dict[str, Sample]:
+    async with open_connection(server.url) as connection:
+        await _be_done(connection, queue, _NEW)
+        meter, before = _Meter(server, holds), await entries_of(connection, queue)
         meter.begin()
         tracked = await TrackedLetters.prove(connection, queue)
-        proved = meter.end(letters, await _entries(connection, queue) - before)
-        samples.setdefault(f"first look at {letters:,}, and a copy of each body", []).append(proved)
-        _verify(await tracked.update(connection) and len(tracked.table), letters)
-        await _die(connection, _NEW)
+        copies = await entries_of(connection, queue) - before
+        samples = {_COPYING: meter.end(letters, copies, with_memory=True)}
+        verify(len(tracked.table), letters)
+        verify(copies, letters)
         meter.begin()
-        _verify(await tracked.update(connection) and len(tracked.table), letters + _NEW)
-        samples.setdefault(f"a look at {letters:,} with {_NEW} new ones", []).append(meter.end(_NEW, _NEW))
-        watching.cancel()
+        verify(await tracked.update(connection) and len(tracked.table), letters)
+        samples[_IDLE] = meter.end(1)
+        await _be_done(connection, queue, _NEW)
+        await die(connection, queue, *[f"{NAME}.jobs"] * _NEW)
+        meter.begin()
+        verify(await tracked.update(connection) and len(tracked.table), letters + _NEW)
+        samples[_NEXT] = meter.end(_NEW, _NEW)
+        summary = await tracked.summary(Selection(), ())
+        verify(summary.dead, letters + _NEW)
+        verify(sum(last - first + 1 for first, last in summary.ranges), letters + _NEW)
+        return samples
 
 
-async def _measure_waits(server: NatsServer, letters: int, samples: dict[str, list[Sample]]) -> None:
-    """Wait in one event loop for letters of many consumers' groups, and let a letter die for which all wait."""
-    queue = await prepare(server.url, _NAME, letters, b"x" * 64, events=f"{_NAME}-events")
-    async with open_connection(server.url) as connection, open_connection(server.url) as publisher:
-        await change_stream(connection, _NAME, allow_direct=True)
-        meter = _Meter(server, [])
-        watching = asyncio.create_task(meter.watch_loop())
-        meter.begin()
-        criteria = [LetterCriteria(Selection(), ("consumer",), count=letters + 1 + number) for number in range(_WAITS)]
-        waits = [asyncio.create_task(wait_for_dead_letters(connection, queue, each, 60.0)) for each in criteria]
-        quiet = server.monitor("varz")["in_msgs"]
-        while True:
-            await asyncio.sleep(3.0)
-            received = server.monitor("varz")["in_msgs"]
-            if received - quiet <= 3 * 5 and await _entries(publisher, queue) >= 2 * letters:
-                break
-            quiet = received
-        samples.setdefault("the first look for all", []).append(meter.end(letters, letters))
-        meter.begin()
-        await asyncio.sleep(10.0)
-        rest = meter.end(1)
-        samples.setdefault("at rest for 10 s", []).append(rest)
-        delays = []
-        meter.begin()
-        for wait in waits[:20]:
-            await _die(publisher, 1)
-            died = time.perf_counter()
-            summary = await wait
-            delays.append(time.perf_counter() - died)
-            _verify(int(summary.dead >= letters), 1)
-        fired = meter.end(len(delays), slowest=max(delays) * 1e3)
-        samples.setdefault("each of 20 ends with its letter", []).append(fired)
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-        watching.cancel()
+def _measure_here(store: str, letters: int, part: str, declaration: str) -> dict[str, Any]:
+    """Measure in this process."""
+    from pathlib import Path
+
+    holds = Holds()
+    holds.install()
+    # As this package's triggers do in a triggerer.
+    gc.freeze()
+    measure = {"first": _first_look, "follow": _follow}[part]
+    with server_with(Path(store)) as server:
+        samples = asyncio.run(measure(server, WorkQueue(**json.loads(declaration)), letters, holds))
+    return {name: asdict(sample) for name, sample in samples.items()}
 
 
-def measure(sizes: Sequence[int], waited: int, rounds: int) -> Workload:
-    """Measure looks at queues of these sizes, and waits at one."""
+def _measure_apart(store: Path, queue: WorkQueue, letters: int, part: str) -> Iterator[tuple[str, Sample]]:
+    declaration = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
+    command = [sys.executable, "-m", "benchmarks.dead_letter_look"]
+    command += ["--measure", str(store), str(letters), part, declaration]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    for name, sample in json.loads(ended.stdout.splitlines()[-1]).items():
+        yield name, Sample(**sample)
+
+
+def measure(sizes: Mapping[int, int]) -> Workload:
+    """Measure looks at queues.
+
+    :param sizes: how many letters, and how many rounds
+    """
     looks: dict[str, list[Sample]] = {}
-    waits: dict[str, list[Sample]] = {}
-    for _ in range(rounds):
-        for letters in sizes:
-            with NatsServer() as server:
-                asyncio.run(_measure(server, letters, looks))
-        with NatsServer() as server:
-            asyncio.run(_measure_waits(server, waited, waits))
-    of_looks = Table("looks", "letters", [Way(name, each) for name, each in looks.items()])
-    of_waits = Table(
-        f"{_WAITS} waits at {waited:,} letters", "letters", [Way(name, each) for name, each in waits.items()]
-    )
-    goals = [
-        goal
-        for letters in sizes
-        for first, then in [
-            (of_looks.way(f"first look at {letters:,}"), of_looks.way(f"a look at {letters:,} with {_NEW} new ones"))
-        ]
-        for goal in (
-            Goal(f"letters a second of a first look at {letters:,}", first.rate, 10_000),
-            Goal(
-                f"requests a letter of a first look at {letters:,}", first.extra("requests") / letters, 1, at_most=True
-            ),
-            Goal(f"milliseconds of the next look at {letters:,}", then.extra("milliseconds"), 50, at_most=True),
-            Goal(f"requests of the next look at {letters:,}", then.extra("requests"), 20, at_most=True),
-        )
-    ]
-    rest, fired = of_waits.way("at rest for 10 s"), of_waits.way("each of 20 ends with its letter")
-    goals += [
-        Goal("requests a second at rest", rest.extra("requests") / 10, 5, at_most=True),
-        Goal(
-            "milliseconds from a letter to the end of its wait",
-            fired.extra("slowest"),
-            1_000,
-            at_most=True,
-        ),
-        Goal("loop lag p99, milliseconds, at rest", rest.extra("loop lag p99 ms"), 20, at_most=True),
-        Goal("loop lag p99, milliseconds, while waits end", fired.extra("loop lag p99 ms"), 20, at_most=True),
-    ]
+    for letters, rounds in sizes.items():
+        print(f"a queue of {letters:,} dead letters", file=sys.stderr, flush=True)
+        with prepared_store(NAME, letters, BODY, events=f"{NAME}-events") as (store, queue):
+            for turn in range(1, rounds + 1):
+                for part in ("first", "follow"):
+                    print(f"round {turn} of {rounds}: {part}", file=sys.stderr, flush=True)
+                    for name, sample in _measure_apart(store, queue, letters, part):
+                        looks.setdefault(f"{name}, {letters:,}", []).append(sample)
+    table = Table("looks", "letters", [Way(name, each) for name, each in looks.items()])
     return Workload(
         "W4",
         "Looking at dead letters",
         "dead_letter_look",
         " ".join((__doc__ or "").split()),
-        [of_looks, of_waits],
-        goals,
+        [table],
+        _goals(table, sizes),
     )
+
+
+def _goals(table: Table, sizes: Mapping[int, int]) -> list[Goal]:
+    goals: list[Goal] = []
+    for letters in sizes:
+        first, copying, following = (table.way(f"{name}, {letters:,}") for name in (_FIRST, _COPYING, _NEXT))
+        spent = (
+            f"{first.client_microseconds:.0f} µs of the client's one thread and {first.server_microseconds:.0f} µs of"
+            " the server, one after the other: two messages a letter are parsed, the advisory is validated, and job,"
+            " entries, completion, audit and handlers are judged one by one"
+        )
+        goals += [
+            Goal(f"letters a second of a first look at {letters:,}", first.rate, 10_000, limit=spent),
+            Goal("requests a letter of it", first.extra("requests") / letters, 1, at_most=True),
+            Goal(f"milliseconds of the next look at {letters:,}", following.extra("milliseconds"), 50, at_most=True),
+            Goal("requests of it", following.extra("requests"), 20, at_most=True),
+            Goal("longest hold of the loop by a first look, ms", copying.extra("longest hold ms"), 20, at_most=True),
+        ]
+    return goals
 
 
 def main() -> int:
     """Measure, print the section, and write it to the page."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--short", action="store_true", help="a few small queues, which aren't written to the page")
+    parser.add_argument("--short", action="store_true", help="a small queue, which isn't written to the page")
     parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
-    parser.add_argument("--letters", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--letters", type=int, nargs="+", default=list(_ROUNDS))
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    workload = measure([1_000], 1_000, 1) if options.short else measure(options.letters, 100_000, options.rounds)
+    if options.measure:
+        store, letters, part, declaration = options.measure
+        print(json.dumps(_measure_here(store, int(letters), part, declaration)))
+        return 0
+    sizes = [1_000] if options.short else options.letters
+    workload = measure({letters: 1 if options.short else _ROUNDS.get(letters, 1) for letters in sizes})
     print("\n".join(workload.lines()))
     if not (options.short or options.print_only):
         workload.write()

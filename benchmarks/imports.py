@@ -1,24 +1,30 @@
-"""CPU time of importing this package's modules: a DAG file over Airflow's SDK, and a worker over a bare interpreter.
+"""W8: CPU time of importing this package's modules, of starting a worker, and of parsing a DAG of 100 tasks.
 
 Fairness: each measurement is a process of its own with the same interpreter, warm file caches and compiled modules, as
-pip installs them; the programs take turns, and the figures are medians. They are CPU seconds, which importing mostly
-consists of, so that other load on the machine matters little. ``airflow.sdk`` imports lazily, so a second baseline
-imports what every DAG file needs of it anyway. The worker is measured in this environment and in one without Airflow
-and Spark, beside the cost of the two libraries that it does without.
+pip installs them; the programs take turns. The figures are CPU seconds, which importing mostly consists of. Other load
+only adds to them, so each is compared with the baseline's least, and goals with the least of the rounds.
+``airflow.sdk`` imports lazily, so a second baseline imports what every DAG file needs of it anyway. The worker is
+measured in this environment and in one without Airflow and Spark, beside the cost of the two libraries that it does
+without. Kafka's provider is installed for the run into a folder of its own, where a registry can be reached.
 """
 
-import argparse
+from __future__ import annotations
+
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from testbed.environments import create_bare_environment
-from testbed.text_table import text_table
+from benchmarks.report import Goal, Sample, Table, Way, Workload, run_workload
+from testbed.environments import create_bare_environment, find_uv
+from testbed.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 BASELINE = "import airflow.sdk"
 DAG_FILE = "from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, task"
@@ -32,86 +38,179 @@ MODULES = [
     "airflow_provider_jetstream.plugins.monitor",
 ]
 PEER = "airflow.providers.standard.operators.bash"
+KAFKA = "airflow.providers.apache.kafka.operators.produce"
+KAFKA_PACKAGES = ("apache-airflow-providers-apache-kafka", "confluent-kafka", "asgiref")
 
 BARE = "pass"
+_MOST: Final = 0.3
+_LIMIT: Final = "pydantic and nats-py, which are in it, stand in the tables"
 WORKER_PROGRAMS = {
     "a bare interpreter": BARE,
     "peer: pydantic": "from pydantic import BaseModel",
     "peer: nats": "import nats",
-    "worker": "import airflow_provider_jetstream.worker",
+    "worker": "from airflow_provider_jetstream.worker import Worker",
     "worker.command": "import airflow_provider_jetstream.worker.cli",
 }
+# Connects, does the one job that is stored, and ends.
+_START = """
+import asyncio
+from airflow_provider_jetstream.jetstream import WorkQueue, connection_settings
+from airflow_provider_jetstream.worker import Worker
+async def main():
+    worker = None
+    async def handle(_):
+        worker.stop()
+    queue = WorkQueue(name="started", subjects=["started.jobs"], dead_letters=None,
+                      consumers=[{{"name": "worker", "max_deliver": 2, "ack_wait": "30s"}}])
+    worker = Worker(queue, "worker", handle, connection_settings({{"servers": ({url!r},)}}))
+    await worker.run()
+asyncio.run(main())
+"""
+_STORE = """
+import asyncio
+from airflow_provider_jetstream.jetstream import WorkQueue, connect, connection_settings, provision, publish
+async def main():
+    queue = WorkQueue(name="started", subjects=["started.jobs"], dead_letters=None,
+                      consumers=[{{"name": "worker", "max_deliver": 2, "ack_wait": "30s"}}])
+    async with connect(connection_settings({{"servers": ({url!r},)}})) as connection:
+        await provision(connection, queue)
+        await publish(connection, queue, [b"job"] * {jobs}, subject="started.jobs")
+asyncio.run(main())
+"""
+_DAG = """
+from airflow.sdk import DAG
+{imported}
+with DAG("many", schedule=None) as dag:
+    for number in range(100):
+        {task}
+assert len(dag.tasks) == 100
+"""
+_QUEUE = '{"name": "q", "subjects": ["q.jobs"], "consumers": [{"name": "worker", "max_deliver": 2, "ack_wait": "30s"}]}'
+DAGS = {
+    "`JetStreamPublishOperator`": (
+        "from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator",
+        f'JetStreamPublishOperator(task_id=f"t{{number}}", work_queue={_QUEUE}, jobs=["a"], subject="q.jobs")',
+    ),
+    "peer: `BashOperator`": (
+        "from airflow.providers.standard.operators.bash import BashOperator",
+        'BashOperator(task_id=f"t{number}", bash_command="true")',
+    ),
+}
+KAFKA_DAG = (
+    "from airflow.providers.apache.kafka.operators.produce import ProduceToTopicOperator",
+    'ProduceToTopicOperator(task_id=f"t{number}", topic="q", producer_function="builtins.list")',
+)
 
 
-def main() -> int:
-    """Measure and print the tables."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", choices=("dag-files", "worker"))
-    options = parser.parse_args()
+def workload(short: bool) -> Workload:  # noqa: FBT001
+    """Measure imports, a worker's start, and the parsing of a DAG."""
+    rounds = 1 if short else 7
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "compiled"
-        if options.only != "worker":
-            print(_dag_files(options.rounds, compiled))
-        if options.only != "dag-files":
-            print(_worker(options.rounds, compiled, create_bare_environment(Path(folder) / "bare")))
-    return 0
+        kafka = None if short else _install_kafka(Path(folder) / "kafka")
+        imports = _table("import in a DAG file", _dag_file_programs(kafka), rounds, compiled, BASELINE)
+        parsing = _table("a DAG of 100 tasks", _dag_programs(kafka), rounds, compiled, f"{BASELINE}; {DAG_FILE}")
+        worker = _table("in a worker", WORKER_PROGRAMS, rounds, compiled, BARE)
+        tables = [imports, parsing, worker, _start_of_worker(rounds, compiled)]
+        if not short:
+            bare = create_bare_environment(Path(folder) / "bare")
+            tables.append(_table("in a worker without Airflow", WORKER_PROGRAMS, rounds, compiled, BARE, bare))
+    compared = {f"`{module}`, seconds over `airflow.sdk`": _least_over(imports.way(module)) for module in MODULES}
+    compared["`worker`, seconds over Python"] = _least_over(worker.way("worker"))
+    goals = [Goal(text, value, _MOST, at_most=True, limit=_LIMIT) for text, value in compared.items()]
+    if kafka:
+        ours, theirs = (_least_cpu(parsing.way(name)) for name in ("`JetStreamPublishOperator`", _KAFKA_DAG))
+        text = "parsing 100 tasks, CPU of the process beside Kafka's provider"
+        goals.append(Goal(text, ours / theirs, 1, at_most=True, limit=_LIMIT))
+    return Workload("W8", "Imports, starts and parsing", "imports", " ".join((__doc__ or "").split()), tables, goals)
 
 
-def _dag_files(rounds: int, compiled: Path) -> str:
-    programs = {
-        "airflow.sdk": BASELINE,
-        "airflow.sdk with DAG and operators": f"{BASELINE}; {DAG_FILE}",
-        **{module: f"{BASELINE}; import {module}" for module in [*MODULES, PEER]},
-    }
-    python = Path(sys.executable)
-    medians = _medians({name: (python, program) for name, program in programs.items()}, rounds, compiled)
-    base, dag_file = medians["airflow.sdk"], medians["airflow.sdk with DAG and operators"]
-    rows = [
-        (name, f"{median:.2f}", f"{median - base:+.2f}", f"{median - dag_file:+.2f}")
-        for name, median in medians.items()
-    ]
-    return text_table(("import", "seconds", "over airflow.sdk", "over a DAG file's"), rows)
+_OVER: Final = "CPU ms over the baseline"
+_KAFKA_DAG: Final = "peer: Kafka's `ProduceToTopicOperator`"
 
 
-def _worker(rounds: int, compiled: Path, bare: Path) -> str:
-    pythons = {"with Airflow": Path(sys.executable), "without": bare}
-    medians = _medians(
-        {
-            f"{name}, {environment_name}": (python, program)
-            for name, program in WORKER_PROGRAMS.items()
-            for environment_name, python in pythons.items()
-        },
-        rounds,
-        compiled,
+def _least_cpu(way: Way) -> float:
+    """Return the CPU seconds of the round that other load on the machine slowed down least."""
+    return min(sample.client_cpu for sample in way.samples)
+
+
+def _least_over(way: Way) -> float:
+    return min(sample.extra[_OVER] for sample in way.samples) / 1e3
+
+
+def _dag_file_programs(kafka: Path | None) -> dict[str, str]:
+    programs = {"`airflow.sdk` with `DAG` and operators": f"{BASELINE}; {DAG_FILE}"}
+    programs |= {module: f"{BASELINE}; import {module}" for module in [*MODULES, PEER]}
+    if kafka:
+        programs[KAFKA] = f"{_with(kafka)}; {BASELINE}; import {KAFKA}"
+    return programs
+
+
+def _dag_programs(kafka: Path | None) -> dict[str, str]:
+    programs = {name: _DAG.format(imported=imported, task=task) for name, (imported, task) in DAGS.items()}
+    if kafka:
+        programs[_KAFKA_DAG] = f"{_with(kafka)}\n{_DAG.format(imported=KAFKA_DAG[0], task=KAFKA_DAG[1])}"
+    return programs
+
+
+def _with(folder: Path) -> str:
+    """Return a line that makes packages of another folder importable, those of namespaces too."""
+    return (
+        f"import sys; sys.path.append({str(folder)!r}); import airflow.providers as providers;"
+        f" providers.__path__.append({str(folder / 'airflow' / 'providers')!r})"
     )
-    rows = [
-        (
-            name,
-            *(
-                f"{medians[f'{name}, {environment_name}'] - medians[f'a bare interpreter, {environment_name}']:.3f}"
-                for environment_name in pythons
-            ),
-        )
-        for name, program in WORKER_PROGRAMS.items()
-        if program != BARE
+
+
+def _install_kafka(folder: Path) -> Path | None:
+    command = [str(find_uv()), "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *KAFKA_PACKAGES]
+    with suppress(subprocess.CalledProcessError):
+        subprocess.run(command, check=True, capture_output=True)
+        return folder
+    return None
+
+
+def _start_of_worker(rounds: int, compiled: Path) -> Table:
+    python = Path(sys.executable)
+    with NatsServer() as server:
+        measure(python, _STORE.format(url=server.url, jobs=rounds + 1), compiled)
+        start = {"start, connect, do one job, end": _START.format(url=server.url)}
+        return _table("a worker's start", start, rounds, compiled, BARE)
+
+
+def _table(
+    title: str, programs: Mapping[str, str], rounds: int, compiled: Path, baseline: str, python: Path | None = None
+) -> Table:
+    """Measure programs in turns, after a first run that compiles what they import."""
+    all_programs = {f"baseline: `{baseline}`": baseline, **programs}
+    samples = _samples(
+        {name: (python or Path(sys.executable), each) for name, each in all_programs.items()}, rounds, compiled
+    )
+    base = min(samples[f"baseline: `{baseline}`"])
+    ways = [
+        Way(name, [Sample(1, used, used, 0.0, {_OVER: (used - base) * 1e3}) for used in measured])
+        for name, measured in samples.items()
     ]
-    return text_table(("seconds over a bare interpreter", *pythons), rows)
+    return Table(title, "runs", ways)
 
 
-def _medians(programs: Mapping[str, tuple[Path, str]], rounds: int, compiled: Path) -> dict[str, float]:
+def _samples(programs: Mapping[str, tuple[Path, str]], rounds: int, compiled: Path) -> dict[str, Sequence[float]]:
     for python, program in programs.values():
         measure(python, program, compiled)
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):
         for name, (python, program) in programs.items():
             seconds[name].append(measure(python, program, compiled))
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return dict(seconds)
 
 
 def measure(python: Path, program: str, compiled: Path) -> float:
     """Run a program in a fresh interpreter, and return the CPU seconds of the whole process."""
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(compiled), "PYTHONDONTWRITEBYTECODE": ""}
+    environment = {
+        **os.environ,
+        "AIRFLOW_HOME": str(compiled),
+        "PYTHONPYCACHEPREFIX": str(compiled),
+        "PYTHONDONTWRITEBYTECODE": "",
+    }
     before = _used_by_children()
     # Not in the repository's folder, where the sources would shadow the installed package.
     subprocess.run([python, "-c", program], cwd=compiled.parent, env=environment, check=True, capture_output=True)
@@ -121,6 +220,11 @@ def measure(python: Path, program: str, compiled: Path) -> float:
 def _used_by_children() -> float:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def main() -> int:
+    """Measure all programs."""
+    return run_workload(workload, __doc__)
 
 
 if __name__ == "__main__":

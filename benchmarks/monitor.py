@@ -1,188 +1,279 @@
-"""The monitor's page data: response times, load of viewers on the NATS server, and growth of the API server's memory.
+"""The monitor's page data: the time of each view, and the memory of the API server, with one worker process and two.
 
-A real nats-server with queues and dead letters, a real Airflow whose API server serves the page, and viewers that send
-HTTP requests with a session, each as often as the page does. One queue holds most of the letters. The first rows are
-measured while the first scan of that queue runs. The page's counts are checked before anything is timed. Then rounds
-alternate between one viewer, twenty on the same views, and twenty that page through letters at random. The number of
-requests to the server is its own count (``in_msgs``). Medians of the rounds are printed.
+A real nats-server with queues of dead letters: one holds 60 % of them, on distinct subjects, the others the rest. A
+real `airflow api-server` serves the page. While viewers poll as the page does, every 3 s, one more client requests each
+view in turn, with other parameters each time. Counts are compared with what was made, in each worker process, before
+anything is timed. Memory is that of the largest process, compared with the same server without this plugin.
 """
+
+from __future__ import annotations
 
 import argparse
 import asyncio
 import json
 import random
-import statistics
+import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import httpx
 import psutil
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.airflow import Airflow
-from testbed.dead_letters import make_terminated_letters
+from benchmarks.view_times import Measured, section
+from testbed.api_workers import ApiServer, answers_by_worker
+from testbed.many_letters import NAK, ManyJob, let_die, make_dead_queue
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
-from testbed.text_table import text_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REFRESH = 3.0
 MEBIBYTE = 2**20
 LARGE = "queue-000"
-_RANDOM = random.SystemRandom()
-IN_QUEUE = f"api/queues/nats_default/{LARGE}"
-Paths = dict[str, Callable[[], str]]
-SAME_VIEWS: Paths = {
-    "snapshot": lambda: "api/snapshot",
-    "queue": lambda: IN_QUEUE,
-    "groups": lambda: f"{IN_QUEUE}/groups",
-    "first page of letters": lambda: f"{IN_QUEUE}/letters",
-    "Airflow's own version": lambda: "../api/v2/version",
-}
+SHARE = 0.6
+_RANDOM = random.Random(20)  # noqa: S311
+_API = "/jetstream/api"
+_IN_QUEUE = f"{_API}/queues/nats_default/{LARGE}"
+_REASONS = ("no such customer", "card expired", "no address", "blocked", "too heavy", "wrong currency", "shop closed")
+# What hides the plugin from Airflow, so that the same server runs without it.
+_WITHOUT_PLUGIN = """\
+from importlib import metadata
+_all = metadata.Distribution.entry_points.fget
+metadata.Distribution.entry_points = property(
+    lambda self: metadata.EntryPoints(
+        each
+        for each in _all(self)
+        if each.group != "airflow.plugins" or not each.value.startswith("airflow_provider_jetstream")
+    )
+)
+"""
+
+
+@dataclass
+class Views:
+    """The views of the page, each requested with other parameters each time.
+
+    :param letters: of the large queue
+    :param since: when its letters began to die, in seconds since 1970
+    :param until: when the last one was dead
+    """
+
+    letters: int
+    since: float
+    until: float
+
+    def paths(self) -> dict[str, str]:
+        """Return a path for each view."""
+        number, offset = _RANDOM.randrange(1, self.letters), _RANDOM.randrange(500)
+        moment = self.since + _RANDOM.random() * (self.until - self.since)
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+        return {
+            "all queues": f"{_API}/snapshot",
+            "a queue": _IN_QUEUE,
+            "groups by cause": f"{_IN_QUEUE}/groups",
+            "groups by subject": f"{_IN_QUEUE}/groups?group_by=subject",
+            "groups of a time": f"{_IN_QUEUE}/groups?died_from={at}",
+            "first letters": f"{_IN_QUEUE}/letters?offset={offset}",
+            "letters anywhere": f"{_IN_QUEUE}/letters?after={number}",
+            "newest letters": f"{_IN_QUEUE}/letters?sort=-died_at&offset={offset}",
+            "last letters": f"{_IN_QUEUE}/letters?sort=-sequence&offset={self.letters - 50}",
+            "letters of a time, newest first": f"{_IN_QUEUE}/letters?sort=-died_at&died_from={at}",
+            "letter of a job id": f"{_IN_QUEUE}/letters?job_id=order-{number}",
+            "letters of a subject": f"{_IN_QUEUE}/letters?subject={LARGE}.jobs.s{number}",
+            "a letter": f"{_IN_QUEUE}/letters/{number}",
+            "history, 12 h": f"{_IN_QUEUE}/history?hours=12",
+            "redrives": f"{_IN_QUEUE}/redrives",
+            "delivered jobs": f"{_IN_QUEUE}/jobs?state=delivered",
+        }
+
+    def page(self) -> list[str]:
+        """Return what a page with the newest letters polls."""
+        paths = self.paths()
+        return [paths[name] for name in ("all queues", "a queue", "groups by cause")] + [
+            f"{_IN_QUEUE}/letters?sort=-died_at"
+        ]
 
 
 def main() -> int:
-    """Measure and print the tables."""
+    """Measure, print the section and write it to docs/benchmarks.md."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--queues", type=int, default=100)
     parser.add_argument("--letters", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--turns", type=int, default=25, help="how often each view is requested")
+    parser.add_argument("--viewers", type=int, default=5, help="who poll meanwhile, besides the one who is measured")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name) / "nats") as server:
-        asyncio.run(fill(server.url, options.queues, options.letters))
-        connection = json.dumps({"conn_type": "nats", "host": LOOPBACK, "port": server.port})
-        folder = Path(name) / "dags"
-        folder.mkdir()
-        with (
-            Airflow(
-                Path(name) / "airflow",
-                folder,
-                connections={"nats_default": connection},
-                env={"AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": str(REFRESH)},
-            ) as airflow,
-            Memory(airflow) as memory,
-        ):
-            started = time.monotonic()
-            rows = list(_rows("first scan", [Viewers(airflow, SAME_VIEWS).run(1, lambda: _scanned(airflow))]))
-            scan = time.monotonic() - started
-            verify(airflow, options.queues, options.letters)
-            print(f"{options.letters} letters in {options.queues} queues, counted right; first scan {scan:.0f} s")
-            rows += measure(airflow, server, options.letters, options.rounds, options.seconds)
-            print(text_table(("answers", "n", "p50 ms", "p95 ms", "max ms"), rows))
-            print(f"API server: {memory.first / MEBIBYTE:.0f} MiB before, at most {memory.maximum / MEBIBYTE:.0f} MiB")
+        began = time.monotonic()
+        views = asyncio.run(fill(server.url, options.queues, options.letters))
+        print(
+            f"{options.letters} letters in {options.queues} queues, made in {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
+        with api_server(Path(name) / "bare", server, 1, plugin=False) as airflow:
+            for _ in range(20):
+                airflow.api("GET", "version")
+            bare = max(_sizes(airflow))
+        print(f"without the plugin: {bare:.0f} MiB", flush=True)
+        measured: list[Measured] = []
+        for workers in options.workers:
+            with api_server(Path(name) / f"workers-{workers}", server, workers) as airflow:
+                measured += measure(airflow, views, options, workers, bare)
+    workload = section(measured, options, bare, SHARE)
+    print("\n".join(workload.lines()))
+    if not options.print_only:
+        workload.write()
     return 0
 
 
-async def fill(url: str, queues: int, letters: int) -> None:
-    """Make queues whose jobs are dead letters; the first queue holds the rest of the letters."""
-    per_queue = max(1, letters // (10 * queues))
+@contextmanager
+def api_server(home: Path, server: NatsServer, workers: int, *, plugin: bool = True) -> Iterator[ApiServer]:
+    """Run an API server."""
+    root = Path(__file__).resolve().parents[1]
+    (home / "dags").mkdir(parents=True)
+    (home / "sitecustomize.py").write_text("" if plugin else _WITHOUT_PLUGIN)
+    connection = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "extra": {"timeout": 30}}
+    env = {
+        "AIRFLOW__API__WORKERS": str(workers),
+        "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": str(REFRESH),
+        "PYTHONPATH": f"{home}:{root}",
+    }
+    with ApiServer(
+        home / "airflow",
+        home / "dags",
+        connections={"nats_default": json.dumps(connection)},
+        env=env,
+        template_db=home.parent / "databases",
+    ) as airflow:
+        yield airflow
+    shutil.rmtree(home)
+
+
+async def fill(url: str, queues: int, letters: int) -> Views:
+    """Make queues whose jobs are dead letters."""
+    large = int(letters * SHARE)
     async with connect(connection_settings({"servers": (url,), "timeout": 60})) as connection:
-        for number in range(queues):
+        began = time.time()
+        queue = await make_dead_queue(connection, LARGE)
+        jobs = (
+            ManyJob(f"{LARGE}.jobs.s{n}", json.dumps({"order": n, "note": "x" * 40}).encode(), f"order-{n}", NAK)
+            for n in range(1, large + 1)
+        )
+        await let_die(connection, queue, jobs)
+        views = Views(large, began, time.time())
+        for number in range(1, queues):
             name = f"queue-{number:03d}"
-            declaration: dict[str, Any] = {
-                "name": name,
-                "subjects": [f"{name}.jobs.>"],
-                "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "30s", "max_ack_pending": -1}],
-                "dead_letters": f"{name}-dead",
-            }
-            queue = WorkQueue(**declaration)
-            await provision(connection, queue)
-            count = per_queue if number else letters - per_queue * (queues - 1)
-            for start in range(0, count, 1_000):
-                bodies = [json.dumps({"number": start + offset}) for offset in range(min(1_000, count - start))]
-                await make_terminated_letters(connection, queue, bodies, reason=f"no such customer {start % 7_000}")
+            count = _small_count(number, queues, letters)
+            few = (
+                ManyJob(f"{name}.jobs.plain", b"{}", f"job-{n}", f"+TERM {_REASONS[n % len(_REASONS)]}".encode())
+                for n in range(count)
+            )
+            await let_die(connection, await make_dead_queue(connection, name), few)
+    return views
+
+
+def _small_count(number: int, queues: int, letters: int) -> int:
+    rest = letters - int(letters * SHARE)
+    share = rest // (queues - 1)
+    return share if number < queues - 1 else rest - share * (queues - 2)
+
+
+def measure(airflow: ApiServer, views: Views, options: argparse.Namespace, workers: int, bare: float) -> list[Measured]:
+    """Measure the views, first with one viewer and then with several."""
+    began = time.monotonic()
+    pids = airflow.worker_pids()
+    with Memory(airflow) as memory:
+        verify(airflow, pids, options.queues, options.letters)
+        scan = time.monotonic() - began
+        print(f"workers={workers}: {len(pids)} processes count all letters right after {scan:.0f} s", flush=True)
+        found: list[Measured] = []
+        for viewers in (0, options.viewers):
+            measured = Measured(f"workers={workers}, {viewers or 'no'} other viewers", first_scan=scan)
+            with Viewers(airflow, views, viewers):
+                _request(airflow, views, 2)
+                measured.milliseconds = _request(airflow, views, options.turns)
+            found.append(measured)
+        for measured in found:
+            measured.memory, measured.all_memory = memory.largest - bare, memory.all
+    print(f"workers={workers}: {memory.largest:.0f} MiB the largest process, {memory.all:.0f} all", flush=True)
+    return found
+
+
+def verify(airflow: ApiServer, pids: set[int], queues: int, letters: int) -> None:
+    """Wait until each worker process counts each queue's letters, and compare them with what was made."""
+    expected = {f"queue-{number:03d}": _small_count(number, queues, letters) for number in range(1, queues)}
+    expected[LARGE] = int(letters * SHARE)
+    deadline, actual = time.monotonic() + 1800, [dict[str, int]()]
+    while not all(each == expected for each in actual):
+        if time.monotonic() > deadline:
+            missing = {name: count for each in actual for name, count in each.items() if expected.get(name) != count}
+            raise AssertionError(f"expected {letters} letters in {queues} queues, found others: {missing}")
+        time.sleep(0.5)
+        actual = []
+        for answer in answers_by_worker(airflow, pids, f"{_API}/snapshot").values():
+            (state,) = answer["connections"]
+            actual.append({queue["queue"]: (queue["letters"] or {}).get("certain", -1) for queue in state["queues"]})
+
+
+def _request(airflow: ApiServer, views: Views, turns: int) -> dict[str, list[float]]:
+    """Request each view in turn; return the milliseconds of each."""
+    milliseconds: dict[str, list[float]] = {name: [] for name in views.paths()}
+    with _client(airflow) as client:
+        for _ in range(turns):
+            for name, path in views.paths().items():
+                started = time.perf_counter()
+                client.get(path).raise_for_status()
+                milliseconds[name].append(1e3 * (time.perf_counter() - started))
+    return milliseconds
+
+
+def _client(airflow: ApiServer) -> httpx.Client:
+    headers = {"Authorization": f"Bearer {airflow.token()}"}
+    return httpx.Client(base_url=airflow.url, headers=headers, trust_env=False, timeout=60)
 
 
 class Viewers:
-    """Viewers that request the page's paths in turn."""
+    """People who have the page open: threads that poll as it does."""
 
-    def __init__(self, airflow: Airflow, paths: Paths) -> None:
-        self._url = airflow.url
-        self._token = airflow.token()
-        self._paths = paths
+    def __init__(self, airflow: ApiServer, views: Views, count: int) -> None:
+        self._airflow, self._views = airflow, views
         self._stop = threading.Event()
-        self._seconds: dict[str, list[float]] = {name: [] for name in paths}
+        self._threads = [threading.Thread(target=self._view) for _ in range(count)]
 
-    def run(self, count: int, until: Callable[[], bool]) -> dict[str, list[float]]:
-        """Run ``count`` viewers until a condition holds, and return the seconds of each answer by name of the path."""
-        threads = [threading.Thread(target=self._view) for _ in range(count)]
-        for thread in threads:
+    def __enter__(self) -> Self:
+        for thread in self._threads:
             thread.start()
-        while not until():
-            time.sleep(0.5)
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for thread in threads:
+        for thread in self._threads:
             thread.join()
-        return self._seconds
 
     def _view(self) -> None:
-        with httpx.Client(
-            base_url=f"{self._url}/jetstream/",
-            headers={"Authorization": f"Bearer {self._token}"},
-            trust_env=False,
-            timeout=60,
-        ) as client:
-            while not self._stop.is_set():
-                for name, path in self._paths.items():
-                    started = time.monotonic()
-                    client.get(path()).raise_for_status()
-                    self._seconds[name].append(time.monotonic() - started)
-                self._stop.wait(REFRESH * _RANDOM.uniform(0.8, 1.2))
-
-
-def verify(airflow: Airflow, queues: int, letters: int) -> None:
-    """Wait for the scans of the small queues, and check the page's counts."""
-    deadline, actual = time.monotonic() + 300, (0, 0)
-    while actual != (queues, letters):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"expected {queues} queues and {letters} letters on the page, found {actual}")
-        (state,) = airflow.api("GET", "/jetstream/api/snapshot")["connections"]
-        actual = (
-            len(state["queues"]),
-            sum((view["letters"] or {}).get("certain", 0) for view in state["queues"]),
-        )
-        time.sleep(0.5)
-
-
-def measure(airflow: Airflow, server: NatsServer, letters: int, rounds: int, seconds: float) -> list[tuple[str, ...]]:
-    """Measure one viewer, twenty, and twenty at random pages, for ``seconds`` each; return rows of a table."""
-    random_pages: Paths = {
-        "any page of letters": lambda: f"{IN_QUEUE}/letters?after={_RANDOM.randrange(letters // 2)}",
-        "any letter": lambda: f"{IN_QUEUE}/letters/{_RANDOM.randrange(1, letters // 2)}",
-    }
-    scenarios: dict[str, tuple[int, Paths]] = {
-        "1 viewer": (1, SAME_VIEWS),
-        "20 viewers": (20, SAME_VIEWS),
-        "20 at random pages": (20, random_pages),
-    }
-    answers: dict[str, list[dict[str, list[float]]]] = {name: [] for name in scenarios}
-    request_rates: dict[str, list[float]] = {name: [] for name in scenarios}
-    for _ in range(rounds):
-        for name, (count, paths) in scenarios.items():
-            before, start = server.monitor("varz")["in_msgs"], time.monotonic()
-            answers[name].append(Viewers(airflow, paths).run(count, _after(seconds)))
-            request_rates[name].append((server.monitor("varz")["in_msgs"] - before) / (time.monotonic() - start))
-    for name, rates in request_rates.items():
-        print(f"{name}: the NATS server got {statistics.median(rates):.0f} requests a second")
-    return [row for name, measured in answers.items() for row in _rows(name, measured)]
+        with _client(self._airflow) as client:
+            while not self._stop.wait(REFRESH * _RANDOM.uniform(0.8, 1.2)):
+                for path in self._views.page():
+                    client.get(path)
 
 
 class Memory:
-    """The memory of an API server's processes, sampled twice a second."""
+    """The highest memory of an API server's processes in MiB, sampled twice a second."""
 
-    def __init__(self, airflow: Airflow) -> None:
+    def __init__(self, airflow: ApiServer) -> None:
         self._airflow = airflow
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
-        self.first = self.maximum = _memory(airflow)
+        self.largest = self.all = 0.0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -194,43 +285,18 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.5):
-            self.maximum = max(self.maximum, _memory(self._airflow))
+            if sizes := _sizes(self._airflow):
+                self.largest, self.all = max(self.largest, *sizes), max(self.all, sum(sizes))
 
 
-def _after(seconds: float) -> Callable[[], bool]:
-    start = time.monotonic()
-    return lambda: time.monotonic() - start > seconds
-
-
-def _rows(when: str, rounds: Sequence[dict[str, list[float]]]) -> list[tuple[str, ...]]:
-    return [
-        (
-            f"{when}: {name}",
-            str(sum(len(answers[name]) for answers in rounds)),
-            *(
-                f"{1000 * statistics.median(_quantile(answers[name], share) for answers in rounds):.0f}"
-                for share in (0.5, 0.95, 1.0)
-            ),
-        )
-        for name in rounds[0]
-    ]
-
-
-def _quantile(seconds: list[float], share: float) -> float:
-    return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
-
-
-def _scanned(airflow: Airflow) -> bool:
-    answer = airflow.request("GET", f"/jetstream/{IN_QUEUE}/groups")
-    return answer.status_code == httpx.codes.OK and answer.json()["scan"]["state"] == "ready"
-
-
-def _memory(airflow: Airflow) -> int:
-    actual = 0
+def _sizes(airflow: ApiServer) -> list[float]:
+    sizes = []
     for pid in airflow.pids()["api-server"]:
-        with suppress(psutil.NoSuchProcess):
-            actual += psutil.Process(pid).memory_info().rss
-    return actual
+        try:
+            sizes.append(psutil.Process(pid).memory_info().rss / MEBIBYTE)
+        except psutil.NoSuchProcess:
+            continue
+    return sizes
 
 
 if __name__ == "__main__":

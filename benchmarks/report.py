@@ -73,6 +73,14 @@ class Way:
         """Return the median of another figure."""
         return statistics.median(sample.extra[name] for sample in self.samples)
 
+    def extra_cell(self, name: str) -> str:
+        """Return another figure as a table's cell: the median, and the least and the most where they differ."""
+        if name not in self.samples[0].extra:
+            return ""
+        least, *_, most = sorted([sample.extra[name] for sample in self.samples] * 2)
+        median = _figure(self.extra(name))
+        return median if _figure(least) == _figure(most) else f"{median} ({_figure(least)} to {_figure(most)})"
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -121,15 +129,19 @@ class Table:
         """Return the table in Markdown."""
         extras = list(dict.fromkeys(name for way in self.ways for name in way.samples[0].extra))
         floor = self.way(self.floor).rate if self.floor else 0.0
-        head = [self.title, f"{self.unit}/s", "min", "max", *(["of the floor"] if floor else [])]
-        head += ["client µs", "server µs", *extras]
+        cpu = {
+            "client µs": [way.client_microseconds for way in self.ways],
+            "server µs": [way.server_microseconds for way in self.ways],
+        }
+        measured = {name: figures for name, figures in cpu.items() if any(figures)}
+        head = [self.title, f"{self.unit}/s", "min", "max", *(["of the floor"] if floor else []), *measured, *extras]
         lines = [_row(head), _row(["---"] * len(head))]
-        for way in self.ways:
+        for place, way in enumerate(self.ways):
             rates = [sample.rate for sample in way.samples]
             cells = [way.name, *map(_figure, (way.rate, min(rates), max(rates)))]
             cells += [f"{way.rate / floor:.2f}"] if floor else []
-            cells += map(_figure, (way.client_microseconds, way.server_microseconds))
-            cells += [_figure(way.extra(name)) if name in way.samples[0].extra else "" for name in extras]
+            cells += [_figure(figures[place]) for figures in measured.values()]
+            cells += [way.extra_cell(name) for name in extras]
             lines.append(_row(cells))
         return lines
 
@@ -153,7 +165,7 @@ class Workload:
 
     def lines(self) -> list[str]:
         """Return the section in Markdown."""
-        rounds = max((len(way.samples) for table in self.tables for way in table.ways), default=0)
+        rounds = min((len(way.samples) for table in self.tables for way in table.ways), default=0)
         lines = [f"## {self.title}", "", *_wrapped(self.text), ""]
         lines += _wrapped(f"Measured by `python -m benchmarks.{self.module}`; medians of {rounds} rounds. {machine()}")
         for table in self.tables:

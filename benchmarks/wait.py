@@ -6,6 +6,7 @@ event loop, so the lag of the loop counts as much as the time.
 """
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -20,14 +21,16 @@ from typing import Any
 
 import psutil
 
-from airflow_provider_jetstream.jetstream.advisories import Completion
 from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import completion_subject
+from airflow_provider_jetstream.jetstream.contract import MSG_ID, completion_subject
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from benchmarks.loop_lag import LoopLags
 from benchmarks.report import Goal, Sample, Table, Way, Workload, measure_in_turns, run_workload, server_cpu
 from benchmarks.waiting_round import HOUR, IDLE, OURS, Measured, measure
 from testbed.nats_server import NatsServer
@@ -37,6 +40,7 @@ QUEUE, CONSUMER = "many", "worker"
 FLUSHED_AT_ONCE = 2_000
 TICK_SECONDS = 0.002
 LAG, MEMORY, BYTES, LATENCY = "loop lag max ms", "MiB", "bytes a waiter", "p50 ms"
+OWN_LAG, COLLECTOR = "without the collector", "collector max ms"
 
 
 def many_jobs(count: int, server: NatsServer) -> Sample:
@@ -56,7 +60,8 @@ def many_jobs(count: int, server: NatsServer) -> Sample:
     measured = json.loads(process.stdout.splitlines()[-1])
     if measured["completed"] != [[1, count]]:
         raise SystemExit(f"expected {count:,} jobs completed, found {measured['completed'][:5]}")
-    extra = {LAG: measured["lag"] * 1e3, MEMORY: measured["memory"] / 2**20}
+    lags = {LAG: "lag", OWN_LAG: "own", COLLECTOR: "collector"}
+    extra = {name: measured[key] * 1e3 for name, key in lags.items()} | {MEMORY: measured["memory"] / 2**20}
     return Sample(count, measured["seconds"], measured["cpu"], server_cpu(server) - before, extra)
 
 
@@ -71,23 +76,12 @@ async def _prepare(url: str, count: int) -> dict[str, Any]:
     async with connect(connection_settings({"servers": (url,), "timeout": 60})) as connection:
         await provision(connection, queue)
         cursor = await take_cursor(connection, queue)
-        for sequence in range(1, count + 1):
-            completion = Completion(
-                id=str(sequence),
-                timestamp=datetime.now(UTC),
-                stream=QUEUE,
-                consumer=CONSUMER,
-                stream_seq=sequence,
-                deliveries=1,
-                job_id=f"job-{sequence}",
-                worker="worker-1",
-            )
-            body = completion.model_dump_json(exclude_none=True).encode()
-            await connection.client.publish(completion_subject(QUEUE, CONSUMER, sequence), body)
-            if not sequence % FLUSHED_AT_ONCE:
-                # The server answers once it has taken them; it stores them in this order.
-                await connection.client.flush(60)
-                await stream_info(connection, f"{QUEUE}-events")
+        for start in range(1, count + 1, FLUSHED_AT_ONCE):
+            sequences = range(start, min(count + 1, start + FLUSHED_AT_ONCE))
+            connection.write(b"".join(map(_completion, sequences)), len(sequences))
+            # The server answers once it has taken them; it stores them in this order.
+            await connection.client.flush(60)
+            await stream_info(connection, f"{QUEUE}-events")
 
         async def are_stored() -> bool:
             return int((await stream_info(connection, f"{QUEUE}-events"))["state"]["messages"]) == count
@@ -104,28 +98,39 @@ async def _prepare(url: str, count: int) -> dict[str, Any]:
     }
 
 
+def _completion(sequence: int) -> bytes:
+    """Encode the completion of a job as a worker of this package publishes it."""
+    body = (
+        f'{{"id":"job-{sequence}","timestamp":"{datetime.now(UTC).isoformat()[:-6]}Z","stream":"{QUEUE}",'
+        f'"consumer":"{CONSUMER}","stream_seq":{sequence},"deliveries":1,'
+        f'"type":"io.airflow.jetstream.v1.completion","job_id":"job-{sequence}","worker":"worker-1"}}'
+    )
+    headers = encode_headers({MSG_ID: f"done:{QUEUE}:{sequence}:{time.time_ns()}"})
+    return encode_message(completion_subject(QUEUE, CONSUMER, sequence).encode(), body.encode(), headers)
+
+
 async def wait_for_many(arguments: dict[str, Any]) -> dict[str, Any]:
     """Run a trigger, and measure its process."""
+    from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 
-    lags = [0.0]
-
-    async def tick() -> None:
-        while True:
-            began = time.perf_counter()
-            await asyncio.sleep(TICK_SECONDS)
-            lags.append(time.perf_counter() - began - TICK_SECONDS)
-
-    ticking = asyncio.create_task(tick())
+    # A triggerer has imported Airflow's connections, and has read this one, when its second trigger starts.
+    async with JetStreamHook(arguments["nats_conn_id"]).shared():
+        pass
+    gc.collect()
+    lags = LoopLags(TICK_SECONDS)
+    lags.start()
     memory, cpu, began = psutil.Process().memory_info().rss, time.process_time(), time.perf_counter()
     trigger = JobCompletionTrigger(**arguments)
     payload = (await anext(aiter(trigger.run()))).payload
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    ticking.cancel()
+    lags.stop()
     return {
         "seconds": seconds,
         "cpu": cpu,
-        "lag": max(lags),
+        "lag": lags.longest,
+        "own": lags.longest_without_collector,
+        "collector": lags.longest_collection,
         "memory": psutil.Process().memory_info().rss - memory,
         "completed": payload["report"]["completed_sequences"],
     }
@@ -146,7 +151,8 @@ def many_waiters(count: int, rounds: int) -> tuple[Way, float, float]:
 
 
 def _sample(measured: Measured, count: int, growth: float, latency: float) -> Sample:
-    extra = {LAG: max(measured.lags) * 1e3, BYTES: growth, LATENCY: latency * 1e3}
+    lags = {LAG: max(measured.lags), OWN_LAG: measured.own_lag, COLLECTOR: measured.collection}
+    extra = {name: value * 1e3 for name, value in lags.items()} | {BYTES: growth, LATENCY: latency * 1e3}
     return Sample(count, count / 1_000.0, measured.cpu, 0.0, extra)
 
 
@@ -154,10 +160,19 @@ def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
+def _lag_limit(way: Way) -> str:
+    """Say how much of the lag is the collector's, whose full passes look at all objects of Airflow as well."""
+    return (
+        f"Python's collector alone stops the process for {way.extra(COLLECTOR):.0f} ms in one pass over all objects"
+        f" that Airflow and the triggers hold; without its passes the lag is {way.extra(OWN_LAG):.0f} ms"
+    )
+
+
 def measure_waits(short: bool) -> Workload:  # noqa: FBT001
     """Measure both forms."""
     jobs, waiters, rounds = (50_000, 1_000, 1) if short else (1_000_000, 10_000, 5)
-    (one,) = measure_in_turns({"one trigger": partial(many_jobs, jobs)}, rounds)
+    # Three of a million: five take longer than all other rounds of this page.
+    (one,) = measure_in_turns({"one trigger": partial(many_jobs, jobs)}, 1 if short else 3)
     many, growth, latency = many_waiters(waiters, rounds)
     return Workload(
         "W5",
@@ -169,7 +184,8 @@ def measure_waits(short: bool) -> Workload:  # noqa: FBT001
             Table(f"{waiters:,} waits for a job each, 1,000 ends a second", "ends", [many]),
         ],
         [
-            Goal("loop lag max of one trigger, ms", one.extra(LAG), 20.0, at_most=True),
+            Goal("loop lag max of one trigger, ms", one.extra(LAG), 20.0, at_most=True, limit=_lag_limit(one)),
+            Goal(f"loop lag max of {waiters:,}, ms", many.extra(LAG), 20.0, at_most=True, limit=_lag_limit(many)),
             Goal("bytes a waiter", growth, 2_048.0, at_most=True),
             Goal("p50 from the stored end to the trigger's event, ms", latency * 1e3, 1.0, at_most=True),
         ],

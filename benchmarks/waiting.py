@@ -45,7 +45,7 @@ SCENARIOS: list[Scenario] = [
     (TASKIQ, EQUAL),
 ]
 # One connection with one inbox for answers; two subscriptions and two consumers for a queue with dead letters.
-OUR_SUBSCRIPTIONS, OUR_CONSUMERS = 3, 2
+OUR_SUBSCRIPTIONS, OUR_CONSUMERS = 4, 2
 
 
 def main() -> int:

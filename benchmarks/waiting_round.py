@@ -49,6 +49,8 @@ class Measured:
     :param consumers: on streams other than the queue itself
     :param cpu: of the waiting process, from the first end on
     :param lags: of its event loop
+    :param own_lag: the longest of them less the collector's passes in it
+    :param collection: the longest pass of Python's collector
     :param latencies: from the confirmation that an end is stored until the trigger's event
     :param from_sending: the same from the sending of the end
     :param failures: waiters without an event of their own job, by cause
@@ -61,6 +63,8 @@ class Measured:
     consumers: int = 0
     cpu: float = 0.0
     lags: list[float] = field(default_factory=list)
+    own_lag: float = 0.0
+    collection: float = 0.0
     latencies: list[float] = field(default_factory=list)
     from_sending: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
@@ -88,7 +92,9 @@ def measure(method: str, count: int, rate: float) -> Measured:
                     _stream(process.stdin).write("go\n")
                     _stream(process.stdin).flush()
                 stored: dict[str, list[float]] = json.loads(_line(completer))
-                measured.cpu, measured.lags, fired, errors = _read_fields(waiting, "cpu", "lags", "fired", "errors")
+                measured.cpu, measured.lags, measured.own_lag, measured.collection, fired, errors = _read_fields(
+                    waiting, "cpu", "lags", "own_lag", "collection", "fired", "errors"
+                )
     _count_events(measured, count, stored, fired, errors)
     return measured
 

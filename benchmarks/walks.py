@@ -28,6 +28,8 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
+from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
+from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue
@@ -126,7 +128,7 @@ async def _letters(nats: NatsServer, queue: WorkQueue) -> list[tuple[object, ...
             await find_dead_letters(connection, queue)
         service = MonitorService(MonitorSettings((CONNECTION,), 5, "all", 1_000, "jetstream_redrive"))
         with traced() as page:
-            await service.letters(CONNECTION, queue.name, Selection(), 0, 50, hidden=False, dags=None)
+            await service.letters.page(CONNECTION, queue.name, LetterQuery(Selection()), Hiding())
         service.stop()
         with traced() as redriven:
             await redrive_dead_letters(connection, queue)

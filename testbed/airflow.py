@@ -25,6 +25,7 @@ _SERVERS = {
     "dag-processor": ["dag-processor"],
 }
 _TRIGGERER = ["triggerer", "--skip-serve-logs"]
+_TOO_OLD = "ArgumentError: expected Airflow "
 _REPORTING = ["scheduler", "triggerer", "dag_processor"]
 
 
@@ -136,6 +137,11 @@ class Airflow(AirflowClient):
         """Kill a triggerer with SIGKILL, its runner process included."""
         self._components.pop(name).kill()
 
+    def restart_scheduler(self) -> None:
+        """Kill the scheduler with SIGKILL and start another."""
+        self._components.pop("scheduler").kill()
+        self._start_component("scheduler", _SERVERS["scheduler"])
+
     def wait_for_dags(self, *dag_ids: str, timeout: float = 180.0) -> None:
         """Wait until DAGs are parsed, and unpause them."""
 
@@ -143,7 +149,8 @@ class Airflow(AirflowClient):
             for dag_id in dag_ids:
                 dag = self.dag(dag_id)
                 if dag is None:
-                    if errors := self.import_errors():
+                    # An example for newer versions of Airflow says so.
+                    if errors := [error for error in self.import_errors() if _TOO_OLD not in error["stack_trace"]]:
                         first = errors[0]
                         raise AirflowNotReadyError(f"{first['filename']} can't be imported:\n{first['stack_trace']}")
                     return f"dag-processor: no DAG {dag_id}"

@@ -90,6 +90,13 @@ class AirflowClient:
         """Unpause a DAG."""
         self.api("PATCH", f"dags/{quote(dag_id, safe='')}", {"is_paused": False})
 
+    def reparse(self, dag_id: str) -> None:
+        """Have the file of a DAG parsed soon, whatever the interval of the dag processor."""
+        dag = self.dag(dag_id)
+        if dag is None:
+            raise LookupError(f"Airflow doesn't know the DAG {dag_id}")
+        self.api("PUT", f"parseDagFile/{quote(dag['file_token'], safe='')}")
+
     def trigger(self, dag_id: str, conf: Mapping[str, object] | None = None, *, run_id: str | None = None) -> str:
         """Start a run of a DAG and return its run id, by default one that Airflow generates."""
         body = {"logical_date": None, "conf": dict(conf or {}), "dag_run_id": run_id}

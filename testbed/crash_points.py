@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -94,6 +94,7 @@ async def crash_at_every_call(
     logs: Path,
     options: Mapping[str, Any] | None = None,
     counted: Counted = "all",
+    kinds: Collection[str] = (),
     first_call: int = 1,
     max_calls: int = 100,
     within: float = 60.0,
@@ -107,6 +108,8 @@ async def crash_at_every_call(
     :param prepare: creates the queue for the run with this number; called for several runs concurrently, and for some
         that never happen
     :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
+    :param kinds: of calls in place of which it is killed in any case. The order of calls that are made concurrently
+        differs between runs, so that the number of a call doesn't name the same call in each.
     :param max_calls: runs after which it fails
     :param within: seconds per run
     """
@@ -126,9 +129,10 @@ async def crash_at_every_call(
         if not connected.done():
             raise RuntimeError(f"the forking process ended with {process.returncode}:\n{process.tail()}")
         reader, writer = connected.result()
-        for call in range(first_call, first_call + max_calls):
+
+        async def run(number: int, call: int | str) -> CrashRun:
             if not prepared:
-                prepared += await asyncio.gather(*map(prepare, range(call, call + _PREPARED_AT_ONCE)))
+                prepared.extend(await asyncio.gather(*map(prepare, range(number, number + _PREPARED_AT_ONCE))))
             queue = prepared.pop(0)
             command = {
                 "servers": list(servers),
@@ -140,11 +144,15 @@ async def crash_at_every_call(
             writer.write(json.dumps(command).encode() + b"\n")
             async with asyncio.timeout(within):
                 result = await _read_result(reader, process)
-            status, kind, subject = result["status"], result.get("kind", ""), result.get("subject", "")
-            runs.append(CrashRun(call, status, kind, subject, queue))
-            if not status:
+            return CrashRun(number, result["status"], result.get("kind", ""), result.get("subject", ""), queue)
+
+        for call in range(first_call, first_call + max_calls):
+            runs.append(await run(call, call))
+            if not runs[-1].status:
+                missed = sorted(set(kinds).difference(run.kind for run in runs))
+                more = [await run(call + number, kind) for number, kind in enumerate(missed, start=1)]
                 writer.close()
-                return CrashReport(tuple(runs))
+                return CrashReport((*runs[:-1], *more, runs[-1]))
     finally:
         process.kill()
         server.close()
@@ -209,13 +217,13 @@ async def _run(call: Callable[..., Coroutine[Any, Any, object]], command: dict[s
 def kill_at_call(
     connection: NatsPyConnection,
     queue: WorkQueue,
-    call: int,
+    call: int | str,
     counted: Counted,
     report: Callable[[dict[str, str]], None],
 ) -> None:
     """Let this process be killed with SIGKILL in place of one of the connection's calls to the server.
 
-    :param call: its number, from 1
+    :param call: its number, from 1, or its kind
     :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
     :param report: called just before, with ``kind`` and ``subject`` of the call
     """
@@ -224,7 +232,7 @@ def kill_at_call(
     def is_last(subject: str) -> bool:
         nonlocal calls
         calls += counted == "all" or changes_state(subject)
-        return calls == call
+        return call in (calls, call_kind(subject, queue))
 
     def kill(subject: str) -> None:
         report({"kind": call_kind(subject, queue), "subject": subject})

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.audit.log import LetterRecord, RunRecord
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, RunRecord
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import copy_filter, letter_audit_subject, run_audit_subject
+from airflow_provider_jetstream.jetstream.contract import copy_filter, run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
@@ -29,7 +30,7 @@ def request_for(sequences: Iterable[int], **fields: Any) -> RedriveRequest:
 
 
 async def make_terminated_letters(
-    connection: NatsPyConnection, queue: WorkQueue, bodies: Iterable[str], *, reason: str = "no such customer"
+    connection: NatsPyConnection, queue: WorkQueue, bodies: Iterable[str | bytes], *, reason: str = "no such customer"
 ) -> list[int]:
     """Publish jobs to an empty queue and terminate each with ``reason``; return their stream sequences."""
     letters = require_dead_letters(queue).name
@@ -59,8 +60,8 @@ async def stored_message(connection: NatsPyConnection, stream: str, sequence: in
 
 async def letter_records(connection: NatsPyConnection, queue: WorkQueue) -> list[LetterRecord]:
     """Read the audit's records about dead letters."""
-    subject = letter_audit_subject(queue.name, 0).removesuffix("0") + "*"
-    return [LetterRecord.model_validate_json(each.data) for each in await _audit(connection, queue, subject)]
+    audit = await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
+    return [record async for record in audit.letters()] if audit else []
 
 
 async def run_records(connection: NatsPyConnection, queue: WorkQueue, run: str) -> list[RunRecord]:

@@ -8,7 +8,7 @@ import sys
 
 from nats.aio.msg import Msg
 
-from testbed.foreign_programs import acknowledge, connected, consume, record, sequence_of
+from testbed.foreign_programs import acknowledge, attempt_of, connected, consume, record, sequence_of
 
 STREAM = "jobs"
 _BODY = b"x" * 128
@@ -31,7 +31,7 @@ async def work(priority: str, worker: str) -> None:
         async def process(message: Msg) -> None:
             if message.data == _BAD:
                 return
-            record(worker=f"{priority}-{worker}", sequence=sequence_of(message))
+            record(worker=f"{priority}-{worker}", sequence=sequence_of(message), deliveries=attempt_of(message))
             await acknowledge(client, message)
 
         await consume(client, STREAM, priority, process, batch=100)

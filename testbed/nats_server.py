@@ -9,6 +9,7 @@ import socket
 import tempfile
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -168,13 +169,14 @@ class NatsServer:
         with _direct.open(f"{self.monitor_url}/{path}", timeout=5) as answer:
             return json.load(answer)
 
-    def api(self, subject: str, timeout: float = 2.0) -> dict[str, Any]:
-        """Send a JetStream API request without a body, as a client without credentials and TLS does.
+    def api(self, subject: str, payload: Mapping[str, Any] | None = None, timeout: float = 2.0) -> dict[str, Any]:
+        """Send a request of the JetStream API as a client without credentials and TLS does.
 
         ``subject`` is the part after ``$JS.API.``; raises TimeoutError after ``timeout`` seconds.
         """
         inbox = f"_INBOX.{uuid4().hex}"
-        request = f"CONNECT {_OPTIONS}\r\nSUB {inbox} 1\r\nPUB $JS.API.{subject} {inbox} 0\r\n\r\n"
+        body = "" if payload is None else json.dumps(payload)
+        request = f"CONNECT {_OPTIONS}\r\nSUB {inbox} 1\r\nPUB $JS.API.{subject} {inbox} {len(body)}\r\n{body}\r\n"
         deadline = time.monotonic() + timeout
         with socket.create_connection((LOOPBACK, self.port), timeout=timeout) as connection:
             lines = connection.makefile("rb")

@@ -20,22 +20,24 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan_context import requi
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Worker
+from testbed.foreign_programs import pull
 
 _T = TypeVar("_T")
 
 CONSUMER = "worker"
 _PAUSE = 0.02
+_SHORT_REPLY = 9
 
 
 @overload
-async def eventually(condition: Callable[[], Awaitable[_T | None]], within: float = 10.0) -> _T: ...
+async def eventually(condition: Callable[[], Awaitable[_T | None]], within: float = 30.0) -> _T: ...
 
 
 @overload
-async def eventually(condition: Callable[[], _T | None], within: float = 10.0) -> _T: ...
+async def eventually(condition: Callable[[], _T | None], within: float = 30.0) -> _T: ...
 
 
-async def eventually(condition: Callable[[], Any], within: float = 10.0) -> Any:
+async def eventually(condition: Callable[[], Any], within: float = 30.0) -> Any:
     """Wait until a plain or async condition returns something true, and return that; TimeoutError after ``within``."""
     deadline = time.monotonic() + within
     while True:
@@ -81,7 +83,7 @@ async def make_queue(
 async def publish_jobs(
     connection: NatsPyConnection,
     queue: WorkQueue,
-    bodies: Iterable[str],
+    bodies: Iterable[str | bytes],
     *,
     kind: str = "plain",
     headers: dict[str, str] | None = None,
@@ -89,7 +91,8 @@ async def publish_jobs(
     """Publish one job per body on ``<queue>.jobs.<kind>``, and return their stream sequences."""
     jetstream = connection.client.jetstream(timeout=connection.timeout)
     subject = f"{queue.name}.jobs.{kind}"
-    return [(await jetstream.publish(subject, body.encode(), headers=headers)).seq for body in bodies]
+    encoded = [body.encode() if isinstance(body, str) else body for body in bodies]
+    return [(await jetstream.publish(subject, body, headers=headers)).seq for body in encoded]
 
 
 async def pull_jobs(
@@ -97,21 +100,28 @@ async def pull_jobs(
 ) -> list[Msg]:
     """Pull ``count`` jobs as a worker does; raises TimeoutError after ``within`` seconds."""
     messages: list[Msg] = []
-    pull = await connection.client.jetstream().pull_subscribe_bind(consumer, stream=queue.name)
     deadline = time.monotonic() + within
-    try:
-        while len(messages) < count:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"{len(messages)} of {count} jobs arrived within {within:g} s")
-            with suppress(TimeoutError):
-                try:
-                    messages += await pull.fetch(count - len(messages), timeout=min(left, 0.5))
-                except ConnectionReconnectingError:
-                    await asyncio.sleep(0.05)
-    finally:
-        await pull.unsubscribe()
+    while len(messages) < count:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{len(messages)} of {count} jobs arrived within {within:g} s")
+        pulled = _pull(connection, queue, count - len(messages), consumer, max(min(left, 0.5), 0.05))
+        try:
+            messages.extend([message async for message in pulled])
+        except ConnectionReconnectingError:
+            await asyncio.sleep(0.05)
     return messages
+
+
+def _pull(
+    connection: NatsPyConnection, queue: WorkQueue, batch: int, consumer: str, expires: float
+) -> AsyncIterator[Msg]:
+    """Yield the messages of one pull request, until the server ends it.
+
+    nats-py's ``fetch`` ends at a time limit of its own: on a loaded machine what arrives after it is lost with its only
+    delivery.
+    """
+    return pull(connection.client, queue.name, consumer, batch=batch, expires=expires)
 
 
 async def probe(connection: NatsPyConnection, queue: WorkQueue, *, consumer: str = CONSUMER) -> None:
@@ -122,7 +132,7 @@ async def probe(connection: NatsPyConnection, queue: WorkQueue, *, consumer: str
 async def make_dead_letters(
     connection: NatsPyConnection,
     queue: WorkQueue,
-    bodies: Iterable[str],
+    bodies: Iterable[str | bytes],
     *,
     kind: str = "plain",
     headers: dict[str, str] | None = None,
@@ -153,6 +163,13 @@ async def wait_for_entries(connection: NatsPyConnection, queue: WorkQueue, count
     await eventually(known)
 
 
+def stored_nanoseconds(message: Msg) -> int:
+    """Return when a delivered job was stored, since 1970, as the subject for its acknowledgement says it."""
+    tokens = message.reply.split(".")
+    # The longer form has domain and account behind $JS.ACK.
+    return int(tokens[7] if len(tokens) == _SHORT_REPLY else tokens[9])
+
+
 async def store_completion(connection: NatsPyConnection, queue: WorkQueue, sequence: int, **fields: Any) -> None:
     """Store the completion event of a job, as a worker in any language does; ``fields`` override its values."""
     completion = {
@@ -167,27 +184,22 @@ async def store_completion(connection: NatsPyConnection, queue: WorkQueue, seque
     await connection.client.jetstream().publish(subject, json.dumps(completion | fields).encode())
 
 
-async def process_all(connection: NatsPyConnection, queue: WorkQueue, within: float = 10.0) -> Counter[str]:
+async def process_all(connection: NatsPyConnection, queue: WorkQueue, within: float = 30.0) -> Counter[str]:
     """Pull and acknowledge every job that the queue still delivers, and count the deliveries of each body."""
     done: Counter[str] = Counter()
     deadline = time.monotonic() + within
-    pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
-    try:
-        while True:
-            info = await consumer_info(connection, queue.name, CONSUMER)
-            if not info["num_pending"] and not info["num_ack_pending"]:
-                return done
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not drained after {within:g} s: {info}")
-            # A request for as many jobs as are pending ends with the last of them, not with its time limit: a job that
-            # is delivered just after the limit would be lost, with its only delivery.
-            pending = info["num_pending"]
+    while True:
+        info = await consumer_info(connection, queue.name, CONSUMER)
+        if not info["num_pending"] and not info["num_ack_pending"]:
+            return done
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not drained after {within:g} s: {info}")
+        # A request for as many jobs as are pending ends with the last of them, not with its time limit.
+        pending = info["num_pending"]
+        async for message in _pull(connection, queue, min(pending, 100) or 1, CONSUMER, 2.0 if pending else 0.2):
+            done[message.data.decode()] += 1
             with suppress(TimeoutError):
-                for message in await pull.fetch(min(pending, 100) or 1, timeout=2.0 if pending else 0.2):
-                    done[message.data.decode()] += 1
-                    await message.ack_sync()
-    finally:
-        await pull.unsubscribe()
+                await message.ack_sync()
 
 
 async def stored_count(connection: NatsPyConnection, stream: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -49,6 +50,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if _numbers(_server_version()) < _numbers(version):
             pytest.skip(f"nats-server {_server_version()}: {reason} since {version}")
 
+    for marker in item.iter_markers("since_airflow"):
+        needed, reason = marker.args
+        if _numbers(found := metadata.version("apache-airflow-core")) < _numbers(needed):
+            pytest.skip(f"Airflow {found}: {reason} since {needed}")
+
 
 @functools.cache
 def _server_version() -> str:
@@ -68,6 +74,15 @@ def pytest_pyfunc_call() -> Generator[None, object, object]:
         if "OLDER_SERVER" in os.environ and (isinstance(error, ServerTooOldError) or _TOO_OLD.search(str(error))):
             pytest.skip(f"nats-server {os.environ['OLDER_SERVER']}: {error}")
         raise
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """Name what failed once more, a line each, at the end: an assertion's comparison may fill all lines before it."""
+    yield
+    for outcome in ("failed", "error"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            terminalreporter.write_line(f"{outcome}: {report.nodeid}")
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]

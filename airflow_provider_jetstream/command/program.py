@@ -3,72 +3,84 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream import __version__
+from airflow_provider_jetstream.command.exit_codes import ExitCode, exit_code_of
+from airflow_provider_jetstream.command.exporter_command import add_exporter_command
+from airflow_provider_jetstream.command.job_commands import add_job_commands
+from airflow_provider_jetstream.command.letter_commands import add_letter_commands
+from airflow_provider_jetstream.command.output import Output
+from airflow_provider_jetstream.command.permission_command import add_permission_command
+from airflow_provider_jetstream.command.queue_commands import add_queue_commands
+from airflow_provider_jetstream.command.redrive_commands import add_redrive_commands
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, combined_policy, permissions
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_REFUSED = 2
-_FORMS = ("nats-server", "nsc")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a sub-command.
 
     :param arguments: the command line without the program's name; by default that of the process
-    :return: the exit status: 0 after success, 2 if the arguments can't be used
+    :return: the exit code, see docs/command-line.md
     """
-    options = _parser().parse_args(arguments)
+    parser = command_parser()
+    with suppress(ImportError):
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    options = parser.parse_args(arguments)
+    out = Output(as_json=options.as_json)
     try:
-        print(_permissions(options))
+        code: int = asyncio.run(_run(options, out))
+        out.flush()
+    except BrokenPipeError:
+        if not out.is_closed:
+            raise
+        out.discard()
+        return ExitCode.CLOSED_PIPE
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        out.error("interrupted")
+        return ExitCode.INTERRUPTED
     except JetStreamProviderError as error:
-        print(f"jetstream-queue: {error}", file=sys.stderr)
-        return _REFUSED
-    return 0
+        out.error(str(error), error.code)
+        return exit_code_of(error)
+    return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jetstream-queue", description="Prepares and inspects JetStream work queues.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    policy = commands.add_parser(
-        "permissions",
-        help="print what a role may publish and subscribe to",
-        description="Prints the policy of a user that has only the permissions which its role needs for one queue.",
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="jetstream-queue", description="Looks after JetStream work queues and their dead letters."
     )
-    policy.add_argument("--queue", required=True, help="path of the queue's YAML file")
-    policy.add_argument(
-        "--role",
-        required=True,
-        action="append",
-        choices=ROLES,
-        dest="roles",
-        help="may be given several times, for one user with several roles",
-    )
-    policy.add_argument("--consumer", help="whose jobs the worker runs; needed where the queue has several")
-    policy.add_argument("--user", help="the user's name; made of queue and roles where absent")
-    policy.add_argument("--form", choices=_FORMS, default=_FORMS[0], help="of the configuration, or of a command")
-    policy.add_argument("--account", default="ACCOUNT", help="the account's name in the command for nsc")
+    parser.add_argument("--version", action="version", version=f"jetstream-queue {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_queue_commands(commands)
+    add_letter_commands(commands)
+    add_redrive_commands(commands)
+    add_job_commands(commands)
+    add_exporter_command(commands)
+    add_permission_command(commands)
     return parser
 
 
-def _permissions(options: argparse.Namespace) -> str:
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-
-    queue = WorkQueue.load(options.queue)
-    # A consumer is for the worker among several roles; alone, another role refuses it.
-    consumers = {role: options.consumer for role in options.roles if role == "worker" or "worker" not in options.roles}
-    policies = [permissions(queue, role, consumer=consumers.get(role)) for role in options.roles]
-    policy = policies[0]
-    if options.user or len(policies) > 1:
-        policy = combined_policy(options.user or f"{queue.name}-{'-'.join(options.roles)}", *policies)
-    if options.form == "nsc":
-        return f"# inbox_prefix of the connection: {policy.inbox_prefix}\n{policy.nsc_command(options.account)}"
-    return authorization(policy)
+async def _run(options: argparse.Namespace, out: Output) -> int:
+    """Run the sub-command; a signal cancels it, so that it closes what it has opened."""
+    task = asyncio.ensure_future(options.run(options, out))
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        # Not in a thread that isn't the process's first, and not on every platform.
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, task.cancel)
+    return int(await task)
 
 
 if __name__ == "__main__":

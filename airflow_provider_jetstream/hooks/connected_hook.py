@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from airflow.sdk import BaseHook
@@ -15,13 +14,37 @@ from airflow_provider_jetstream.jetstream.client.pool import shared_connection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.pool import SharedConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+
+
+class _HookConnection:
+    """Reads the settings when the block begins, and uses the connection while it runs."""
+
+    __slots__ = ("_hook", "_use")
+
+    def __init__(self, hook: ConnectedHook) -> None:
+        self._hook: ConnectedHook | None = hook
+        self._use: SharedConnection | None = None
+
+    async def __aenter__(self) -> Connection:
+        if (hook := self._hook) is None:
+            raise RuntimeError("a shared connection can be used once: call shared() again")
+        # A triggerer has ten thousand waits, and none of them needs its hook any more.
+        self._hook = None
+        self._use = use = shared_connection(await hook.asettings(), hook._renewed_settings)  # noqa: SLF001
+        return await use.__aenter__()
+
+    async def __aexit__(self, *reason: object) -> None:
+        if self._use is not None:
+            await self._use.__aexit__(*reason)
 
 
 class ConnectedHook(BaseHook):
@@ -51,14 +74,12 @@ class ConnectedHook(BaseHook):
     async def _renewed_settings(self) -> ConnectionSettings:
         return await renewed_settings(self.nats_conn_id)
 
-    @asynccontextmanager
-    async def shared(self) -> AsyncIterator[Connection]:
-        """Use the event loop's one connection with these settings.
+    def shared(self) -> AbstractAsyncContextManager[Connection]:
+        """Use the event loop's one connection with these settings, in an ``async with``.
 
         :raises JetStreamProviderError: it can't be opened
         """
-        async with shared_connection(await self.asettings(), self._renewed_settings) as connection:
-            yield connection
+        return _HookConnection(self)
 
     def test_connection(self) -> tuple[bool, str]:
         """Connect once, for the button in the UI.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from airflow_provider_jetstream.connection_form import FIELD_BEHAVIOUR
+from airflow_provider_jetstream.hooks.connection_widgets import form_widgets
 from airflow_provider_jetstream.hooks.job_operations import JobOperations
 from airflow_provider_jetstream.hooks.job_waits import JobWaits
+from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.find import (
     Findings,
     Summary,
@@ -41,6 +44,16 @@ class JetStreamHook(JobOperations, JobWaits):
     own, the awaitable one uses the event loop's shared connection. The queue argument is a
     :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or the path of its YAML file.
     """
+
+    @classmethod
+    def get_connection_form_widgets(cls) -> dict[str, Any]:
+        """Return the fields of the connection's form for Airflow 3.1; newer ones read the provider's metadata."""
+        return form_widgets()
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """Return what the form does with the fields of every connection, for Airflow 3.1."""
+        return {name.replace("-", "_"): value for name, value in FIELD_BEHAVIOUR.items()}
 
     def plan(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
         """Plan what :meth:`provision` would do; change nothing.
@@ -131,6 +144,19 @@ class JetStreamHook(JobOperations, JobWaits):
         return await self.awaited(
             find_dead_letters, load_queue(queue), Selection.of(selection), census=flag("census", census)
         )
+
+    def diagnose_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Diagnosis:
+        """Say what dead letters died of, whether that is still so, and what to do about it.
+
+        :param selection: which dead letters; all in circulation where absent
+        :raises SelectionError: the selection isn't understood
+        :raises NotFoundError: the queue or its dead letter queue doesn't exist
+        """
+        return self.blocking(diagnose_dead_letters, load_queue(queue), Selection.of(selection))
+
+    async def adiagnose_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Diagnosis:
+        """Do what :meth:`diagnose_dead_letters` does, awaited."""
+        return await self.awaited(diagnose_dead_letters, load_queue(queue), Selection.of(selection))
 
     def scan_dead_letters(
         self,

@@ -10,6 +10,21 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+        abort_redrive,
+        list_redrives,
+        pause_redrive,
+        read_redrive,
+        resume_redrive,
+    )
+    from airflow_provider_jetstream.jetstream.audit.redrive_record import (
+        DeathCount,
+        Redrive,
+        RedriveControl,
+        RedriveOutcomes,
+        RedriveState,
+        Wave,
+    )
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport, cancel
     from airflow_provider_jetstream.jetstream.client.connect import connect
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -17,6 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.pool import shared_connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+    from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
     from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -79,11 +95,13 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
     from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
     from airflow_provider_jetstream.jetstream.redrive.preview import Preview, preview
     from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
     from airflow_provider_jetstream.jetstream.redrive.repair import Repair
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen
     from airflow_provider_jetstream.jetstream.roles.permissions import combined_policy, permissions
     from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
@@ -111,6 +129,8 @@ __all__ = [
     "DeadLetterQueue",
     "DeadlineError",
     "Death",
+    "DeathCount",
+    "Diagnosis",
     "DrainReport",
     "DriftError",
     "EventLoopError",
@@ -130,6 +150,7 @@ __all__ = [
     "JobsIncompleteError",
     "JobsStalledError",
     "JobsVanishedError",
+    "JsonPatch",
     "LeaseHeldError",
     "LeaseLostError",
     "NotFoundError",
@@ -151,15 +172,20 @@ __all__ = [
     "QueueHealth",
     "QueueWarning",
     "Reason",
+    "Redrive",
+    "RedriveControl",
     "RedriveError",
+    "RedriveOutcomes",
     "RedriveReport",
     "RedriveRequest",
     "RedriveRequestError",
+    "RedriveState",
     "Repair",
     "Selection",
     "SelectionError",
     "ServerTooOldError",
     "Status",
+    "StopWhen",
     "TLSError",
     "TerminalError",
     "TransientError",
@@ -167,19 +193,24 @@ __all__ = [
     "UnsuitableQueueError",
     "WaitPolicy",
     "WaitReport",
+    "Wave",
     "WireError",
     "WorkQueue",
     "WrongStreamError",
+    "abort_redrive",
     "apply",
     "cancel",
     "check_drained",
     "combined_policy",
     "connect",
     "connection_settings",
+    "diagnose_dead_letters",
     "discover_queue",
     "find_dead_letters",
     "get_message",
     "inspect_queue",
+    "list_redrives",
+    "pause_redrive",
     "permissions",
     "plan",
     "preview",
@@ -187,7 +218,9 @@ __all__ = [
     "publish",
     "publish_with_handle",
     "read_job_reports",
+    "read_redrive",
     "redrive_dead_letters",
+    "resume_redrive",
     "running_warnings",
     "shared_connection",
     "take_cursor",
@@ -198,6 +231,14 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
+        "audit.redrive_control": [
+            "abort_redrive",
+            "list_redrives",
+            "pause_redrive",
+            "read_redrive",
+            "resume_redrive",
+        ],
+        "audit.redrive_record": ["DeathCount", "RedriveOutcomes", "Redrive", "RedriveControl", "RedriveState", "Wave"],
         "cancellation.cancel": ["CancelReport", "cancel"],
         "client.connect": ["connect"],
         "client.connection": ["Connection"],
@@ -205,6 +246,7 @@ __getattr__ = lazy_exports(
         "client.pool": ["shared_connection"],
         "client.settings": ["ConnectionSettings", "connection_settings"],
         "dead_letters.death": ["Death", "Reason"],
+        "dead_letters.diagnose": ["Diagnosis", "diagnose_dead_letters"],
         "dead_letters.find": ["Findings", "find_dead_letters"],
         "dead_letters.letter": ["DeadLetter"],
         "dead_letters.selection": ["Selection"],
@@ -262,11 +304,13 @@ __getattr__ = lazy_exports(
         "queue.discovery": ["discover_queue"],
         "queue.queue_warning": ["QueueWarning"],
         "queue.work_queue": ["WorkQueue"],
+        "redrive.json_patch": ["JsonPatch"],
         "redrive.preview": ["Preview", "preview"],
         "redrive.redrive": ["redrive_dead_letters"],
         "redrive.repair": ["Repair"],
         "redrive.report": ["RedriveReport"],
         "redrive.request": ["Protocol", "RedriveRequest"],
+        "redrive.stop_rule": ["StopWhen"],
         "roles.permissions": ["combined_policy", "permissions"],
         "roles.user_policy": ["Permission", "Policy"],
         "waiting.cursor": ["Cursor", "take_cursor"],

@@ -78,13 +78,21 @@ class ArchiveReader:
 
         :param sequence: its stream sequence in the work queue
         """
+        copy = await self.find_copy(sequence)
+        return republished_message(copy) if copy else None
+
+    async def find_copy(self, sequence: int) -> StoredMessage | None:
+        """Return the copy of a job as the archive stores it; ``None`` where it has none.
+
+        :param sequence: the job's stream sequence in the work queue
+        """
         copy = await self._next_copy(min(max(sequence + self._offset, self.first), self.last))
         if copy is None or _stored_at(copy) < self.created or job_sequence(copy) != sequence:
             copy = await self._first_copy(lambda candidate: job_sequence(candidate) >= sequence)
         if copy is None or job_sequence(copy) != sequence:
             return None
         self._offset = copy.sequence - sequence
-        return republished_message(copy)
+        return copy
 
     async def first_copy_from(self, sequence: int) -> int:
         """Return the archive's sequence of the first copy of a job at or after a stream sequence of the work queue.

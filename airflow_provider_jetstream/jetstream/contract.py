@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from datetime import datetime
-
+VERSION: Final = 2
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
-
 ACK_METRIC = "$JS.EVENT.METRIC.CONSUMER.ACK"
-
+# The history of all queues of a server.
+SAMPLE_STREAM, SAMPLE_SUBJECT = "airflow_monitor", "airflow_monitor.samples"
 # The token for the consumer in subjects of jobs that no consumer has delivered.
 NO_CONSUMER = "_"
 
@@ -23,11 +22,12 @@ PARTITIONS = "partitions"
 MIGRATION = "migration"
 
 MSG_ID = "Nats-Msg-Id"
-_LONGEST_TIME = 32
 JOB_ID = "Job-Id"
 JOB_ADVISORY = "Job-Advisory"
 JOB_DEADLINE = "Job-Deadline"
 JOB_EXPIRES = "Job-Expires"
+# The release of the program that published a job, as its author names it; a diagnosis counts letters by it.
+JOB_RELEASE = "Job-Release"
 EXECUTE_AT = "X-Execute-At"
 # The key of the publishing task, by which its stored record names DAG, run, task and map index.
 AIRFLOW_TASK = "Airflow-Task"
@@ -45,6 +45,10 @@ REDRIVE_COUNT = "Redrive-Count"
 REDRIVE_STREAM = "Redrive-Stream"
 REDRIVE_SEQUENCE = "Redrive-Sequence"
 REDRIVE_CONSUMER = "Redrive-Consumer"
+
+
+# The time in the id of an end: nanoseconds, or seconds as workers of version 1 write them. Anything else says nothing.
+_END_TIME = re.compile(r"[1-9][0-9]{17,18}|[1-9][0-9]{8,9}\.[0-9]{1,9}")
 
 
 def dead_letter_subjects(queue: object) -> tuple[str, ...]:
@@ -304,28 +308,26 @@ def completion_subject(queue: str, consumer: str, sequence: int) -> str:
     return f"completed.{queue}.{consumer}.{sequence}"
 
 
-def end_id(queue: str, sequence: int, stored_at: datetime) -> str:
+def end_id(queue: str, sequence: int, stored_nanoseconds: int) -> str:
     """Return the ``Nats-Msg-Id`` under which the end of a job is stored once, whatever the delivery and the outcome.
 
-    :param stored_at: when the job was stored, which distinguishes it from a job of that sequence in a recreated stream
+    :param stored_nanoseconds: when the job was stored, which distinguishes it from one of a recreated stream
     """
-    return f"done:{queue}:{sequence}:{stored_at.timestamp()}"
+    return f"done:{queue}:{sequence}:{stored_nanoseconds}"
 
 
-def ended_job_time(message_id: str, sequence: int) -> float | None:
-    """Return when the job of an end was stored, in seconds since the epoch, by the end's ``Nats-Msg-Id``.
+def ended_job_time(message_id: str, sequence: int) -> int | None:
+    """Return when the job of an end was stored, in nanoseconds since 1970, by the end's ``Nats-Msg-Id``.
 
     :param sequence: the job's stream sequence
     :return: ``None`` where it is no :func:`end_id` of such a job
     """
     kind, _, rest = message_id.partition(":")
     found, _, time = rest.rpartition(":")
-    if kind != "done" or not found.endswith(f":{sequence}"):
+    if kind != "done" or not found.endswith(f":{sequence}") or not _END_TIME.fullmatch(time):
         return None
-    try:
-        return float(time[:_LONGEST_TIME])
-    except ValueError:
-        return None
+    whole, _, decimals = time.partition(".")
+    return int(whole + decimals.ljust(9, "0")) if decimals else int(whole)
 
 
 def cancellation_filter(queue: object) -> str:

@@ -41,10 +41,12 @@ _SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "dead.": ("worker", "redriver"),
     "published.": ("publisher", "redriver"),
     "parked.": ("redriver",),
-    "audit.": ("redriver",),
+    "audit.": ("redriver", "monitor"),
     "requeued.": ("redriver",),
     "scheduled.": ("publisher",),
 }
+# Of the stream of all queues' history.
+_SAMPLES: Final = (".airflow_monitor", "airflow_monitor.samples")
 _API: Final = re.compile(rf"\$JS\.(?:[^.]+\.)?API\.({'|'.join(map(re.escape, _REQUESTS))})(?:\.|$)")
 
 
@@ -55,6 +57,8 @@ def roles_needing(action: str, subject: str) -> tuple[str, ...]:
     """
     if action == "subscribe":
         return ("worker",) if subject.startswith("cancelled.") else ()
+    if subject.endswith(_SAMPLES):
+        return ("monitor",)
     if match := _API.match(subject):
         return _REQUESTS[match[1]]
     return next((roles for start, roles in _SUBJECTS.items() if subject.startswith(start)), ())

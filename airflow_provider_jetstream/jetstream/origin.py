@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 from base64 import urlsafe_b64decode
-from binascii import b2a_base64
+from binascii import b2a_base64, hexlify
 from dataclasses import dataclass, field
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN_ID, TASK_ID
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 _KEY_DIGITS = 32
-_DIGEST_BYTES = 16
-_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+# Of a message id, and their alphabet in Base64.
+DIGEST_BYTES = 16
+URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _SHORT_DIGEST = re.compile("[0-9A-Za-z_-]{22}")
 _KEY = re.compile(f"[0-9a-f]{{{_KEY_DIGITS}}}")
 
@@ -108,10 +113,23 @@ class ShortDigests:
     :param first: the first parts, at least one
     """
 
-    __slots__ = ("_begun",)
+    __slots__ = ("_begun", "_first")
 
     def __init__(self, *first: str | int) -> None:
-        self._begun = sha256(json.dumps(first)[:-1].encode())
+        self._first = json.dumps(first)[:-1].encode()
+        self._begun = sha256(self._first)
+
+    def of_contents(self, contents: Sequence[bytes], counts: Iterable[int]) -> list[bytes]:
+        """Return the bytes of what :meth:`of` returns for the digest and the number of each of many contents."""
+        first = self._first
+        texts = [b'%b, "%b", %d]' % (first, *row) for row in zip(map(hexlify, contents), counts, strict=False)]
+        return [sha256(text).digest()[:DIGEST_BYTES] for text in texts]
+
+    def of_texts(self, texts: Iterable[str]) -> list[bytes]:
+        """Return the bytes of what :meth:`of` returns for each of many texts."""
+        first = self._first
+        encoded = [encode_basestring_ascii(text).encode() for text in texts]
+        return [sha256(b"%b, %b]" % (first, text)).digest()[:DIGEST_BYTES] for text in encoded]
 
     def of(self, *rest: str | int) -> str:
         """Return 22 characters, letters, digits, ``-`` and ``_``, that only these parts in this order give."""
@@ -119,7 +137,7 @@ class ShortDigests:
         # The same text as that of json.dumps, which takes three times as long.
         texts = [encode_basestring_ascii(part) if isinstance(part, str) else str(part) for part in rest]
         digest.update("".join([f", {text}" for text in texts] + ["]"]).encode())
-        return b2a_base64(digest.digest()[:_DIGEST_BYTES], newline=False)[:22].translate(_URL_SAFE).decode()
+        return b2a_base64(digest.digest()[:DIGEST_BYTES], newline=False)[:22].translate(URL_SAFE).decode()
 
 
 def short_digest(*parts: str | int) -> str:

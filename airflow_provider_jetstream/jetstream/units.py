@@ -37,6 +37,23 @@ _SHORTEST_PLAUSIBLE = 1_000_000
 _UNLIMITED = -1
 _LONGEST_SECONDS = INTEGER // NANOSECONDS
 
+# What parse_duration and parse_size take, as JSON Schema; YAML has no timedelta.
+DURATION_FORM: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "maxLength": QUANTITY, "pattern": rf"^\s*(0|-1|({_DURATION_PART.pattern})+)\s*$"},
+        {"type": "integer", "enum": [_UNLIMITED, 0]},
+        {"type": "integer", "minimum": _SHORTEST_PLAUSIBLE, "maximum": INTEGER},
+    ],
+    "examples": ["30s", "1h30m", "7d"],
+}
+SIZE_FORM: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "maxLength": QUANTITY, "pattern": r"^\s*(-1|\d+\s*[KMGTkmgt]?([Ii]?[Bb])?)\s*$"},
+        {"type": "integer", "minimum": _UNLIMITED, "maximum": INTEGER},
+    ],
+    "examples": ["256MB", "1GiB", -1],
+}
+
 
 def parse_duration(value: Any) -> int:
     """Parse a duration into nanoseconds.

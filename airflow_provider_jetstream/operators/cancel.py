@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
@@ -54,6 +54,12 @@ class JetStreamCancelOperator(BaseOperator):
 
     operator_extra_links = (QueueLink(),)
     template_fields: Sequence[str] = ("work_queue", "job_ids", "jobs", "sequences", "why", "nats_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        "work_queue": "json",
+        "job_ids": "json",
+        "jobs": "json",
+        "sequences": "json",
+    }
     ui_color = "#f5d9d9"
 
     def __init__(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow.sdk import get_current_context
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
+from airflow_provider_jetstream.assets.task_assets import TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import (
@@ -64,7 +65,7 @@ _WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
 
 
-class JobWaitingOperator(WaitArguments):
+class JobWaitingOperator(TaskAssets, WaitArguments):
     """An operator that can wait until the jobs it published or redrove have ended.
 
     Its further arguments are those of :class:`~airflow_provider_jetstream.operators.wait_arguments.WaitArguments`.
@@ -298,6 +299,7 @@ class JobWaitingOperator(WaitArguments):
         :return: both, or the reports on the jobs if ``returns`` says so
         :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated
         """
+        self.note_work({**summary, **report})
         reports = self._job_reports or plain_reports(load_queue(self.work_queue, self).name, report, None, "not read")
         push_job_reports(reports)
         self.log.info(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
@@ -41,6 +41,7 @@ class JetStreamProvisionOperator(BaseOperator):
 
     operator_extra_links = (QueueLink(),)
     template_fields: Sequence[str] = ("work_queue", "nats_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json"}
     ui_color = "#d9ecf5"
 
     def __init__(

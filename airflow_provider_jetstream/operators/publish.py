@@ -6,13 +6,13 @@ import asyncio
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from airflow_provider_jetstream.assets.task_assets import StreamUse
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
-from airflow_provider_jetstream.jetstream.publishing.job import whole
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import add_handle, handle_cursor
-from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
+from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds, NotedIds
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
@@ -34,13 +34,14 @@ from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.tasks.template_values import parse_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Mapping
 
     from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.known_jobs import KnownJobs
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
@@ -86,7 +87,13 @@ class JetStreamPublishOperator(PublishArguments):
     :return: stream, counts, and sequences as ranges
     """
 
+    template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "jobs": "json"}
     ui_color = "#d9ecf5"
+    event_fields = ("published", "duplicates", "scheduled", "sequences", "completed", "dead", "cancelled", "vanished")
+
+    def stream_use(self, queue: WorkQueue, work: Mapping[str, Any]) -> StreamUse:
+        """Return the stream that has the jobs."""
+        return StreamUse(written=[(queue.name, work.get("published"))])
 
     def execute(self, context: Context) -> TaskResult:
         """Publish the jobs, and wait for them if ``wait_for_completion`` is set.
@@ -111,6 +118,7 @@ class JetStreamPublishOperator(PublishArguments):
         }
         self.log.info("%d jobs are stored in %s (%d were already)", report.stored, queue.name, report.duplicates)
         if cursor is None:
+            self.note_work(summary)
             return json_result(bounded_result(summary))
         if ends is None:
             advised_by = self._origin(context).manifest_key if report.advised else None
@@ -214,26 +222,26 @@ class JetStreamPublishOperator(PublishArguments):
         cursor: Cursor | None,
     ) -> PublishReport:
         prepared = begun.prepare(jobs, self.subject, self.job_id)
-        if cursor is not None:
-            prepared = _without_schedules(prepared)
         self._names = JobIds()
-        prepared = self._names.collect(prepared)
-        if isinstance(jobs, list | tuple):
-            # Nothing of a list is sent unless all of it can be.
-            prepared = whole(prepared)
+        known: KnownJobs = begun
+        if cursor is not None:
+            prepared.then(_refuse_schedule)
+            known = NotedIds(begun, self._names)
         pages = AdvisoryPages(connection, queue, origin.manifest_key, origin)
+        reserved: Iterable[OutgoingJob] = prepared
         if cursor is not None and begun.manifest:
-            prepared = await pages.reserve(begun.advised, prepared, cursor.created)
-        report = await publish_prepared(
-            connection,
-            prepared,
-            stored_sequence=begun.sequence_of,
-            rate=self._parsed_rate(),
-            room_timeout=parse_time_limit("room_timeout", self.room_timeout),
-            destination=begun.destination,
-            progress=begun.save_progress,
-            stopped=lambda: self._killed,
-        )
+            reserved = await pages.reserve(begun.advised, prepared, cursor.created)
+        async with begun:
+            report = await publish_prepared(
+                connection,
+                reserved,
+                known=known,
+                rate=self._parsed_rate(),
+                room_timeout=parse_time_limit("room_timeout", self.room_timeout),
+                destination=begun.destination,
+                progress=begun.save_progress,
+                stopped=lambda: self._killed,
+            )
         await begun.complete(report)
         self._names.locate(report.sequences)
         await pages.record(report.advised)
@@ -279,11 +287,9 @@ class JetStreamPublishOperator(PublishArguments):
             self.log.warning("The manifest wasn't closed, so a cleared task would publish nothing: %s", error)
 
 
-def _without_schedules(jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
-    for index, job in enumerate(jobs):
-        if job.scheduled:
-            raise JobError(
-                f"job {index} is scheduled, and the server gives it a sequence only when it is due, so that it can't be"
-                " waited for: publish it with a task that doesn't wait, or without a schedule"
-            )
-        yield job
+def _refuse_schedule(index: int, job: OutgoingJob) -> None:
+    if job.scheduled:
+        raise JobError(
+            f"job {index} is scheduled, and the server gives it a sequence only when it is due, so that it can't be"
+            " waited for: publish it with a task that doesn't wait, or without a schedule"
+        )

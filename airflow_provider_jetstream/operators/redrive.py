@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError
+from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol
+from airflow_provider_jetstream.jetstream.redrive.run_progress import finish_run
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
-from airflow_provider_jetstream.operators.spark_redrive import (
-    SPARK,
-    SparkRedrivingOperator,
-    refuse_beside_spark,
-    refuse_target_and_order,
-)
+from airflow_provider_jetstream.operators.spark_redrive import SPARK, refuse_beside_spark, refuse_target_and_order
+from airflow_provider_jetstream.operators.waved_redrive import WavedRedriveOperator
+from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_optional_text, check_text
 from airflow_provider_jetstream.tasks.identity import audit_identity, task_key
 from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_arguments
@@ -33,13 +34,9 @@ from airflow_provider_jetstream.tasks.queue_source import (
     require_dead_letter_queue,
     require_events,
 )
-from airflow_provider_jetstream.tasks.redrive_log import log_preview, log_report
+from airflow_provider_jetstream.tasks.redrive_log import log_preview
 from airflow_provider_jetstream.tasks.redrive_request import redrive_request
-from airflow_provider_jetstream.tasks.template_values import (
-    is_templated,
-    require_rendered,
-    selection_as_json,
-)
+from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
 from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, parse_wait_timeout, refuse_limits_without_wait
 
 if TYPE_CHECKING:
@@ -70,14 +67,15 @@ _REQUEST_FIELDS = (
     "census",
     "target_queue",
     "order_key",
+    "patch",
+    *WavedRedriveOperator.wave_fields,
 )
 
-
 # Arguments without which more letters would be redriven, or to another place, or in another order.
-_NEEDED = ("select", "sequences", "subject", "target_queue", "order_key")
+_NEEDED = ("select", "sequences", "subject", "target_queue", "order_key", "patch")
 
 
-class JetStreamRedriveOperator(SparkRedrivingOperator):
+class JetStreamRedriveOperator(WavedRedriveOperator):
     """Bring dead letters back as jobs with fresh deliveries; succeed when all are back, or when the jobs have ended.
 
     Running it again at any time is safe. Where the queue has an audit, a retry continues the redrive of the try before
@@ -102,6 +100,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
     :param order_key: where each letter states its key: ``header:<name>``, ``subject:<number of the token>`` or
         ``body:<field>``. The task redrives letters of a key one after the other, each once the job before it has
         completed, and waits for that itself, for ``wait_timeout`` at most
+    :param patch: operations by RFC 6902 on the letters' JSON bodies, in place of ``transform``: a list, or JSON text
     :param lease_timeout: how long to wait for another task or program that changes the queue's dead letters: a duration
         or seconds. One that was killed counts for half a minute
     :param census: pause the consumers first until none of their jobs is in flight, for their ack wait and half a minute
@@ -110,8 +109,8 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
     :param group_by: the fields by which a dry run groups letters: any of reason, error_class, fingerprint,
         traceback_digest, error_place, subject, consumer, dag_id, run_id, task_id
     :param engine: ``python`` redrives in the task's own process; ``spark`` runs a Spark application, for dead
-        letters by the hundred thousand. Spark takes none of ``sequences``, ``transform``, ``target_queue`` and
-        ``order_key``
+        letters by the hundred thousand. Spark takes none of ``sequences``, ``transform``, ``target_queue``,
+        ``order_key`` and ``patch``
     :param repair: for Spark, in place of ``transform``: a function that takes a ``DataFrame`` of letters and returns
         the letters to redrive, with ``subject``, ``body`` and ``headers`` changed as needed
     :param letters: for Spark: the folder in which a report stored the letters (``kept`` of its result); the queue is
@@ -120,6 +119,8 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
     :param spark_conn_id: the Airflow connection of type ``spark``; Spark runs on this machine where the default one
         doesn't exist
     :param spark_conf: further properties of Spark; ``spark.jetstream.…`` says how executors elsewhere find NATS
+    :param waves: how many letters each wave brings back, such as ``[10, 100, "rest"]``, with a gate after each
+    :param stop_when: the share of a wave's jobs that may die again, or a rule as a dict; see docs/redrive.md
     :param wait_for_completion: wait until every redriven job ended
     :param max_dead: redriven jobs that may die again; ``None`` for any number
     :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
@@ -144,9 +145,11 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         "census",
         "target_queue",
         "order_key",
+        "patch",
         "nats_conn_id",
         *WAIT_ARGUMENTS,
-        *SparkRedrivingOperator.spark_fields,
+        *WavedRedriveOperator.wave_fields,
+        *WavedRedriveOperator.spark_fields,
     )
     ui_color = "#f5e6d9"
     # Set where there is an audit. Without one, a retry would find the letters gone and succeed however the jobs ended.
@@ -175,6 +178,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         census: bool | str = False,
         target_queue: QueueSource | None = None,
         order_key: str | None = None,
+        patch: JsonPatch | Sequence[Mapping[str, Any]] | str | None = None,
         dry_run: bool = False,
         group_by: Iterable[GroupField] = BY_CAUSE,
         **kwargs: Any,
@@ -193,6 +197,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         self.census = census
         self.target_queue = target_queue
         self.order_key = order_key
+        self.patch = patch.text if isinstance(patch, JsonPatch) else patch
         check_optional_text(subject=subject, why=why, order_key=order_key)
         for name in ("subject", "order_key"):
             if getattr(self, name) is not None:
@@ -201,16 +206,15 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         target = None if target_queue is None else declared_queue(target_queue, self, "target_queue")
         if self.wait_for_completion:
             require_events(self._known_queue if target_queue is None else target)
-        elif order_key is None:
+        elif order_key is None and self.waves is None:
             refuse_limits_without_wait({"wait_timeout": self.wait_timeout})
         # Not named dry_run: every operator has a method of that name.
         self.only_preview = dry_run
         self.group_by = group_fields(group_by)
         self._needed_arguments = tuple(name for name in _NEEDED if getattr(self, name) is not None)
-        self._killed = False
         if self.engine == SPARK:
             refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences, census=self.census)
-            refuse_target_and_order(target_queue=target_queue, order_key=order_key)
+            refuse_target_and_order(target_queue=target_queue, order_key=order_key, patch=patch)
         arguments = {name: getattr(self, name) for name in _REQUEST_FIELDS}
         # Without it, a target that is known would lack a subject.
         arguments["target_queue"] = None if is_templated(subject) else target
@@ -235,6 +239,8 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
                     return log_preview(self.log, self.preview_on_spark(context, queue, request), self.group_by)
                 preview = hook.preview_redrive(queue, request, self.group_by)
                 return log_preview(self.log, preview.as_json(), self.group_by)
+            if self.waves is not None and request.waves:
+                return self.redrive_in_waves(hook, context, queue, request)
             if self.engine == SPARK:
                 cursor, report, awaited = self._redrive_with_spark(hook, context, queue, request)
                 ends = hook.blocking(self._wait, queue, request, cursor, awaited) if cursor else None
@@ -242,6 +248,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
                 cursor, report, awaited, ends = hook.blocking(self._redrive, queue, request)
         summary = report | {"run": request.run if self.retry_resumes_waiting else None}
         if cursor is None:
+            self.note_work(summary)
             return json_result(summary)
         if ends is None:
             self.defer_waiting(cursor, awaited, summary)
@@ -253,11 +260,12 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         :raises AirflowFailException: more jobs died than tolerated, or waiting was impossible
         :raises DeadlineError: jobs are still running after ``wait_timeout``
         """
+        if self.is_in_waves(event):
+            return self.execute(context)
         self.retry_resumes_waiting = bool(event and event.get("summary", {}).get("run"))
         if self.retry_resumes_waiting and event and event["status"] == "ended":
-            JetStreamHook(self.nats_conn_id).blocking(
-                self._finish_run, load_queue(self.work_queue, self), task_key(context)
-            )
+            finish = partial(finish_run, run=task_key(context), outcomes=RedriveOutcomes.of_wait(event["report"]))
+            JetStreamHook(self.nats_conn_id).blocking(finish, load_queue(self.work_queue, self))
         return super().execute_complete(context, event)
 
     def on_kill(self) -> None:
@@ -285,7 +293,8 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
             stopped=lambda: self._killed or time.monotonic() > deadline,
         )
         summary = report.as_json()
-        log_report(self.log, summary | {"guarantee": report.guarantee})
+        send_redrive_metrics(queue.name, summary)
+        self.log_redrive(summary | {"guarantee": report.guarantee})
         if report.cancelled and not self._killed:
             raise DeadlineError(
                 f"expected the jobs of each key to complete one after the other within {self._time_limit}, found"
@@ -306,7 +315,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         summary, awaited, problem = self.redrive_on_spark(
             context, queue, replace(request, keep_open=cursor is not None)
         )
-        log_report(self.log, summary)
+        self.log_redrive(summary)
         if problem:
             raise RedriveError(problem)
         del summary["guarantee"]
@@ -324,22 +333,13 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
     ) -> WaitReport | None:
         ends = await self.wait_inline(connection, cursor, awaited)
         if ends:
-            await self._finish_run(connection, queue, str(request.run))
+            await finish_run(connection, queue, str(request.run), RedriveOutcomes.of_wait(ends.as_json()))
         return ends
 
     async def _audit_log(self, connection: Connection, queue: WorkQueue) -> AuditLog | None:
         if queue.audit is None:
             return None
         return await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
-
-    async def _finish_run(self, connection: Connection, queue: WorkQueue, run: str) -> None:
-        try:
-            if audit := await self._audit_log(connection, queue):
-                await audit.finish_run(run)
-        except (ApiError, TransientError) as error:
-            self.log.warning(
-                "The end of the redrive couldn't be recorded, so a cleared task would continue it: %s", error
-            )
 
 
 def _including_earlier_tries(cursor: Cursor, report: Mapping[str, Any]) -> Cursor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.airflow_compat import conf
+from airflow_provider_jetstream.assets.task_assets import StreamUse, TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.links.monitor import QueueLink
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
 
 
-class JetStreamDeadLetterReportOperator(BaseOperator):
+class JetStreamDeadLetterReportOperator(TaskAssets, BaseOperator):
     """Store a queue's dead letters as Parquet, group them by cause, and report on them as Parquet and one HTML page.
 
     Nothing is changed in the queue. A later redrive can start from the stored letters (``letters`` of
@@ -66,7 +67,9 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
         "served_at",
         *CONNECTION_FIELDS,
     )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "select": "json", "spark_conf": "json"}
     ui_color = "#f5e6d9"
+    event_fields = ("letters", "page", "kept")
 
     def __init__(
         self,
@@ -102,6 +105,10 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
         self._is_selective = select is not None
         parse_selection(None if is_templated(select) else self.select)
 
+    def stream_use(self, queue: WorkQueue, work: Mapping[str, Any]) -> StreamUse:
+        """Return the streams that hold jobs and letters."""
+        return StreamUse([queue.name, *([queue.dead_letters.name] if queue.dead_letters else [])])
+
     def execute(self, context: Context) -> dict[str, Any]:
         """Write the report.
 
@@ -126,6 +133,7 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
             result = self._spark.run_for(context, self, "report", arguments)
         self.page = f"{folder}/report.html"
         self.log.info("The report on %d dead letters of %s is %s", result["letters"], queue.name, result["page"])
+        self.note_work(result)
         return json_result(result)
 
     def on_kill(self) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
 from airflow_provider_jetstream.tasks.arguments import check_function, check_optional_text, check_text
 from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION, spark_properties
 from airflow_provider_jetstream.tasks.spark_process import SparkApplication
@@ -82,7 +84,8 @@ class SparkRedrivingOperator(JobWaitingOperator):
         :raises AirflowFailException: the request isn't possible
         :raises SparkApplicationError: Spark failed, or was stopped
         """
-        result = self._run_spark(context, queue, request, dry_run=False)
+        result = self.run_spark(context, queue, request)
+        send_redrive_metrics(queue.name, result["report"])
         awaited = {sequence for first, last in result["awaited"] for sequence in range(first, last + 1)}
         return result["report"], awaited, result["problem"]
 
@@ -92,11 +95,15 @@ class SparkRedrivingOperator(JobWaitingOperator):
         :raises AirflowFailException: the request isn't possible
         :raises SparkApplicationError: Spark failed, or was stopped
         """
-        return self._run_spark(context, queue, request, dry_run=True)
+        return self.run_spark(context, queue, request, dry_run=True)
 
-    def _run_spark(
-        self, context: Context, queue: WorkQueue, request: RedriveRequest, *, dry_run: bool
+    def run_spark(
+        self, context: Context, queue: WorkQueue, request: RedriveRequest, *, dry_run: bool = False
     ) -> dict[str, Any]:
+        """Run an application that redrives letters, those of the next wave of a request with waves, or previews that.
+
+        :return: the application's result
+        """
         refuse_beside_spark(None, BY_CAUSE, selection_as_json(request.selection), None, census=request.census)
         if self._reads_report:
             require_rendered("letters", self.letters)
@@ -116,6 +123,8 @@ class SparkRedrivingOperator(JobWaitingOperator):
                 "run": request.run,
                 "lease_timeout": request.lease_timeout,
                 "keep_open": request.keep_open,
+                "waves": list(request.waves),
+                "stop_when": asdict(request.stop_rule) if request.waves else None,
             },
         }
         return self._spark.run_for(context, self, "redrive", arguments, self.repair)
@@ -126,12 +135,12 @@ class SparkRedrivingOperator(JobWaitingOperator):
         super().on_kill()
 
 
-def refuse_target_and_order(*, target_queue: object, order_key: object) -> None:
-    """Refuse where new jobs would go, or in which order, which Spark's tasks can't see to.
+def refuse_target_and_order(*, target_queue: object, order_key: object, patch: object = None) -> None:
+    """Refuse where new jobs would go, in which order, or with a patch, which Spark's tasks can't see to.
 
     :raises RedriveRequestError: says what to use instead
     """
-    for name, value in (("target_queue", target_queue), ("order_key", order_key)):
+    for name, value in (("target_queue", target_queue), ("order_key", order_key), ("patch", patch)):
         if value is not None:
             raise RedriveRequestError(f'expected no {name} with engine="spark", found {value!r}: leave engine out')
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
-_RETRIES = {"retries": 2, "retry_delay": timedelta(seconds=30)}
+# A wave, or a person at a gate, may take hours, for which the task holds no worker slot.
+_TASK_ARGUMENTS = {"retries": 2, "retry_delay": timedelta(seconds=30), "deferrable": True}
 
 
 def reprocess_dag(
@@ -34,12 +35,13 @@ def reprocess_dag(
 ) -> DAG:
     """Make the DAG that the monitor's page triggers, and that people can trigger by hand.
 
-    Its run's configuration says what to do: ``nats_conn_id``, ``queue``, ``select``, ``action``, ``rate``, ``why`` and
-    ``dry_run``. Everybody who may trigger it may redrive on all the connections that it allows.
+    Its run's configuration says what to do: ``nats_conn_id``, ``queue``, ``select``, ``action``, ``rate``, ``waves``,
+    ``stop_when``, ``patch``, ``why`` and ``dry_run``. Everybody who may trigger it may redrive on all connections that
+    it allows.
 
     :param dag_id: the value of ``[jetstream] monitor_redrive_dag`` where the page shall trigger it
     :param connections: ids of the Airflow connections that it may use; all where absent
-    :param default_args: of its task, over two retries
+    :param default_args: of its task, over two retries and ``deferrable``, by which it awaits waves in the triggerer
     :param dag_arguments: further arguments of the DAG
     """
     allowed: dict[str, Any] = {"enum": list(connections)} if connections else {}
@@ -54,7 +56,7 @@ def reprocess_dag(
     with DAG(
         dag_id,
         tags=list(tags),
-        default_args=_RETRIES | (default_args or {}),
+        default_args=_TASK_ARGUMENTS | (default_args or {}),
         params={
             "nats_conn_id": Param(default, type="string", description="The Airflow connection.", **allowed),
             "queue": Param(type="string", minLength=1, description="The work queue's stream."),
@@ -68,6 +70,21 @@ def reprocess_dag(
                 description="in_place takes all letters of the queue, without select and rate.",
             ),
             "rate": Param(None, type=["null", "number"], exclusiveMinimum=0, description="Letters a second at most."),
+            "waves": Param(
+                None,
+                type=["null", "array"],
+                description='How many letters each wave brings back, such as [10, 100, "rest"]; one wave where empty.',
+            ),
+            "stop_when": Param(
+                None,
+                type=["null", "number", "object"],
+                description="The share of a wave's jobs that may die again before it stops at a gate; 0.2 where empty.",
+            ),
+            "patch": Param(
+                None,
+                type=["null", "array", "string"],
+                description="A JSON Patch (RFC 6902) of the letters' bodies; as text, its numbers stay as written.",
+            ),
             "why": Param(None, type=["null", "string"], maxLength=500, description="A reason, for the audit."),
             "dry_run": Param(default=False, type="boolean", description="Only count, in the task's log."),
         },
@@ -80,6 +97,9 @@ def reprocess_dag(
             select="{{ params.select | tojson }}",
             action="{{ params.action }}",
             rate="{{ params.rate }}",
+            waves="{{ params.waves | tojson }}",
+            stop_when="{{ params.stop_when | tojson }}",
+            patch="{{ params.patch if params.patch is string else (params.patch or []) | tojson }}",
             why="{{ params.why or '' }}",
             count_only="{{ params.dry_run }}",
         )
@@ -93,7 +113,10 @@ class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
     :param count_only: count what would be done, and change nothing; a template may give it as text
     """
 
-    template_fields: Sequence[str] = ("queue_name", "select", "rate", "why", "nats_conn_id", "action", "count_only")
+    template_fields: Sequence[str] = (
+        *("queue_name", "select", "rate", "patch", "why", "nats_conn_id", "action", "count_only"),
+        *JetStreamRedriveOperator.wave_fields,
+    )
 
     def __init__(
         self, *, queue_name: str, action: str = REDRIVE, count_only: bool | str = False, **kwargs: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import PokeReturnValue
 
@@ -11,8 +11,9 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.find import count_entries
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError, SelectionError
 from airflow_provider_jetstream.sensors.polling import PollingSensor
+from airflow_provider_jetstream.tasks.airflow_metrics import send_dead_letter_metrics
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
 from airflow_provider_jetstream.tasks.template_values import (
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 # A look at more entries takes longer than a deferral.
 _FEW_ENTRIES = 2_000
+_DIAGNOSED_GROUPS = 3
 
 
 class JetStreamDeadLetterSensor(PollingSensor):
@@ -58,7 +60,8 @@ class JetStreamDeadLetterSensor(PollingSensor):
         a minute at most, so that letters of a queue that is never idle are certain; needs nats-server 2.11
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
-    :return: the count, the sequences as ranges, the groups and their ages, and how many entries aren't counted
+    :return: the count, the sequences as ranges, the groups and their ages, how many entries aren't counted, and the
+        ``diagnosis``: what the letters died of, whether that is still so, and what to do
     :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
     """
 
@@ -70,6 +73,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         "census",
         "nats_conn_id",
     )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "select": "json"}
     ui_color = "#f5e6d9"
 
     def __init__(
@@ -113,7 +117,10 @@ class JetStreamDeadLetterSensor(PollingSensor):
         self.log.info("%s", summary)
         for risk in summary.risks:
             self.log.warning("%s", risk)
-        return PokeReturnValue(is_done=summary.reached(count, age), xcom_value=json_result(summary.as_json()))
+        is_done, result = summary.reached(count, age), summary.as_json()
+        if is_done:
+            result["diagnosis"] = self._diagnosis()
+        return PokeReturnValue(is_done=is_done, xcom_value=json_result(result))
 
     def first_poke(self, context: Context) -> PokeReturnValue | None:
         """Look once before deferring, unless there are many entries: the triggers of a queue share what they know."""
@@ -131,6 +138,26 @@ class JetStreamDeadLetterSensor(PollingSensor):
             census=self._census(),
             **polling,
         )
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+        """Resume after the trigger, and diagnose what it found.
+
+        :raises AirflowFailException: polling was impossible
+        """
+        found = super().execute_complete(context, event)
+        result: dict[str, Any] = json_result(found | {"diagnosis": self._diagnosis()})
+        return result
+
+    def _diagnosis(self) -> dict[str, Any] | None:
+        """Say what the letters died of; ``None`` where that isn't possible: the sensor has found what it is for."""
+        try:
+            diagnosis = JetStreamHook(self.nats_conn_id).diagnose_dead_letters(self.loaded_queue(), self._selection())
+        except JetStreamProviderError as error:
+            self.log.warning("The dead letters can't be diagnosed: %s", error)
+            return None
+        self.log.info("%s", diagnosis)
+        send_dead_letter_metrics(diagnosis)
+        return diagnosis.as_json(groups=_DIAGNOSED_GROUPS)
 
     def log_result(self, result: Mapping[str, Any]) -> None:
         """Log the result of a trigger."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
@@ -41,6 +41,7 @@ class JetStreamJobsSensor(JobWaitingOperator):
 
     template_fields: Sequence[str] = ("handle", "nats_conn_id", *WAIT_ARGUMENTS)
     operator_extra_links: Collection[BaseOperatorLink] = (JobReportsLink(),)
+    template_fields_renderers: ClassVar[dict[str, str]] = {"handle": "json"}
     ui_color = "#d9ecf5"
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import PokeReturnValue
 
@@ -39,6 +39,7 @@ class JetStreamQueueDrainedSensor(PollingSensor):
     """
 
     template_fields: Sequence[str] = ("work_queue", "consumers", "nats_conn_id")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "consumers": "json"}
     ui_color = "#d9ecf5"
 
     def __init__(

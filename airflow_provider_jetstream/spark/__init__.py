@@ -10,23 +10,28 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
     from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
+    from airflow_provider_jetstream.spark.dead_letters.repaired_letters import read_repaired
     from airflow_provider_jetstream.spark.dead_letters.report.write import write_report
     from airflow_provider_jetstream.spark.dead_letters.triage_tables import triage
     from airflow_provider_jetstream.spark.errors import (
         DataLossError,
         RepairContractError,
+        RepairedLettersError,
         RowsNotStoredError,
         SparkOptionError,
     )
     from airflow_provider_jetstream.spark.source.data_source import register
+    from airflow_provider_jetstream.spark.source.quarantine import write_rows
 
 __all__ = [
     "DataLossError",
     "RepairContractError",
+    "RepairedLettersError",
     "RowsNotStoredError",
     "SparkOptionError",
     "preview_letters",
     "read_letters",
+    "read_repaired",
     "read_snapshot",
     "redrive_letters",
     "register",
@@ -34,6 +39,7 @@ __all__ = [
     "snapshot",
     "triage",
     "write_report",
+    "write_rows",
 ]
 
 __getattr__ = lazy_exports(
@@ -42,9 +48,17 @@ __getattr__ = lazy_exports(
         "bulk_redrive.driver": ["preview_letters", "redrive_letters"],
         "dead_letters.read": ["read_letters", "read_snapshot", "snapshot"],
         "dead_letters.repair_contract": ["repair"],
+        "dead_letters.repaired_letters": ["read_repaired"],
         "dead_letters.report.write": ["write_report"],
         "dead_letters.triage_tables": ["triage"],
-        "errors": ["DataLossError", "RepairContractError", "RowsNotStoredError", "SparkOptionError"],
+        "errors": [
+            "DataLossError",
+            "RepairContractError",
+            "RepairedLettersError",
+            "RowsNotStoredError",
+            "SparkOptionError",
+        ],
         "source.data_source": ["register"],
+        "source.quarantine": ["write_rows"],
     },
 )

@@ -7,6 +7,7 @@
     │   ├── SparkOptionError      also ValueError
     │   ├── DataLossError         also LookupError
     │   ├── RepairContractError   also ValueError
+    │   ├── RepairedLettersError  also ValueError
     │   └── SparkSettingsError    also ValueError
     ├── TransientError
     │   └── SparkApplicationError  also RuntimeError
@@ -34,6 +35,12 @@ class RepairContractError(TerminalError, ValueError):
     """A repair of dead letters changed something that it must not change; nothing was redriven."""
 
     code = "JS504"
+
+
+class RepairedLettersError(TerminalError, ValueError):
+    """What a repair has written isn't complete, or not what was checked; nothing was redriven."""
+
+    code = "JS505"
 
 
 class RowsNotStoredError(JetStreamProviderError):

@@ -29,8 +29,11 @@ def origin_of(context: Context, idempotency_key: str | None = None, operation: s
 
 
 def audit_identity(context: Context) -> dict[str, Any]:
-    """Return the fields that identify the task and its try in audit records."""
-    return {**_fields(origin_of(context)), "try_number": context["ti"].try_number}
+    """Return the fields that identify the task and its try in audit records, and the person who triggered its run."""
+    identity = {**_fields(origin_of(context)), "try_number": context["ti"].try_number}
+    # Airflow knows it of runs that a person has triggered.
+    person = getattr(context.get("dag_run"), "triggering_user_name", None)
+    return identity | ({"person": person} if isinstance(person, str) and person else {})
 
 
 def task_key(context: Context) -> str:

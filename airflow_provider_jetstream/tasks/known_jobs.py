@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject, placeholder_problem
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count

@@ -42,6 +42,21 @@ def log_report(log: LeveledLog, report: Mapping[str, Any]) -> None:
     _log_risks(log, report)
 
 
+def log_outcomes(log: LeveledLog, report: Mapping[str, Any]) -> None:
+    """Write what became of the letters of each wave.
+
+    :param report: the report as JSON
+    """
+    for wave in report["waves"]:
+        if wave["reason"]:
+            log.info("%s", wave["reason"])
+    counts = report["outcomes"]
+    log.info(
+        "The redrive %s is %s: %d completed after redrive, %d died again, %d still running, %d unknown",
+        *(report["redrive"], report["state"], *counts.values()),
+    )
+
+
 def log_preview(log: LeveledLog, preview: dict[str, Any], group_by: Sequence[str]) -> dict[str, Any]:
     """Write what a redrive would do.
 
@@ -56,8 +71,16 @@ def log_preview(log: LeveledLog, preview: dict[str, Any], group_by: Sequence[str
     for group in preview["groups"]:
         fields = zip(group_by, group["group"], strict=True)
         log.info("%d of %s", group["count"], ", ".join(f"{name} {value or '-'}" for name, value in fields))
+    if preview["changed"]:
+        log.info("It would change %d of them", preview["changed"])
     for letter in preview["sample"]:
-        log.info("For example %s", json.dumps(letter))
+        difference = letter.get("difference")
+        log.info("For example %s", json.dumps({name: value for name, value in letter.items() if name != "difference"}))
+        if difference:
+            log.info("Dead letter %s would change so:\n%s", letter["sequence"], difference)
+    for cause, count in preview["causes"].items():
+        if count > 1:
+            log.warning("%d dead letters would stay: %s", count, cause)
     for sequence, reason in preview["failures"].items():
         log.warning("Dead letter %s would stay where it is: %s", sequence, reason)
     _log_risks(log, preview)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.tasks.arguments import check_function
@@ -26,7 +28,7 @@ IN_PLACE = "in_place"
 ACTIONS = (REDRIVE, PARK, IN_PLACE)
 
 
-def redrive_request(
+def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
     *,
     select: object,
     sequences: object,
@@ -40,6 +42,9 @@ def redrive_request(
     census: object = False,
     target_queue: Any = None,
     order_key: object = None,
+    waves: object = None,
+    stop_when: object = None,
+    patch: Any = None,
 ) -> RedriveRequest:
     """Parse the arguments of a redrive operator after templating, which may have made text of numbers.
 
@@ -60,11 +65,20 @@ def redrive_request(
         census=parse_flag("census", census, RedriveRequestError),
         target=None if is_absent(target_queue) else load_queue(target_queue),
         order_key=parse_text(order_key),
+        waves=_parse_json("waves", waves) or (),
+        stop_when=_parse_json("stop_when", stop_when),
+        # A run's configuration without a patch may render to an empty list.
+        patch=None if is_absent(patch) or patch in ([], "[]") else JsonPatch.of(patch),
     )
 
 
 def request_for_action(
-    action: str, selection: Selection, *, rate: float | None = None, why: str | None = None
+    action: str,
+    selection: Selection,
+    *,
+    rate: float | None = None,
+    why: str | None = None,
+    patch: JsonPatch | str | None = None,
 ) -> RedriveRequest:
     """Make the request for an action: ``redrive``, ``park`` or ``in_place``.
 
@@ -76,6 +90,7 @@ def request_for_action(
         selection=selection,
         rate=rate,
         why=why,
+        patch=patch,
         max_redrives=0 if action == PARK else None,
         protocol=Protocol.IN_PLACE if action == IN_PLACE else Protocol.AUTO,
     )
@@ -88,6 +103,18 @@ def _parse_lease_timeout(value: object) -> float:
         return parse_seconds(value)
     except ValueError as error:
         raise RedriveRequestError(f"lease_timeout: {error}") from None
+
+
+def _parse_json(name: str, value: object) -> Any:
+    """Return an argument that a template may have rendered to its JSON text."""
+    if is_absent(value):
+        return None
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) or None
+    except ValueError:
+        raise RedriveRequestError(f'expected {name} as JSON, such as [10, 100, "rest"], found {value!r}') from None
 
 
 def _parse_protocol(value: object) -> Protocol:

@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.trigger_arguments import check_times, check_wait_arguments
 from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
+from airflow_provider_jetstream.triggers.short_collections import SHORT_COLLECTIONS
 from airflow_provider_jetstream.triggers.task_state import has_ended
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ class JobCompletionTrigger(BaseTrigger):
         check_times(deadline=deadline, deferred_at=deferred_at)
         check_flags(cancel_on_kill=cancel_on_kill)
         self.nats_conn_id = nats_conn_id
-        self.mark = dict(mark)
+        # Not the dict: its text isn't shared with the other triggers of the process.
+        self._cursor = Cursor(**mark)
         self.sequences = [list(span) for span in sequences]
         self.tolerance = dict(tolerance)
         self.cancel_on_kill = cancel_on_kill
@@ -97,6 +99,11 @@ class JobCompletionTrigger(BaseTrigger):
         self._report = WaitReport(set())
         self._is_read = False
         self._logged_at = time.monotonic()
+
+    @property
+    def mark(self) -> dict[str, Any]:
+        """The cursor to read from, as a dict."""
+        return {**asdict(self._cursor), "advisory_subjects": list(self._cursor.advisory_subjects)}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments that recreate the trigger elsewhere; never a secret."""
@@ -136,8 +143,8 @@ class JobCompletionTrigger(BaseTrigger):
         await guard.wait()
         # In a thread, since each takes long for a million jobs.
         event |= {
-            "queue": self.mark["queue"],
-            "events": self.mark["events"],
+            "queue": self._cursor.queue,
+            "events": self._cursor.events,
             "missing": await asyncio.to_thread(ranges_of, self._report.awaited),
             "report": await asyncio.to_thread(self._report.as_json),
             "summary": self.summary,
@@ -161,26 +168,27 @@ class JobCompletionTrigger(BaseTrigger):
             return
         async with JetStreamHook(self.nats_conn_id).shared() as connection:
             cancelled = await cancel_stored(
-                connection, self.mark["queue"], self.mark["events"], self._report.awaited, WHY_KILLED
+                connection, self._cursor.queue, self._cursor.events, self._report.awaited, WHY_KILLED
             )
-        self.log.info("The task was ended: %d jobs of %s are cancelled", cancelled, self.mark["queue"])
+        self.log.info("The task was ended: %d jobs of %s are cancelled", cancelled, self._cursor.queue)
 
     async def _wait(self) -> None:
-        cursor, policy = Cursor(**self.mark), WaitPolicy(**self.tolerance)
+        cursor, policy = self._cursor, WaitPolicy(**self.tolerance)
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
                     # Before the wait begins: it makes the report of a handle's jobs.
                     advised = await self._advised(connection, cursor)
-                    await wait(
-                        connection,
-                        cursor,
-                        self._report,
-                        policy=policy,
-                        progress=lambda _: self._log_progress(),
-                        advised=advised,
-                        **asdict(StallPolicy(**self.stalls)),
-                    )
+                    with SHORT_COLLECTIONS:
+                        await wait(
+                            connection,
+                            cursor,
+                            self._report,
+                            policy=policy,
+                            progress=self._log_progress,
+                            advised=advised,
+                            **asdict(StallPolicy(**self.stalls)),
+                        )
             except JobsStalledError:
                 raise
             except (TransientError, ApiError) as error:
@@ -206,10 +214,9 @@ class JobCompletionTrigger(BaseTrigger):
         if not self._is_read:
             self._report, self._is_read = report, True
 
-    def _log_progress(self) -> None:
-        if self._report.awaited and time.monotonic() - self._logged_at >= _PROGRESS_SECONDS:
+    def _log_progress(self, report: WaitReport) -> None:
+        if report.awaited and time.monotonic() - self._logged_at >= _PROGRESS_SECONDS:
             self._logged_at = time.monotonic()
-            report = self._report
             self.log.info(
                 "%d completed, %d dead, %d to go", len(report.completed), len(report.dead), len(report.awaited)
             )

@@ -29,6 +29,8 @@ class EarlyFireGuard:
     :param deferred_at: seconds since the epoch at which the task deferred itself
     """
 
+    __slots__ = ("_until",)
+
     def __init__(self, deferred_at: float) -> None:
         elapsed = time.time() - deferred_at
         margin = min(max(elapsed, SHORTEST_MARGIN), LONGEST_MARGIN)

@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
-from airflow_provider_jetstream.jetstream.client.frame_encoder import HeaderBlock, encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
-from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, store
+from airflow_provider_jetstream.jetstream.client.publish_ack import is_plain_publish_ack, parse_publish_ack, store
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, TRACE_PARENT, TRACE_STATE, completion_subject, end_id
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
@@ -48,6 +48,8 @@ class CompletionWriter:
 
     :param advisory_subjects: those of the queue's advisory subjects that its events stream captures on the server, and
         therefore no other stream
+
+    :ivar has_events: whether completions are stored
     """
 
     def __init__(
@@ -60,18 +62,18 @@ class CompletionWriter:
     ) -> None:
         self._connection = connection
         self._queue = queue
+        self.has_events = queue.events is not None
         self._consumer = consumer
         self._worker = worker
         self._advisory_subjects = advisory_subjects
         self._has_explained = False
         self._subject = completion_subject(queue.name, consumer, 0)[:-1].encode()
-        self._id_header = HeaderBlock({}, MSG_ID)
+        # The headers of a completion, as :func:`end_id` has its id.
+        self._id_block = b"NATS/1.0\r\n%b: done:%b:%%d:%%d\r\n\r\n" % (
+            MSG_ID.encode(),
+            queue.name.encode().replace(b"%", b"%%"),
+        )
         self._template = _template(queue.name, consumer, worker)
-
-    @property
-    def has_events(self) -> bool:
-        """Whether completions are stored."""
-        return self._queue.events is not None
 
     def payload(self, job: Delivery, result: Any) -> bytes:
         """Encode a completion with what the handler returned.
@@ -111,7 +113,7 @@ class CompletionWriter:
             queue=self._queue.name,
             consumer=self._consumer,
             sequence=job.sequence,
-            stored_at=message.stored_at,
+            stored_nanoseconds=message.stored_nanoseconds,
             deliveries=job.attempt,
             worker=self._worker,
         )
@@ -124,7 +126,7 @@ class CompletionWriter:
         if self._queue.events:
             subject = completion_subject(self._queue.name, self._consumer, job.sequence)
             # The time distinguishes this job from one with the same sequence in a recreated stream.
-            msg_id = end_id(self._queue.name, job.sequence, message.stored_at)
+            msg_id = end_id(self._queue.name, job.sequence, message.stored_nanoseconds)
             headers = {MSG_ID: msg_id, **trace}
             publish = partial(store, self._connection, subject, payload, headers, time_limit=ANSWER_TIMEOUT)
             await send_until_confirmed(publish, f"the completion of job {job.shown_id}")
@@ -136,14 +138,16 @@ class CompletionWriter:
 
     def address(self, message: PulledMessage, job: Delivery) -> tuple[bytes, bytes]:
         """Return the subject and the encoded headers of a job's completion."""
-        subject = b"%b%d" % (self._subject, job.sequence)
-        msg_id = end_id(self._queue.name, job.sequence, message.stored_at)
-        if TRACE_PARENT in job.headers or TRACE_STATE in job.headers:
-            return subject, encode_headers({MSG_ID: msg_id, **_trace(job.headers)})
-        return subject, self._id_header.with_values(msg_id)
+        sequence, headers = job.sequence, job.headers
+        if TRACE_PARENT in headers or TRACE_STATE in headers:
+            msg_id = end_id(self._queue.name, sequence, message.stored_nanoseconds)
+            return b"%b%d" % (self._subject, sequence), encode_headers({MSG_ID: msg_id, **_trace(headers)})
+        return b"%b%d" % (self._subject, sequence), self._id_block % (sequence, message.stored_nanoseconds)
 
     def is_stored(self, answer: bytes) -> bool:
         """Return whether an answer confirms that a completion is stored."""
+        if is_plain_publish_ack(answer):
+            return True
         try:
             parse_publish_ack("a completion", answer)
         except (ApiError, TransientError):

@@ -51,7 +51,7 @@ class _PullInbox:
         self,
         inbox: str,
         deliver: Callable[[PulledMessage], None],
-        on_end: Callable[[str | None], None],
+        on_end: Callable[[str | None, float | None], None],
     ) -> None:
         self.filter = f"{inbox}.*"
         self._prefix = f"{inbox}.".encode()
@@ -59,12 +59,13 @@ class _PullInbox:
         self._on_end = on_end
         self._requests = 0
         self._opened_at = 0.0
+        self._requested = 0
         self.remaining = 0
 
     def open(self, count: int, now: float) -> bytes:
         """Note a request for jobs, and return the subject for its answers."""
         self._requests += 1
-        self.remaining, self._opened_at = count, now
+        self.remaining, self._requested, self._opened_at = count, count, now
         return self._reply
 
     def close(self) -> None:
@@ -85,8 +86,12 @@ class _PullInbox:
         if subject.startswith(self._prefix):
             if subject == self._reply:
                 status, description = parse_status(headers or b"")
+                empty_since = self._opened_at if self.remaining == self._requested else None
                 self.close()
-                self._on_end(None if status in NO_MESSAGES else f"{description} (status {status})")
+                if status in NO_MESSAGES:
+                    self._on_end(None, empty_since)
+                else:
+                    self._on_end(f"{description} (status {status})", None)
             return
         self.remaining = max(0, self.remaining - 1)
         try:
@@ -170,6 +175,9 @@ class CreditFetcher:
     def _pull(self) -> None:
         if not self._is_open or self._refusal or self._denial or not self._connection.is_connected:
             return
+        if (bounds := self._jobs.bounds) is not None and bounds.is_over:
+            self._wake.set()
+            return
         requested, inbox, are_open = 0, None, 0
         for candidate in self._inboxes:
             if candidate.remaining:
@@ -191,14 +199,24 @@ class CreditFetcher:
             self._connection.write(encode_message(self._encoded_subject, self._body(count), reply=reply))
         except UnreachableError as error:
             inbox.close()
-            self._on_end(str(error))
+            self._on_end(str(error), None)
 
-    def _on_end(self, refusal: str | None) -> None:
+    def _on_end(self, refusal: str | None, empty_since: float | None) -> None:
+        """Take the end of a request.
+
+        :param empty_since: when it was opened, where it has delivered no message
+        """
         if refusal and _TOO_MANY_OPEN in refusal and any(inbox.remaining for inbox in self._inboxes):
             # Those of all workers count together: one is enough for each.
             self._most_open, refusal = 1, None
         if refusal:
             self._refusal = refusal
+        bounds = self._jobs.bounds
+        if bounds is not None:
+            if refusal:
+                bounds.note_refusal(refusal)
+            elif empty_since is not None:
+                bounds.note_no_messages(empty_since)
         if refusal or not self._is_open:
             self._wake.set()
         else:

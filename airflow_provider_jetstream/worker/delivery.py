@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT
 from airflow_provider_jetstream.jetstream.limits import SHOWN_VALUE
 from airflow_provider_jetstream.jetstream.line_text import one_line
-from airflow_provider_jetstream.jetstream.publishing.job_identity import advisory_of, job_id_of, redrives_of
+from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+    delivered_advisory,
+    delivered_job_id,
+    redrives_of,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
@@ -39,7 +43,7 @@ class Delivery:
     def of(cls, message: PulledMessage) -> Self:
         """Read a message that was pulled from a work queue."""
         return cls(
-            id=job_id_of(message.headers.items(), message.data, message.sequence),
+            id=delivered_job_id(message.headers, message.data, message.sequence),
             subject=message.subject,
             body=message.data,
             headers=message.headers,
@@ -55,7 +59,7 @@ class Delivery:
     @property
     def advisory(self) -> str | None:
         """The subject that the job names for its completion, which is published there besides the queue's events."""
-        return advisory_of(self.headers.items(), self.body)
+        return delivered_advisory(self.headers, self.body)
 
     @property
     def redrives(self) -> int:

@@ -157,21 +157,19 @@ class JobExecutor:
         run.deadline_at = inf
         self._on_outcome(run, result_of(future))
 
-    def _on_outcome(self, run: JobRun, outcome: HandlerResult) -> None:
-        result = self._encoded(run.job, outcome)
+    def _on_outcome(self, run: JobRun, result: HandlerResult) -> None:
+        self._encode(run.job, result)
         if result.error is None:
             run.payload = result.value
             self.settlement.store(run)
         else:
             self.settlement.do(run, self._conclude(run, result))
 
-    def _encoded(self, job: Delivery, result: HandlerResult) -> HandlerResult:
+    def _encode(self, job: Delivery, result: HandlerResult) -> None:
         """Replace the value of a successful result by the encoded completion."""
-        if result.cancelled or result.error:
-            return result
-        with HandlerResult() as completion:
-            completion.value = self.settlement.completions.payload(job, result.value)
-        return completion
+        if not (result.cancelled or result.error):
+            with result:
+                result.value = self.settlement.completions.payload(job, result.value)
 
     async def _execute(self, run: JobRun) -> Ended:
         return await self._conclude(run, await self._attempt(run))
@@ -232,7 +230,8 @@ class JobExecutor:
         finally:
             cancelled.cancel()
             await asyncio.gather(cancelled, return_exceptions=True)
-        return self._encoded(job, result)
+        self._encode(job, result)
+        return result
 
     def _seconds_to_hold(self, job: Delivery) -> float:
         """Return how long the worker itself waits until the job is due.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
-    from airflow_provider_jetstream.worker.consumers import BoundConsumer
 
 log = logging.getLogger("jetstream.worker")
 
@@ -32,12 +32,29 @@ _NO_WAIT_EXPIRES = (0.02, 0.16)
 # Shorter: while it is open, it comes before the probes of workers that have the consumer as their own.
 _FALLBACK_NO_WAIT_EXPIRES = (0.005, 0.005)
 _REQUESTS_PENDING = "Requests Pending"
+_TOO_LARGE = "Message Size Exceeds MaxBytes"
+
+
+class PullSource(Protocol):
+    """A consumer from which messages are pulled."""
+
+    @property
+    def next_subject(self) -> str:
+        """The subject of pull requests."""
+
+    @property
+    def request_fields(self) -> dict[str, Any]:
+        """What goes into each pull request."""
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether clients that have it as their own consumer come before this one."""
 
 
 class ConsumerFetcher:
     """Fetches from one consumer, with one pull request at a time, and calls ``start`` with each message."""
 
-    def __init__(self, connection: Connection, consumer: BoundConsumer, start: Callable[[PulledMessage], None]) -> None:
+    def __init__(self, connection: Connection, consumer: PullSource, start: Callable[[PulledMessage], None]) -> None:
         self._connection = connection
         self._subject = consumer.next_subject
         self._request_fields = consumer.request_fields
@@ -82,10 +99,38 @@ class ConsumerFetcher:
         self._last_empty_at = 0.0 if received else time.monotonic()
         return received
 
-    async def _pull(self, count: int, expires: float, wait_seconds: float, *, no_wait: bool = False) -> None:
+    async def fetch(self, count: int, seconds: float, max_bytes: int = 0) -> bool:
+        """Fetch messages until there are so many, or the time is up; ends as well when the connection was lost.
+
+        :param max_bytes: what the messages may have together; 0 for no limit
+        :return: whether the next message is larger than that alone
+        :raises UnreachableError: the server refused, or the connection is lost
+        :raises PermissionDeniedError: the user may not pull
+        """
+        reconnects, deadline = self._connection.reconnects, time.monotonic() + seconds + PULL_EXPIRES
+        self._begin(count)
+        body = pull_request(count, expires=seconds, max_bytes=max_bytes, priority=self._request_fields)
+        await self._connection.publish(self._subject, body, reply=f"{self._inbox}.{self._requests}")
+        # The server forgets the requests of a connection that is lost.
+        while not self._ended.is_set() and self._connection.reconnects == reconnects and time.monotonic() < deadline:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PULL_EXPIRES):
+                    await self._ended.wait()
+        if self._denial:
+            raise self._denial
+        if self._refusal and max_bytes and _TOO_LARGE in self._refusal:
+            return self._remaining == count
+        if self._refusal:
+            raise UnreachableError(f"the pull request on {self._subject} was refused: {self._refusal}")
+        return False
+
+    def _begin(self, count: int) -> None:
         self._requests += 1
         self._remaining, self._refusal, self._has_pending_requests = count, None, False
         self._ended.clear()
+
+    async def _pull(self, count: int, expires: float, wait_seconds: float, *, no_wait: bool = False) -> None:
+        self._begin(count)
         body = pull_request(count, expires=expires, no_wait=no_wait, priority=self._request_fields)
         try:
             await self._connection.publish(self._subject, body, reply=f"{self._inbox}.{self._requests}")

@@ -6,7 +6,7 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
 from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
 
@@ -73,6 +73,8 @@ class HandlerResult:
     would swallow the cancellation.
     """
 
+    __slots__ = ("cancelled", "error", "value")
+
     def __init__(self) -> None:
         self.value: Any = None
         self.error: Exception | None = None
@@ -115,7 +117,8 @@ def inspect_batch_handler(handler: Callable[..., Any]) -> Handler:
     :raises WorkerSetupError: the handler takes something else
     """
     try:
-        inspect.signature(handler).bind(object())
+        signature = inspect.signature(handler)
+        signature.bind(object())
     except ValueError:
         # Some builtins have no signature.
         return Handler(handler, batch=True)
@@ -123,7 +126,32 @@ def inspect_batch_handler(handler: Callable[..., Any]) -> Handler:
         raise WorkerSetupError(
             f"expected a handler that takes a list of jobs, found {_name(handler)}: {error}"
         ) from None
+    if (found := _model_of_list(handler, next(iter(signature.parameters.values()), None))) is not None:
+        raise WorkerSetupError(
+            f"expected a batch handler that takes list[Delivery], found {found} in {_name(handler)}: a body that isn't"
+            f" valid has an outcome of its own; validate each with model_validate_json(job.body), and return the error"
+            " as its outcome"
+        )
     return Handler(handler, batch=True)
+
+
+def _model_of_list(handler: Callable[..., Any], parameter: inspect.Parameter | None) -> str | None:
+    """Return the annotation of a batch handler that takes pydantic models, which no call would fulfil."""
+    if parameter is None or parameter.annotation is inspect.Parameter.empty:
+        return None
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        try:
+            hints = SimpleNamespace(__annotations__={parameter.name: annotation})
+            annotation = get_type_hints(hints, globalns=_globals(handler))[parameter.name]
+        except (NameError, AttributeError, SyntaxError, TypeError):
+            # Imported for type checkers only, as Delivery is in many handlers.
+            return None
+    from pydantic import BaseModel
+
+    kinds = [annotation, *get_args(annotation)]
+    models = [kind.__name__ for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return models[0] if models else None
 
 
 def inspect_handler(handler: Callable[..., Any]) -> Handler:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
+    from airflow_provider_jetstream.worker.bounded_run import BoundedRun
+    from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
     from airflow_provider_jetstream.worker.job_run import JobRun
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
     from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
@@ -50,18 +52,28 @@ class InFlightJobs:
 
     :param batch: how many jobs a handler takes at most; ``None`` where it takes one, and no list of jobs
 
+    :param bounds: when the run ends by itself; ``None`` where it doesn't
+
     :ivar denial: that the worker may not settle its jobs, so that each would only use up its deliveries
     :ivar is_stuck: tells whether so many handlers hang that no more jobs may be started
     :ivar on_turn: is called once in a turn of the event loop in which jobs have arrived or ended
     :ivar changed: is set whenever a job has ended or freed its slot
     """
 
-    def __init__(self, worker: str, concurrency: int, stopping: asyncio.Event, batch: int | None = None) -> None:
+    def __init__(
+        self,
+        worker: str,
+        concurrency: int,
+        stopping: asyncio.Event,
+        batch: int | None = None,
+        bounds: BoundedRun | None = None,
+    ) -> None:
         self._worker = worker
         self._concurrency = concurrency
         self._stopping = stopping
         self._batch = batch
         self._jobs_per_slot = batch or 1
+        self.bounds = bounds
         self._loop = asyncio.get_running_loop()
         self._runs: dict[JobRun, None] = {}
         self._used = 0
@@ -81,7 +93,15 @@ class InFlightJobs:
             return 0
         arrived = len(self._arrived)
         unsettled = self._concurrency * self._jobs_per_slot * _UNSETTLED_PER_SLOT - len(self._runs)
-        return max(0, min((self._concurrency - self._used) * self._jobs_per_slot, unsettled) - arrived)
+        free = min((self._concurrency - self._used) * self._jobs_per_slot, unsettled)
+        if self.bounds is not None and self.bounds.left is not None:
+            free = min(free, self.bounds.left)
+        return max(0, free - arrived)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a handler is running."""
+        return self._used > 0
 
     @property
     def has_not_started(self) -> bool:
@@ -95,11 +115,15 @@ class InFlightJobs:
 
     def deliver(self, starter: JobStarter, message: PulledMessage) -> None:
         """Start a job in the next turn of the event loop."""
+        if self.bounds is not None:
+            self.bounds.note_arrival()
         self._arrived.append((starter, message))
         self._take_turn()
 
     def add(self, run: JobRun) -> None:
         """Note that a job has begun."""
+        if self.bounds is not None:
+            self.bounds.note_begin()
         self._runs[run] = None
         self.sweep.expect(run.due)
 
@@ -123,8 +147,10 @@ class InFlightJobs:
             run.holds_slot = False
             self.free_slot()
 
-    def end(self, run: JobRun) -> None:
+    def end(self, run: JobRun, outcome: DeliveryOutcome) -> None:
         """Note that a job is settled."""
+        if self.bounds is not None:
+            self.bounds.note_end(run.job, outcome)
         self.release(run)
         self._runs.pop(run, None)
         self._note_change()
@@ -203,7 +229,8 @@ class InFlightJobs:
 
     def _start(self, starter: JobStarter, messages: Sequence[PulledMessage]) -> None:
         # A pull request that was delayed with the connection may deliver more jobs than the worker can start by then.
-        if self._stopping.is_set() or self._used >= self._concurrency:
+        left = None if self.bounds is None else self.bounds.left
+        if self._stopping.is_set() or self._used >= self._concurrency or (left is not None and left < len(messages)):
             # A nak of the last delivery would make a dead letter of a job that was never started.
             is_last = starter.redelivery.is_last
             self._not_started += (message for message in messages if not is_last(message.attempt))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.headers import first_values
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 _REPLY: Final = re.compile(
     rb"\$JS\.ACK\.(?:[^.]+\.[^.]+\.)?([^.]+)\.([^.]+)\.(\d{1,18})\.(\d{1,18})\.\d{1,20}\.(\d{1,19})\.\d{1,20}(?:\..*)?"
 )
+
+# Many jobs have the same.
+_decode_name = lru_cache(maxsize=256)(decode_text)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,12 +62,12 @@ class PulledMessage:
             )
         stream, consumer, delivered, sequence, stored = match.groups()
         return cls(
-            decode_text(subject),
+            _decode_name(subject),
             decode_text(reply),
             data,
             first_values(headers) if headers else {},
-            decode_text(stream),
-            decode_text(consumer),
+            _decode_name(stream),
+            _decode_name(consumer),
             int(sequence),
             int(delivered),
             int(stored),

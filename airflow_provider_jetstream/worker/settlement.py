@@ -69,7 +69,7 @@ class JobSettlement:
             self._end(run, outcome, error)
 
     def _end(self, run: JobRun, outcome: DeliveryOutcome, error: Exception | None = None) -> None:
-        self.jobs.end(run)
+        self.jobs.end(run, outcome)
         seconds = asyncio.get_running_loop().time() - run.began
         self.metrics.record_delivery(outcome, seconds)
         log_outcome(self.worker, run.message, run.job, outcome, error, seconds)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.worker.bounded_run import BoundedRun
     from airflow_provider_jetstream.worker.consumers import BoundConsumer, Fallback
 
 log = logging.getLogger("jetstream.worker")
@@ -111,12 +112,14 @@ class Worker:
         self._stopping.set()
         self._wake.set()
 
-    async def run(self) -> None:
-        """Run jobs until :meth:`stop`.
+    async def run(self, bounds: BoundedRun | None = None) -> None:
+        """Run jobs until :meth:`stop`, or until a run with bounds has done enough.
 
         A job that is still running at the end of the grace time is nak'ed, unless its handler goes on in a thread: that
         job is delivered again after the consumer's ack wait.
 
+        :param bounds: when the run ends by itself; of a worker with one consumer
+        :raises DeadlineError: the server was away for too long, where the run has bounds
         :raises NotFoundError: a work queue, a consumer or an event stream doesn't exist
         :raises WorkerSetupError: metrics can't be served, or a consumer delivers all jobs to one pinned client
         :raises WorkerStuckError: too many handlers run past their deadline in threads; start another process
@@ -124,8 +127,10 @@ class Worker:
         """
         from airflow_provider_jetstream.jetstream.client.connect import connect
 
+        if bounds is not None and len(self.consumer_refs) > 1:
+            raise WorkerSetupError("expected one consumer in a run with bounds, found fallbacks: leave them out")
         grace_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        jobs = InFlightJobs(self.name, self._concurrency, self._stopping, self._batch)
+        jobs = InFlightJobs(self.name, self._concurrency, self._stopping, self._batch, bounds)
         abandoned_limit = max(self._concurrency, _MIN_ABANDONED_LIMIT)
         abandoned = 0
         try:
@@ -174,7 +179,19 @@ class Worker:
             if jobs.has_not_started:
                 await fetcher.drain()
                 await jobs.nak_not_started(connection)
+            if await self._is_over(connection, fetcher, jobs):
+                break
         await fetcher.drain()
+
+    async def _is_over(self, connection: Connection, fetcher: Fetcher, jobs: InFlightJobs) -> bool:
+        if (bounds := jobs.bounds) is None:
+            return False
+        ref = self.consumer_refs[0]
+        await bounds.check(connection, ref.queue.name, ref.consumer.name, is_busy=jobs.is_busy)
+        if bounds.is_over:
+            # Requests that are still open may deliver messages.
+            await fetcher.drain()
+        return bounds.is_over
 
 
 def _abandoned(consumers: Sequence[BoundConsumer]) -> int:

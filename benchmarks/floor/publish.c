@@ -1,7 +1,8 @@
 /* The floor of publishing: acknowledged messages with ids over one socket, and nothing else.
  *
- * publish PORT SUBJECT COUNT SIZE WINDOW: keeps up to WINDOW messages in flight, reads every PubAck, and prints the
- * seconds, the CPU seconds and how many were acknowledged. Protocol: "NATS Client Protocol" in the NATS documentation.
+ * publish PORT SUBJECT COUNT SIZE WINDOW HEADERS: keeps up to WINDOW messages in flight, reads every PubAck, and prints the
+ * seconds, the CPU seconds and how many were acknowledged. HEADERS is text that follows the id of each message, such as
+ * "Airflow-Task: x\r\n", with the line breaks. Protocol: "NATS Client Protocol" in the NATS documentation.
  */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -66,8 +67,8 @@ static long take_answers(int fd) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) return 2;
-    const char *subject = argv[2];
+    if (argc != 7) return 2;
+    const char *subject = argv[2], *rest = argv[6];
     long count = atol(argv[3]), size = atol(argv[4]), window = atol(argv[5]);
     int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(argv[1]))};
@@ -76,7 +77,8 @@ int main(int argc, char **argv) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     const char *hello = "CONNECT {\"verbose\":false,\"headers\":true,\"no_responders\":true}\r\nSUB _INBOX.floor.* 1\r\n";
     write_all(fd, hello, strlen(hello));
-    char *body = malloc((size_t)size), *chunk = malloc((size_t)(window / 4 + 1) * (size_t)(size + 256));
+    char *body = malloc((size_t)size), *chunk = malloc((size_t)(window / 4 + 1) * (size_t)(size + 768));
+    if (strlen(rest) > 400) return 2;
     memset(body, 'x', (size_t)size);
     struct timespec began, ended;
     clock_gettime(CLOCK_MONOTONIC, &began);
@@ -85,8 +87,8 @@ int main(int argc, char **argv) {
         while (sent < count && sent - acknowledged <= window - window / 4) {
             size_t length = 0;
             for (long number = 0; number < window / 4 && sent < count; number++, sent++) {
-                char headers[64];
-                int block = snprintf(headers, sizeof headers, "NATS/1.0\r\nNats-Msg-Id: %022ld\r\n\r\n", sent);
+                char headers[512];
+                int block = snprintf(headers, sizeof headers, "NATS/1.0\r\nNats-Msg-Id: %022ld\r\n%s\r\n", sent, rest);
                 length += (size_t)sprintf(chunk + length, "HPUB %s _INBOX.floor.%ld %d %ld\r\n%s", subject, sent, block,
                                           block + size, headers);
                 memcpy(chunk + length, body, (size_t)size);

@@ -46,10 +46,9 @@ _KNOWN = """\
 ## What the matrix has shown
 
 - nats-server before 2.12: a server that is killed right after acknowledgements may keep open the deliveries of jobs
-  that are gone, for good. The consumer then has more jobs in flight than are stored. Its dead letters count as alive,
-  as no uncertain ones, neither a worker nor a census ends it, and the scan says so by the risk `inconsistent-consumer`:
-  create the consumer anew, or upgrade. On 2.11.11 a redrive in a cluster whose leaders were killed didn't end within
-  three minutes, probably for that reason.
+  that are gone, for good. The consumer then has more jobs in flight than are stored. Its dead letters count as
+  uncertain, neither a worker nor a census ends it, and the scan says so by the risk `inconsistent-consumer`: create the
+  consumer anew, or upgrade.
 - nats-server before 2.11: no answer shows the exact bytes of a subject that isn't UTF-8; the letter stays, and the
   report says so.
 - nats-server before 2.14 takes three replicas without a cluster where a stream is updated, and keeps one; the plan

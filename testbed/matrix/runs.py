@@ -13,7 +13,16 @@ from testbed.interpreters import NoSuchPythonError, python_of
 from testbed.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, SERVER_CASES, Case, files_of
 from testbed.matrix.outcomes import ROOT, Outcome, SeenTest, outcome_of
 from testbed.matrix.pytest_runs import PytestError, run_tests
-from testbed.matrix.versions import AIRFLOWS, DEPENDENCIES, LOWEST, LOWEST_NEEDS, PYTHONS, SERVERS, TEST_PACKAGES
+from testbed.matrix.versions import (
+    AIRFLOWS,
+    DEPENDENCIES,
+    LOWEST,
+    LOWEST_NEEDS,
+    PYTHONS,
+    SERVERS,
+    TEST_PACKAGES,
+    UNSUPPORTED,
+)
 from testbed.nats_binaries import NoSuchServerError, find_nats_server, nats_server_of, nats_server_version
 
 SERVER, AIRFLOW, DEPENDENCY = "server", "airflow", "dependencies"
@@ -89,9 +98,11 @@ def _settings(axis: str, environment: str, folder: Path) -> _Setting:
     env = {"NATS_SERVER_BIN": str(server)}
     shown = f"nats-server {nats_server_version(server)}"
     first, _, number = environment.partition(", Python ")
+    airflow = first.removeprefix("Airflow ")
+    if axis == AIRFLOW and (reason := UNSUPPORTED.get((airflow, number))):
+        raise RuntimeError(reason)
     python = python_of(number)
     if axis == AIRFLOW:
-        airflow = first.removeprefix("Airflow ")
         packages = [f"apache-airflow=={airflow}", *AIRFLOWS[airflow], f"{ROOT}[airflow,metrics]", *TEST_PACKAGES]
         interpreter = create_environment(folder / "venv", python, packages)
         return _Setting(interpreter, env, 1, f"{_versions_in(interpreter)}, {shown}")

@@ -7,6 +7,8 @@ SERVERS = ("2.10.27", "2.11.11", "2.12.8", "2.14.6", "2.15.1")
 # Airflow 3.2's own API server doesn't start with later versions of these, though its metadata allows them.
 OLDER_PACKAGES = ("cadwyn<8", "fastapi<0.137")
 AIRFLOWS: dict[str, tuple[str, ...]] = {"3.1.8": OLDER_PACKAGES, "3.2.2": OLDER_PACKAGES, "3.3.2": ()}
+# What a release of Airflow itself doesn't support, though uv installs it.
+UNSUPPORTED = {("3.1.8", "3.14"): "Airflow 3.1.8 declares Python before 3.14, and its scheduler ends there"}
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 
 # What tests need beside the package; its extras come with it.

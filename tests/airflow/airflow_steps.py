@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import pytest
+
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.ports import LOOPBACK
+from testbed.received_stats import received_statsd
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.airflow import Airflow
     from testbed.processes import Process
+    from testbed.received_stats import ReceivedGauges
 
 # Importing Airflow writes its configuration there, which must not be a person's own folder; nothing above imports it.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-of-tests-")
@@ -182,3 +187,29 @@ def consumer_of(path: Path) -> str:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
     return WorkQueue.load(path).consumers[0].name
+
+
+def statsd(port: int) -> dict[str, str]:
+    """Return the environment in which Airflow sends its stats to StatsD."""
+    return {
+        "AIRFLOW__METRICS__STATSD_ON": "True",
+        "AIRFLOW__METRICS__STATSD_HOST": LOOPBACK,
+        "AIRFLOW__METRICS__STATSD_PORT": str(port),
+    }
+
+
+@contextmanager
+def own_statsd() -> Iterator[ReceivedGauges]:
+    """Receive the stats that this process sends, set up as that of a task is."""
+    from airflow.sdk._shared.observability.metrics import stats
+    from airflow.sdk.observability.metrics import stats_utils
+
+    with received_statsd() as gauges, pytest.MonkeyPatch.context() as patched:
+        for variable, value in statsd(gauges.port).items():
+            patched.setenv(variable, value)
+        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+        try:
+            yield gauges
+        finally:
+            patched.undo()
+            stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)

@@ -18,6 +18,7 @@ from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
 from testbed.planted_secrets import planted
 from testbed.ports import LOOPBACK, free_port
+from testbed.received_stats import ReceivedGauges, received_statsd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,11 +125,26 @@ def connections(
 
 
 @pytest.fixture(scope="session")
+def stats() -> Iterator[ReceivedGauges]:
+    """What Airflow sends to StatsD."""
+    with received_statsd() as gauges:
+        yield gauges
+
+
+@pytest.fixture(scope="session")
+def event_orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file in which the DAG ``orders_by_event`` records the orders that it did."""
+    return tmp_path_factory.mktemp("event_orders") / "ledger.jsonl"
+
+
+@pytest.fixture(scope="session")
 def airflow(
     request: pytest.FixtureRequest,
     settings: ConnectionSettings,
+    stats: ReceivedGauges,
     connections: dict[str, dict[str, object]],
     planted_ways: PlantedConnections,
+    event_orders: Path,
     tmp_path_factory: pytest.TempPathFactory,
     migrated_databases: Path,
 ) -> Iterator[Airflow]:
@@ -155,9 +171,14 @@ def airflow(
             # A thousand triggers of one test run beside those that others leave.
             "AIRFLOW__TRIGGERER__CAPACITY": "1200",
             "PLANTED_FAILING": ",".join(planted_ways.failing()),
+            "EVENT_ORDERS_LEDGER": str(event_orders),
             "DEAD_LETTER_REPORTS": str(folder / "reports"),
+            "PAYLOAD_ORDERS_LEDGER": str(folder / "payload_orders.jsonl"),
             "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": "nats_default,nats_fleet,nats_unreachable,nats_wrong_password",
             "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",
+            "AIRFLOW__METRICS__STATSD_ON": "True",
+            "AIRFLOW__METRICS__STATSD_HOST": LOOPBACK,
+            "AIRFLOW__METRICS__STATSD_PORT": str(stats.port),
             "AIRFLOW__JETSTREAM__MONITOR_PAYLOADS": "acting",
             # A triggerer that was killed is declared dead after 4 seconds.
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",

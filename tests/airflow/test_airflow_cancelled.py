@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import JOB_ID
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
-from testbed.queues import eventually, pull_jobs, store_completion, stored_count
+from testbed.queues import eventually, pull_jobs, store_completion, stored_count, stored_nanoseconds
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -41,7 +41,7 @@ async def _process(settings: ConnectionSettings, name: str) -> None:
                     queue=name,
                     consumer="worker",
                     sequence=metadata.sequence.stream,
-                    stored_at=metadata.timestamp,
+                    stored_nanoseconds=stored_nanoseconds(message),
                     deliveries=metadata.num_delivered,
                 )
                 await store(connection, end.subject, end.body, end.headers)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
+    from testbed.received_stats import ReceivedGauges
 
 
 async def make_letter(connection: NatsPyConnection, settings: ConnectionSettings, body: bytes) -> None:
@@ -42,7 +43,11 @@ def runs(airflow: Airflow, settings: ConnectionSettings) -> dict[str, str]:
 
 
 async def test_letters_are_sensed_and_redriven(
-    airflow: Airflow, settings: ConnectionSettings, connection: NatsPyConnection, runs: dict[str, str]
+    airflow: Airflow,
+    settings: ConnectionSettings,
+    connection: NatsPyConnection,
+    runs: dict[str, str],
+    stats: ReceivedGauges,
 ) -> None:
     run_id = runs["letters"]
     waiting = {"deferred": "deferred", "poking": "running", "rescheduled": "up_for_reschedule"}
@@ -52,6 +57,11 @@ async def test_letters_are_sensed_and_redriven(
     wait_for_states(airflow, "letters", run_id, dict.fromkeys(waiting, "success") | {"deferred_for_two": "deferred"})
     for task_id in waiting:
         assert counted(airflow, run_id, task_id) == {"dead": 1, "sequences": [[1, 1]], "dismissed": {}, "uncertain": 0}
+        diagnosis = airflow.xcom("letters", run_id, task_id)["diagnosis"]
+        assert (diagnosis["dead"], diagnosis["groups"][0]["consumer"]) == (1, "worker")
+        assert "1 dead letters, one " in diagnosis["headline"]
+        assert diagnosis["groups"][0]["advice"] in diagnosis["text"]
+        assert all(evidence in diagnosis["text"] for evidence in diagnosis["groups"][0]["evidence"])
 
     await make_letter(connection, settings, b"second")
     wait_for_states(airflow, "letters", run_id, {"at_once": "success", "redrive": "deferred"})
@@ -69,6 +79,16 @@ async def test_letters_are_sensed_and_redriven(
     assert (result["redriven"], result["completed"], result["dead"], result["failed"]) == (2, 2, 0, 0)
     assert (result["from_sequences"], result["to_sequences"]) == ([[1, 2]], [[3, 4]])
     assert airflow.xcom("letters", run_id, "nothing_left")["redriven"] == 0
+    # StatsD has no tags: the queue and the outcome are in the names.
+    seen = stats.of("jetstream_queue_dead_letters.letters")
+    assert {name: sorted(values) for name, values in seen.items()} == {
+        "airflow.jetstream_queue_dead_letters.letters": [1, 1, 1, 2, 2]
+    }
+    sent = stats.of("jetstream_redrive_letters.letters.")
+    redriven, completed = (
+        sent[f"airflow.jetstream_redrive_letters.letters.{name}"] for name in ("redriven", "completed")
+    )
+    assert (redriven[:2], completed[:2]) == ([2, 2], [0, 2])
     assert (await stream_info(connection, "letters"))["state"]["messages"] == 0
 
 

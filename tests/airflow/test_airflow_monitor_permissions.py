@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.plugins.monitor import routes
+from airflow_provider_jetstream.plugins.monitor import running_service
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
@@ -63,7 +63,7 @@ async def page(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS", f"{CONNECTION},{OTHER}")
     monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", _PerDag())  # type: ignore[no-untyped-call]
     running = MonitorService(monitor_settings())
-    monkeypatch.setattr(routes, "service", lambda: running)
+    monkeypatch.setattr(running_service, "service", lambda: running)
     yield running
     running.stop()
 
@@ -124,6 +124,12 @@ async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer)
         body = json.dumps({"select": {"dag_id": _CLOSED}})
         assert (await stranger.post(f"{path}/dry-run", content=body, headers=_JSON)).status_code == 403
         assert (await friend.post(f"{path}/dry-run", content=body, headers=_JSON)).json()["redriven"] == 1
+        # What a patch changes shows bodies.
+        for select, status in (({}, 403), ({"dag_id": _CLOSED}, 403), ({"dag_id": "open"}, 200)):
+            patching = json.dumps({"select": select, "patch": '[{"op":"replace","path":"","value":1}]'})
+            answer = await stranger.post(f"{path}/dry-run", content=patching, headers=_JSON)
+            assert (answer.status_code, "secret" in answer.text) == (status, False)
+            assert (await friend.post(f"{path}/dry-run", content=patching, headers=_JSON)).status_code == 200
 
 
 @pytest.mark.usefixtures("page")
@@ -233,7 +239,7 @@ async def test_bytes_that_are_not_text_do_not_end_a_page(server: NatsServer) -> 
         ("../static/" + "x" * 5_000 + ".js", {404}),
         ("../static/" + "a/" * 2_500, {404}),
         ("../static/app/../../app.py", {404}),
-        ("../static/host/card.js", {200}),
+        ("../static/assets.json", {200}),
         (f"queues/{'c' * 5_000}/q/letters", {404}),
         (f"queues/{CONNECTION}/{'q' * 5_000}/letters?subject=%ff&error_class=%00%ff", {404, 503}),
         (f"queues/{CONNECTION}/%00/letters/1", {404, 503}),

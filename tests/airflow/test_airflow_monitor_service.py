@@ -14,9 +14,11 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, TransientError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
+from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
+from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
 from testbed.dead_letters import make_terminated_letters, store_task, task_key
@@ -70,8 +72,12 @@ async def groups(service: MonitorService, queue: str, selection: Selection | Non
 
     async def ready() -> dict[str, Any] | None:
         try:
-            result = json.loads(await service.groups(CONNECTION, queue, selection or Selection(), GROUPED, dags=None))
-        except UnreachableError:
+            result = json.loads(
+                await service.letters.groups(
+                    CONNECTION, queue, LetterQuery(selection or Selection()), GROUPED, Hiding()
+                )
+            )
+        except TransientError:
             return None
         return result if result["scan"]["state"] == "ready" else None
 
@@ -95,7 +101,7 @@ async def test_twenty_viewers_cause_no_more_requests_than_one(
         while True:
             await snapshot(service)
             await service.queue(CONNECTION, name)
-            await service.groups(CONNECTION, name, Selection(), GROUPED, dags=None)
+            await service.letters.groups(CONNECTION, name, LetterQuery(Selection()), GROUPED, Hiding())
             await asyncio.sleep(0.1)
 
     requests = {}
@@ -129,11 +135,15 @@ async def test_ten_thousand_letters_are_paged_without_blocking_the_event_loop(
     after: int | None = 0
     seen: list[int] = []
     while after is not None and len(seen) < 2_000:
-        page = json.loads(await service.letters(CONNECTION, name, Selection(), after, 200, hidden=False, dags=None))
+        page = json.loads(
+            await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=after, limit=200)
+        )
         seen += [letter["sequence"] for letter in page["letters"]]
         after = page["next_after"]
     assert seen == list(range(1, 2_001))
-    last = json.loads(await service.letters(CONNECTION, name, Selection(), MANY - 3, 200, hidden=False, dags=None))
+    last = json.loads(
+        await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=MANY - 3, limit=200)
+    )
     assert (len(last["letters"]), last["next_after"], last["matching"]) == (3, None, MANY)
 
 
@@ -152,7 +162,7 @@ async def test_a_scan_after_the_first_reads_only_new_entries(
     first, second = await eventually(both, 30)
     assert (first["count"], second["count"]) == (1_000, 1)
     only = Selection.of(second["select"])
-    page = json.loads(await service.letters(CONNECTION, name, only, 0, 50, hidden=False, dags=None))
+    page = json.loads(await service.letters.page(CONNECTION, name, LetterQuery(only), Hiding(), after=0, limit=50))
     assert [letter["sequence"] for letter in page["letters"]] == [1_001]
 
 
@@ -217,7 +227,10 @@ async def test_a_server_that_was_away_is_polled_again(server: NatsServer, servic
     assert state["problem"]["message"]
     assert name in {queue["queue"] for queue in state["queues"]}
     # The last results are still shown, with their age.
-    assert json.loads(await service.groups(CONNECTION, name, Selection(), GROUPED, dags=None))["total"] == 5
+    assert (
+        json.loads(await service.letters.groups(CONNECTION, name, LetterQuery(Selection()), GROUPED, Hiding()))["total"]
+        == 5
+    )
     server.restart()
 
     async def is_up() -> bool:
@@ -227,8 +240,10 @@ async def test_a_server_that_was_away_is_polled_again(server: NatsServer, servic
 
     async def are_shown() -> bool:
         try:
-            page = json.loads(await service.letters(CONNECTION, name, Selection(), 0, 50, hidden=False, dags=None))
-        except UnreachableError:
+            page = json.loads(
+                await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=0, limit=50)
+            )
+        except TransientError:
             return False
         return len(page["letters"]) == 5
 
@@ -239,7 +254,7 @@ async def test_a_sequence_without_a_letter_is_refused(server: NatsServer, servic
     await make_letters(server, name, 1)
     await groups(service, name)
     with pytest.raises(DeadLetterGoneError, match="expected job 7"):
-        await service.letter(CONNECTION, name, 7, hidden=False)
+        await service.letters.detail(CONNECTION, name, 7, Hiding())
 
 
 async def test_only_jobs_and_letters_whose_task_is_known_belong_to_a_run(
@@ -265,7 +280,9 @@ async def test_only_jobs_and_letters_whose_task_is_known_belong_to_a_run(
 
     assert await lines_of("prints") == [(1, 1)]
     assert await lines_of("victim") == []
-    page = json.loads(await service.letters(CONNECTION, name, Selection(), 0, 10, hidden=False, dags=None))
+    page = json.loads(
+        await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=0, limit=10)
+    )
     assert [letter["origin"] and letter["origin"]["dag_id"] for letter in page["letters"]] == ["prints", None]
     for dag_id, count in (("prints", 1), ("victim", 0)):
         assert (await groups(service, name, Selection(dag_id=dag_id)))["total"] == count

@@ -13,6 +13,7 @@ from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_s
 from dags.redrives import LETTERS, queue
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -48,12 +49,13 @@ def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
             make_letters(settings, "cut_off", *many),
             make_letters(settings, "marked_failed", *many),
             make_letters(settings, "as_text", ("one", "first"), ("one", "second"), ("too.deep", "other")),
+            make_letters(settings, "patched", ("one", '{"f":1.10,"currency":"usd"}'), ("one", '{"f":2}')),
             make_letters(settings, "cleared", ("one", "first")),
             make_letters(settings, "by_index", *many[:4]),
         )
 
     asyncio.run(prepare())
-    dag_ids = ("cut_off", "marked_failed", "as_text", "cleared", "by_index")
+    dag_ids = ("cut_off", "marked_failed", "as_text", "patched", "cleared", "by_index")
     airflow.wait_for_dags(*dag_ids)
     for dag_id in dag_ids[2:]:
         airflow.trigger(dag_id, run_id=RUN)
@@ -155,7 +157,24 @@ async def test_arguments_that_are_rendered_as_text_are_parsed(airflow: Airflow, 
         "task_id": "as_text",
         "map_index": -1,
         "try_number": 1,
+        "person": "admin",
     }
+
+
+async def test_letters_are_changed_by_a_rendered_patch_and_those_that_do_not_fit_are_named(
+    airflow: Airflow, connection: Connection
+) -> None:
+    wait_for_states(airflow, "patched", RUN, {"patched": "failed"})
+    assert "2: operation 1 of the patch, replace /currency: the body has no such place" in log_text(
+        airflow, "patched", RUN, "patched"
+    )
+    assert [message.data for message in await stored(connection, "patched")] == [
+        b'{"f":2}',
+        b'{"f":1.10,"currency":"EUR"}',
+    ]
+    (redrive,) = await list_redrives(connection, queue("patched"))
+    assert redrive.plan["patch"] == '[{"op":"replace","path":"/currency","value":"EUR"}]'
+    assert (redrive.redriven, redrive.failed, redrive.who["person"]) == (1, 1, "admin")
 
 
 async def test_a_task_that_is_cleared_after_its_success_starts_a_new_redrive(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from datetime import timedelta
 from types import SimpleNamespace
@@ -14,6 +15,11 @@ from airflow_steps import process_jobs, provisioned
 from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
+from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+    abort_redrive,
+    list_redrives,
+    read_redrive,
+)
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
@@ -31,6 +37,7 @@ from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.deferral import TaskDeferred
+from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,6 +133,35 @@ async def test_a_dry_run_logs_groups_and_a_sample_and_changes_nothing(
     assert "A redrive would bring back 2 dead letters, park 0 and fail for 0; protocol copy: " in output
     assert await jobs(connection, queue) == {1: b"one", 2: b"two"}
     assert (await find_dead_letters(connection, queue)).letters == before.letters
+
+
+async def test_a_patch_is_shown_with_its_differences_and_refused_where_it_cannot_be_used(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await make_letters(settings, queue, b'{"a":1.10}', b"no JSON", b"neither")
+    patch = '[{"op":"add","path":"/b","value":2.50}]'
+    result = await run(queue, dry_run=True, patch=patch)
+    assert (result["redriven"], result["changed"], result["failed"]) == (1, 1, 2)
+    output = capsys.readouterr().out
+    assert "It would change 1 of them" in output
+    assert "Dead letter 1 would change so:" in output
+    assert "2 dead letters would stay: the patch can't be applied to the body: expected JSON" in output
+    with pytest.raises(RedriveError, match="1 dead letters were redriven, 2 stayed where they were"):
+        await run(queue, patch=patch)
+    assert sorted((await jobs(connection, queue)).values()) == [b"neither", b"no JSON", b'{"a":1.10,"b":2.50}']
+    # A patch that renders to nothing would bring letters back unchanged.
+    rendering = operator(queue, patch="{{ params.patch }}")
+    rendering.patch = "None"
+    with pytest.raises(AirflowFailException, match="without a change"):
+        await asyncio.to_thread(rendering.execute, context())
+    for wrong, expected in (
+        ({"patch": "[]", "transform": lambda _: None, "engine": "spark"}, "expected repair, a function from DataFrame"),
+        ({"patch": patch, "engine": "spark"}, 'expected no patch with engine="spark"'),
+        ({"patch": patch, "transform": lambda _: None}, "expected either a patch or a transform"),
+        ({"patch": [{"op": "remove"}]}, "expected an op"),
+    ):
+        with pytest.raises(RedriveRequestError, match=expected):
+            operator(queue, **wrong)
 
 
 async def test_the_rate_is_limited(settings: ConnectionSettings, queue: WorkQueue) -> None:
@@ -382,3 +418,55 @@ async def test_an_order_is_kept_until_the_time_limit(
     result = await run(queue, order_key="body:customer", wait_for_completion=True, deferrable=False, try_number=2)
     await working
     assert (result["redriven"], result["resumed"], result["completed"]) == (3, 2, 3)
+
+
+async def test_an_aborted_redrive_fails_its_task_and_a_gate_is_not_awaited_for_ever(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await make_letters(settings, queue, b"one", b"two")
+    arguments: dict[str, Any] = {"waves": [1, "rest"], "deferrable": False, "wait_timeout": 0.5}
+    with pytest.raises(DeadlineError, match="a retry goes on with it"):
+        await run(queue, **arguments)
+    (redrive,) = await list_redrives(connection, queue)
+    await abort_redrive(connection, queue, redrive.id, who="Ann Lee", why="enough")
+    with pytest.raises(AirflowFailException, match=f"{redrive.id} was aborted: abort by Ann Lee: enough"):
+        await run(queue, try_number=2, **arguments)
+    assert len(await list_redrives(connection, queue)) == 1
+
+
+# An application of Spark takes half a minute to start.
+@pytest.mark.parametrize("engine", ["python", "spark"] if os.environ.get("FAULTS") == "full" else ["python"])
+async def test_a_redrive_without_waves_that_a_person_aborts_is_not_begun_anew_by_a_retry(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, engine: str
+) -> None:
+    await make_letters(settings, queue, b"one", b"two", b"three", b"four")
+    running = asyncio.create_task(run(queue, rate=0.5, engine=engine, protocol="copy"))
+    begun = await eventually(lambda: list_redrives(connection, queue), 90)
+    await abort_redrive(connection, queue, begun[0].id, who="Ann Lee", why="enough")
+    with pytest.raises(AirflowFailException, match=f"{begun[0].id} was aborted: abort by Ann Lee: enough"):
+        await running
+    ended = await read_redrive(connection, queue, begun[0].id)
+    assert (ended.engine, ended.state, ended.who["task_id"]) == (engine, "aborted", "task")
+    assert len((await find_dead_letters(connection, queue)).letters) == 4 - ended.redriven > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"waves": ["rest", 10]},
+        {"waves": [0]},
+        {"waves": [True]},
+        {"waves": "ten"},
+        {"stop_when": 0.5},
+        {"waves": [10], "stop_when": 2},
+        {"waves": [10], "stop_when": {"then": "explode"}},
+        {"waves": [10], "stop_when": {"unknown": 1}},
+        {"waves": [10], "order_key": "header:Customer"},
+        {"waves": [10], "wait_for_completion": True},
+        {"waves": [10], "protocol": "in_place"},
+        {"waves": [10], "max_redrives": 0},
+    ],
+)
+async def test_waves_that_cannot_be_are_refused(queue: WorkQueue, arguments: dict[str, Any]) -> None:
+    with pytest.raises(RedriveRequestError):
+        operator(queue, **arguments)

@@ -21,6 +21,8 @@ RUN = "retried"
 
 
 def clear(airflow: Airflow, dag_id: str) -> None:
+    # The run ends a moment after its task: a task that is cleared in between belongs to a failed run and never starts.
+    airflow.wait_for_run(dag_id, RUN)
     body = {"dag_run_id": RUN, "task_ids": [dag_id], "dry_run": False, "only_failed": False, "reset_dag_runs": True}
     airflow.api("POST", f"dags/{dag_id}/clearTaskInstances", body)
 

@@ -27,8 +27,9 @@ DEFERRED = "Pausing task as DEFERRED"
 async def slow_workers(settings: ConnectionSettings) -> AsyncIterator[None]:
     """Run workers whose jobs take seconds."""
 
-    async def handle(_: Delivery) -> None:
-        await asyncio.sleep(JOB_SECONDS)
+    async def handle(job: Delivery) -> None:
+        # The body is the name of the task.
+        await asyncio.sleep(JOB_SECONDS[job.body.decode()])
 
     async with asyncio.TaskGroup() as group:
         workers = [Worker(queue(name), "worker", handle, settings) for name in SHORT]
@@ -57,7 +58,7 @@ def run(airflow: Airflow, settings: ConnectionSettings) -> None:
     asyncio.run(work())
 
 
-@pytest.mark.parametrize("task_id", ["adaptive", "held"])
+@pytest.mark.parametrize("task_id", ["adaptive", "one_second", "three_seconds", "held"])
 def test_a_task_whose_job_is_about_to_end_does_not_defer(airflow: Airflow, task_id: str) -> None:
     assert airflow.xcom("short_waits", RUN, task_id)["completed"] == 1
     assert DEFERRED not in log_text(airflow, "short_waits", RUN, task_id)

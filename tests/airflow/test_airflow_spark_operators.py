@@ -7,21 +7,27 @@ import json
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import pytest
-from airflow_steps import process_jobs, provisioned, wait_for
+from airflow_steps import own_statsd, process_jobs, provisioned, wait_for
 from dags.redrives import queue as queue_of
 
+from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, read_redrive, resume_redrive
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 from airflow_provider_jetstream.tasks.spark_process import SparkApplication
+from airflow_provider_jetstream.triggers.redrive import RedriveWaveTrigger
+from testbed.deferral import TaskDeferred
 from testbed.processes import Process
+from testbed.queues import eventually
+from testbed.shop import shop_with_letters
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,8 +35,11 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+WITHIN = 120.0
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -94,13 +103,67 @@ async def test_letters_are_repaired_and_redriven(
         repair=repair,
         why="numbers were too small",
     )
-    result = await asyncio.to_thread(redrive.execute, context())
-    assert (result["redriven"], result["failed"], result["from_sequences"]) == (3, 0, [[2, 4]])
+    with own_statsd() as gauges:
+        result = await asyncio.to_thread(redrive.execute, context())
+        assert (result["redriven"], result["failed"], result["from_sequences"]) == (3, 0, [[2, 4]])
+        # Its application sends none: the task does.
+        of_redrive = f"jetstream_redrive_letters.{queue.name}"
+        await eventually(lambda: len(gauges.of(of_redrive)) == 7)
+        assert gauges.of("redriven") == {f"airflow.{of_redrive}.redriven": [3]}
+        assert gauges.of("failed") == {f"airflow.{of_redrive}.failed": [0]}
     remaining = await jobs(connection, queue)
     assert {json.loads(body)["number"] for body in remaining.values()} == {0, 101, 102, 103}
     output = capsys.readouterr().out
     assert "Redriving took" in output
     assert "3 dead letters redriven (0 by earlier tries), 0 parked, 0 failed" in output
+
+
+def spark_processes() -> list[psutil.Process]:
+    """Return the processes of Spark that this one has started."""
+    started = psutil.Process().children(recursive=True)
+    return [process for process in started if "SparkSubmit" in " ".join(process.cmdline())]
+
+
+async def test_waves_on_spark_hold_no_application_while_jobs_and_people_are_awaited(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await provisioned(settings, queue_of(name))
+
+    def redrive(**arguments: Any) -> JetStreamRedriveOperator:
+        fields = {"waves": [2, "rest"], "wait_timeout": WITHIN, "why": "ticket 4711", **arguments}
+        return JetStreamRedriveOperator(task_id="redrive", work_queue=queue, engine="spark", **fields)
+
+    async with shop_with_letters(connection, settings, queue, 6) as shop:
+        shop.is_open.clear()
+        with own_statsd() as gauges:
+            with pytest.raises(TaskDeferred) as deferred:
+                await asyncio.to_thread(redrive(deferrable=True).execute, context())
+            assert isinstance(deferred.value.trigger, RedriveWaveTrigger)
+            assert spark_processes() == []
+            begun = (await list_redrives(connection, queue))[0]
+            assert (begun.engine, begun.redriven, begun.waves[0].state) == ("spark", 2, "awaiting")
+            shop.is_open.set()
+            # Another process, as after the trigger has fired.
+            running = asyncio.create_task(asyncio.to_thread(redrive(deferrable=False).execute, context()))
+
+            async def at_gate() -> bool:
+                return (await read_redrive(connection, queue, begun.id)).state == "at_gate"
+
+            await eventually(at_gate, WITHIN)
+            assert spark_processes() == []
+            shop.fails = lambda _: ""
+            await resume_redrive(connection, queue, begun.id, who="Ann Lee", why="mended")
+            result = await asyncio.wait_for(running, WITHIN)
+            of_redrive = f"airflow.jetstream_redrive_letters.{name}"
+            await eventually(lambda: gauges.of(f"{of_redrive}.completed").get(f"{of_redrive}.completed") == [0, 6])
+            assert gauges.of(f"{of_redrive}.redriven") == {f"{of_redrive}.redriven": [2, 8]}
+        assert (result["state"], result["redrive"], result["redriven"], result["resumed"]) == (
+            *("finished", begun.id, 8, 2),
+        )
+        assert [(wave["redriven"], wave["outcomes"]["completed"]) for wave in result["waves"]] == [(2, 0), (6, 6)]
+        assert Counter(shop.done.values()) == {1: 6}
+        # A task that has succeeded, and is cleared, finds nothing left.
+        assert (await read_redrive(connection, queue, begun.id)).state == "finished"
 
 
 _DRIVER = """

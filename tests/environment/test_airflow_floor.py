@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS
 from demo.__main__ import run_demo
 from testbed.environments import ROOT, create_environment, lowest_python
 from testbed.nats_server import NatsServer
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
 FLOOR = "apache-airflow==3.1.8"
 
 SKINS = (
+    "assets.stream_asset",
     "hooks.jetstream",
     "links.monitor",
+    "operators.consume",
+    "operators.consume_decorator",
     "operators.provision",
     "operators.publish",
     "operators.redrive",
@@ -31,7 +36,9 @@ SKINS = (
     "sensors.queue",
     "triggers.completion",
     "triggers.dead_letter",
+    "triggers.message",
     "triggers.queue",
+    "triggers.waiting_messages",
 )
 
 
@@ -57,6 +64,31 @@ def test_every_skin_imports_without_a_deprecation(floor_python: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
+_FORM = """
+import json
+from airflow.api_fastapi.core_api.services.ui.connections import HookMetaService
+form = next(form for form in HookMetaService.hook_meta_data() if form.connection_type == "nats")
+hidden = [name for name, field in form.extra_fields.items() if field["schema"].get("format") == "password"]
+print("FORM", json.dumps([form.hook_name, form.standard_fields.host.title, sorted(form.extra_fields), sorted(hidden)]))
+"""
+
+
+def test_the_connection_form_has_its_fields(floor_python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [floor_python, "-c", _FORM],
+        env={"PATH": os.environ["PATH"], "AIRFLOW_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("FORM "))
+    name, host, fields, hidden = json.loads(line.removeprefix("FORM "))
+    assert (name, host) == ("NATS JetStream", "Servers")
+    assert fields == sorted(CONNECTION_FIELDS)
+    assert hidden == ["credentials_secret", "nkey_seed_secret", "token"]
+
+
 def test_the_monitor_page_has_its_routes(floor_python: Path, tmp_path: Path) -> None:
     program = "from airflow_provider_jetstream.plugins.monitor import JetStreamMonitorPlugin as Plugin"
     done = subprocess.run(
@@ -68,6 +100,27 @@ def test_the_monitor_page_has_its_routes(floor_python: Path, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert {"/", "/api/me", "/api/snapshot"} <= set(done.stdout.split())
+
+
+def test_the_mode_payload_says_that_it_needs_a_newer_airflow(floor_python: Path, tmp_path: Path) -> None:
+    program = """
+from airflow_provider_jetstream.triggers.message import JetStreamMessageTrigger
+consumers = [{"name": "c", "max_deliver": 3}]
+arguments = {"work_queue": {"name": "q", "subjects": ["q.>"], "consumers": consumers}, "consumer": "c"}
+print(JetStreamMessageTrigger(**arguments).serialize()[1]["mode"])
+JetStreamMessageTrigger(**arguments, mode="payload")
+"""
+    done = subprocess.run(
+        [floor_python, "-c", program],
+        env={"PATH": os.environ["PATH"], "AIRFLOW_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout.split()[-1:] == ["doorbell"], done.stderr
+    assert "ArgumentError: expected Airflow 3.3 or newer for mode='payload'" in done.stderr
+    assert "found 3.1.8: upgrade Airflow, or use mode='doorbell'" in done.stderr
 
 
 def test_the_orders_dag_succeeds(floor_python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from importlib.metadata import version
 from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
-from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 
@@ -31,7 +31,8 @@ url, name = sys.argv[1:]
 
 
 async def main():
-    async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
+    settings = connection_settings({"servers": (url,), "timeout": 30})
+    async with connect(settings), connect(settings) as connection:
         await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
         jobs = prepare_jobs(map(str, range(3_000)), subject=f"{name}.a", origin=None, batch="b")
         report = await publish_prepared(connection, jobs, destination=Destination(name))
@@ -47,6 +48,9 @@ async def main():
         connection.write(b"".join(encode_message(b"x.%d" % number, b"body", b"", b"r") for number in range(1_000)))
         connection.write(encode_message(b"y", b"last"))
         assert (await task_received.get()).data == b"last"
+        # nats-py's own parser hands messages over to a task for each subscription.
+        while connection.client.parser is None and len(received) < 1_000:
+            await asyncio.sleep(0.001)
         assert received == [(b"x.%d" % number, b"r", None, b"body") for number in range(1_000)]
         assert connection.client.stats["in_msgs"] - before == 1_001
         await subscription.unsubscribe()
@@ -87,5 +91,48 @@ def test_the_data_path_works_with_each_supported_nats_py(
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "isn't as expected" not in ended.stderr
     found = ended.stdout.strip()
     assert found.startswith(lowest) if is_lowest else found > lowest
+
+
+# In a process of its own: before the package is imported, nats-py becomes another one.
+_DIFFERING = {
+    "": "",
+    "another signature": """
+import nats.protocol.parser as parser
+parse = parser.Parser.parse
+async def changed(self, data=b"", limit=None):
+    await parse(self, data)
+parser.Parser.parse = changed
+""",
+    "a name that is gone": """
+import sys
+import types
+import nats.aio.client
+import nats.protocol.parser
+renamed = types.ModuleType("nats.protocol.parser")
+renamed.Parser = nats.protocol.parser.Parser
+sys.modules["nats.protocol.parser"] = renamed
+""",
+}
+
+
+@pytest.mark.parametrize("difference", _DIFFERING.values(), ids=["locked", *list(_DIFFERING)[1:]])
+def test_where_the_parser_of_nats_py_differs_its_own_is_used_and_that_is_logged_once(
+    nats: NatsServer, name: str, tmp_path: Path, difference: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"{difference}\n{_PROGRAM}")
+    ended = subprocess.run(
+        [sys.executable, program, nats.url, name],
+        env={"PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    # With the locked version nothing differs.
+    assert ended.stderr.count("This nats-py isn't as expected") == bool(difference)

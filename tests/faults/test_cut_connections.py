@@ -43,7 +43,13 @@ MOMENTS = {
     "acknowledgement": (Protocol.COPY, b"$JS.ACK."),
     "atomic acknowledgement": (Protocol.ATOMIC, b"$JS.ACK."),
 }
-CUTS = [("reset", "held"), ("reset", "lost"), ("copy", "lost"), ("acknowledgement", "lost")]
+_RESETS = pytest.mark.since_server("2.14", "the reset of a consumer")
+CUTS = [
+    pytest.param("reset", "held", marks=_RESETS),
+    pytest.param("reset", "lost", marks=_RESETS),
+    ("copy", "lost"),
+    ("acknowledgement", "lost"),
+]
 if os.environ.get("FAULTS") == "full":
     CUTS = list(itertools.product(MOMENTS, ["held", "lost"]))
 

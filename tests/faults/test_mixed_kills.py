@@ -244,4 +244,4 @@ async def test_each_job_is_done_once_whatever_redrives_are_killed_at_once(
                     problems.append((case.mix, case.queue.name, result, case.outcomes, case.worker.done))
     for mix, total in totals.items():
         add_mix(" + ".join(mix), when, *(total[name] for name in ("redrives", "kills", "lost", "repeated")))
-    assert not problems, problems
+    assert not problems, "\n".join(map(repr, problems))

@@ -13,7 +13,8 @@ from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, advised_job_digest, reported_job
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages, read_advisory_pages
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
@@ -333,7 +334,7 @@ async def publish_reserved(
     prepared = prepare_jobs(
         jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id), batch="", queue=queue
     )
-    await pages.reserve(advised, advised.collect(prepared), created)
+    await pages.reserve(advised, prepared.then(advised.note), created)
     report = await publish(
         connection, queue, jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id)
     )

@@ -218,7 +218,7 @@ async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census
     await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
     running = await pull_jobs(connection, queue, 2)
     jobs = await scan.classify_again(letters, refresh=True)
-    assert [job.status for job in jobs if isinstance(job, NotDead)] == [Status.ALIVE] * 2
+    assert [job.status for job in jobs if isinstance(job, NotDead)] == [Status.UNCERTAIN] * 2
     for message in running:
         await message.ack_sync()
 

@@ -21,7 +21,8 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
@@ -35,6 +36,7 @@ from testbed.queues import (
     small_queue,
     store_completion,
     stored_count,
+    stored_nanoseconds,
 )
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ async def _store_cancelled_end(
         queue=queue.name,
         consumer="worker",
         sequence=metadata.sequence.stream,
-        stored_at=metadata.timestamp,
+        stored_nanoseconds=stored_nanoseconds(message),
         deliveries=metadata.num_delivered,
         worker="w1",
     )
@@ -247,7 +249,7 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(
         queue=name,
         consumer="worker",
         sequence=sequence,
-        stored_at=message.stored_at,
+        stored_nanoseconds=int(message.stored_at.timestamp() * 1_000_000_000),
         deliveries=1,
     )
     await store(connection, end.subject, end.body, end.headers)

@@ -59,7 +59,7 @@ async def orders(connection: NatsPyConnection, name: str, **fields: Any) -> Work
         "deny_delete": True,
     }
     # No worker can be working on a letter any more, so that a redrive doesn't wait for that.
-    consumer = {"ack_wait": "50ms"}
+    consumer = {"ack_wait": "300ms"}
     return await make_queue(
         connection, name, discard="new", deny_delete=True, dead_letters=letters, consumer=consumer, **fields
     )
@@ -346,14 +346,17 @@ async def terminated_letters(connection: NatsPyConnection, name: str, bodies: st
     As the product's worker does: the record is stored, then the job is terminated.
     """
     letters = {"name": f"{name}-dead", "retention": "workqueue"}
-    queue = await make_queue(connection, name, dead_letters=letters, consumer={"ack_wait": "50ms"}, **fields)
+    queue = await make_queue(connection, name, dead_letters=letters, consumer={"ack_wait": "300ms"}, **fields)
     await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER)
     await publish_jobs(connection, queue, bodies)
-    for message in await pull_jobs(connection, queue, len(bodies)):
-        sequence = message.metadata.sequence.stream
-        headers = {"Dead-Letter-Subject": message.subject, "Dead-Letter-Reason": "terminated"}
+    for sequence in range(1, len(bodies) + 1):
+        job = await connection.client.jetstream().get_msg(name, sequence)
+        assert job.subject
+        headers = {"Dead-Letter-Subject": job.subject, "Dead-Letter-Reason": "terminated"}
         subject = f"dead.{name}.{CONSUMER}.{sequence}"
-        await connection.client.jetstream().publish(subject, message.data, headers=headers)
+        await connection.client.jetstream().publish(subject, job.data or b"", headers=headers)
+    # Within the ack wait, however loaded the machine: a later end isn't advised.
+    for message in await pull_jobs(connection, queue, len(bodies)):
         await message.term()
 
     async def stored() -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel, cancel_stored
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
@@ -16,8 +16,9 @@ from airflow_provider_jetstream.jetstream.contract import completion_filter, let
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import JobError, JobTooLargeError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters

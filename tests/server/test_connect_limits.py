@@ -26,6 +26,8 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+
     Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 TIMEOUT = 2.0
@@ -147,19 +149,31 @@ def _files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_connecting_often_leaves_no_file_thread_or_task(nats: NatsServer, tmp_path: Path) -> None:
+async def _open(settings: ConnectionSettings) -> None:
+    async with connect(settings):
+        pass
+
+
+async def _open_blocking(settings: ConnectionSettings) -> None:
+    await asyncio.to_thread(lambda: NatsSocket(settings).close())
+
+
+@pytest.mark.parametrize("opening", [_open, _open_blocking], ids=["event loop", "blocking"])
+async def test_connecting_often_leaves_no_file_thread_or_task(
+    nats: NatsServer, tmp_path: Path, opening: Callable[[ConnectionSettings], Awaitable[None]]
+) -> None:
     other = make_tls(tmp_path)
     good = connection_settings({"servers": (nats.url,), "timeout": 30})
     bad = connection_settings(
         {"servers": (f"tls://{LOOPBACK}:{nats.port}",), "timeout": 30, "tls_ca_file": str(other.ca)}
     )
+    # The threads of the pool that runs the blocking connections stay.
+    await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.1) for _ in range(40)))
 
     async def once() -> None:
-        async with connect(good):
-            pass
+        await opening(good)
         with pytest.raises(TLSError):
-            async with connect(bad):
-                pass
+            await opening(bad)
 
     await once()
     files, threads, tasks = _files(), threading.active_count(), len(asyncio.all_tasks())

@@ -16,7 +16,8 @@ from airflow_provider_jetstream.jetstream.client.settings import connection_sett
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, running_worker, stored_count
 

@@ -19,11 +19,12 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import Let
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing import manifest_removal
-from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_manifest_head
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
@@ -69,7 +70,7 @@ async def publish_try(connection: NatsPyConnection, queue: WorkQueue, jobs: Iter
     log, record, _ = await begin(connection, queue)
     origin = replace(ORIGIN, round=record.round)
     prepared = prepare_jobs(jobs, subject=f"{queue.name}.jobs.a", origin=origin, batch="", queue=queue, by_key=True)
-    return await publish_prepared(connection, prepared, stored_sequence=log.sequence_of)
+    return await publish_prepared(connection, prepared, known=AskedForEach(log.sequence_of))
 
 
 @pytest.mark.parametrize("key", [b"*", b">", b"a b", b"a.b", b"", b"\xff", b"x" * 60_000])

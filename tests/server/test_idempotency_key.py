@@ -12,10 +12,12 @@ from airflow_provider_jetstream.jetstream.client.message_reader import read_rang
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from testbed.queues import make_queue, pull_jobs, stored_count
 
@@ -60,7 +62,7 @@ async def run(
             by_key=True,
         )
     )
-    report = await publish_prepared(connection, prepared, stored_sequence=log.sequence_of)
+    report = await publish_prepared(connection, prepared, known=AskedForEach(log.sequence_of))
     if not killed:
         await log.close(report)
     return report

@@ -23,10 +23,11 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import JobError, WrongStreamError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing import manifest_head, manifest_rows
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import Destination, PublishRefusedError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -64,13 +66,13 @@ async def run_try(
     """
     info = await stream_info(connection, queue.name)
     publication = await Publication.begin(connection, queue, origin, info=info)
-    prepared = publication.prepare(jobs, f"{queue.name}.jobs.x", None)
+    prepared: Iterable[OutgoingJob] = publication.prepare(jobs, f"{queue.name}.jobs.x", None)
     if killed_after is not None:
         prepared = iter(list(prepared)[:killed_after])
     report = await publish_prepared(
         connection,
         prepared,
-        stored_sequence=publication.sequence_of,
+        known=publication,
         destination=publication.destination,
         progress=publication.save_progress,
     )
@@ -274,7 +276,7 @@ async def test_a_job_that_another_stream_has_stored_fails_and_ends_publishing(
     report = await publish_prepared(
         connection,
         publication.prepare(iter("abcdefgh"), f"{name}2.jobs.x", None),
-        stored_sequence=publication.sequence_of,
+        known=publication,
         destination=publication.destination,
         window=1,
     )
@@ -320,6 +322,7 @@ def variant_of(message: StoredMessage) -> tuple[str | None, ...]:
     return tuple((message.header(name) or "")[:17] for name in names)
 
 
+@pytest.mark.since_server("2.12", "schedules")
 async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_exchanged(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -334,6 +337,7 @@ async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_excha
     assert len(set(stored)) == 7, "two of them are equal, and no other is twice"
 
 
+@pytest.mark.since_server("2.12", "schedules")
 async def test_a_trace_or_another_time_of_the_try_is_no_other_job(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True, **WINDOW)
     for number, (stored, duplicates) in enumerate([(2, 0), (2, 2)]):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import (
     Destination,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _SECONDS = 30
 
 
-def _jobs(name: str, items: Iterable[object] | AsyncIterable[object]) -> Iterator[OutgoingJob]:
+def _jobs(name: str, items: Iterable[object] | AsyncIterable[object]) -> Iterable[OutgoingJob]:
     return prepare_jobs(items, subject=f"{name}.jobs.a", origin=None, batch=name)
 
 
@@ -291,7 +292,7 @@ async def test_other_tasks_run_while_a_list_is_sent(connection: NatsPyConnection
     counting = asyncio.create_task(count_turns())
     # All jobs at once, so that nothing waits for answers.
     jobs = _jobs(name, list(range(2_000)))
-    report = await publish_prepared(connection, jobs, window=20_000, stored_sequence=note_turn)
+    report = await publish_prepared(connection, jobs, window=20_000, known=AskedForEach(note_turn))
     counting.cancel()
     assert (report.stored, len(turns)) == (2_000, 2_000)
     assert max(Counter(turns).values()) <= 64

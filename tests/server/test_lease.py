@@ -12,10 +12,11 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.audit import lease as lease_module
 from airflow_provider_jetstream.jetstream.audit import lease_record as lease_record_module
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
 from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
 from airflow_provider_jetstream.jetstream.audit.lease import Lease, renewed, take_lease
 from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseRecord, read_lease
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dea
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.waiting import letter_watch
 from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
 from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
@@ -132,4 +135,28 @@ async def test_a_wait_for_a_queue_that_is_deleted_fails(connection: NatsPyConnec
     later = wait(connection, queue)
     await die(connection, queue)
     (summary,) = await ended(later)
+    assert summary.dead == 1
+
+
+async def test_a_letter_soon_after_a_long_proof_ends_a_wait_at_once(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    added = 0.0
+    prove = TrackedLetters.prove
+
+    async def long_proof(*args: object, **options: object) -> object:
+        nonlocal added
+        added += _LONG
+        return await prove(*args, **options)  # type: ignore[arg-type]
+
+    def monotonic() -> float:
+        return time.monotonic() + added
+
+    monkeypatch.setattr(TrackedLetters, "prove", long_proof)
+    monkeypatch.setattr(letter_watch, "time", SimpleNamespace(monotonic=monotonic))
+    waiting = wait(connection, queue, interval=3 * _LONG)
+    await eventually(lambda: added)
+    await die(connection, queue)
+    (summary,) = await ended(waiting)
     assert summary.dead == 1

@@ -13,12 +13,15 @@ from airflow_provider_jetstream.jetstream.client.message_reader import last_mess
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
-from testbed.queues import make_queue, pull_jobs, store_completion
+from testbed.queues import eventually, make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,7 +59,9 @@ async def publish_as_task(
         by_key=True,
         job_id=job_id,
     )
-    report = await publish_prepared(connection, prepared, stored_sequence=log.sequence_of, progress=log.save_progress)
+    report = await publish_prepared(
+        connection, prepared, known=AskedForEach(log.sequence_of), progress=log.save_progress
+    )
     report.extra = log.extra()
     if not interrupted:
         await log.record_stored(report)
@@ -216,3 +221,28 @@ def test_runs_of_jobs_stored_one_after_another() -> None:
     assert index_runs([]) == []
     assert index_runs([7, 8, 9]) == [(0, 7, 3)]
     assert index_runs([0, 8, 9, 0, 11, 13]) == [(1, 8, 2), (4, 11, 1), (5, 13, 1)]
+
+
+async def test_jobs_are_sent_while_others_are_recorded(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than fit on one page of the manifest.
+    queue, jobs, saved = await make_queue(connection, name), [f"{number}" for number in range(9_000)], list[int]()
+    save_progress = Manifest.save_progress
+
+    async def save_once_all_are_stored(manifest: Manifest, report: PublishReport) -> None:
+        async def are_stored() -> bool:
+            return await last_sequence(connection, queue) == len(jobs)
+
+        await eventually(are_stored)
+        await save_progress(manifest, report)
+        saved.append(report.stored)
+
+    monkeypatch.setattr(Manifest, "save_progress", save_once_all_are_stored)
+    subject, origin = f"{name}.jobs.x", replace(ORIGIN, max_tries=1)
+    first = await publish(connection, queue, jobs, subject=subject, origin=origin)
+    assert (first.stored, saved) == (len(jobs), [len(jobs)])
+    # Each is in the manifest once.
+    recorded = await read_manifest_sequences(connection, f"{name}-events", name, origin.manifest_key)
+    assert recorded is not None
+    assert sorted(recorded) == list(first.sequences)

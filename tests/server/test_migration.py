@@ -256,6 +256,32 @@ async def test_jobs_that_wait_for_their_next_consumer_are_no_dead_letters_of_ano
     assert workers.done == Counter(map(str, range(9)))
 
 
+async def test_a_worker_that_never_waits_for_jobs_is_given_time_to_ask(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration, "_PAUSED_SECONDS", 0.3)
+    await provision(connection, unfiltered(name, consumer={"max_deliver": 5, "ack_wait": "60s"}))
+    await publish(connection, name, range(1))
+    (message,) = await pull_jobs(connection, unfiltered(name), 1)
+    await acknowledge(connection.client, message, b"-NAK")
+
+    async def ask_too_late() -> None:
+        """Ask for a job a second after the consumer goes on, and hardly wait for one."""
+        while True:
+            if not (await consumer_info(connection, name, "worker")).get("paused"):
+                await asyncio.sleep(1)
+                async for job in pull(connection.client, name, "worker", batch=1, expires=0.05):
+                    await acknowledge(connection.client, job)
+                    return
+            await asyncio.sleep(0.02)
+
+    worker = asyncio.create_task(ask_too_late())
+    async with asyncio.timeout(40):
+        await provision(connection, partitioned(name), migrate=True)
+    await worker
+    assert await stored_count(connection, name) == 0
+
+
 async def test_a_job_that_dies_meanwhile_stays_a_dead_letter(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,14 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError, PublishRefusedError
+from airflow_provider_jetstream.jetstream.publishing.report import (
+    Destination,
+    PublishIncompleteError,
+    PublishRefusedError,
+)
 from testbed.queues import eventually, make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 
-def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterator[OutgoingJob]:
+def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterable[OutgoingJob]:
     return prepare_jobs(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
 
 
@@ -298,3 +303,16 @@ async def test_every_call_closes_its_subscription(connection: NatsPyConnection, 
         await publish_prepared(connection, _jobs(name, range(10), batch=f"{name}{turn}"))
     await connection.client.flush()
     assert _subscriptions(nats, connection) == before
+
+
+async def test_only_the_jobs_of_a_run_fail_that_can_not_be_sent(connection: NatsPyConnection, name: str) -> None:
+    await make_queue(connection, name)
+    too_large = b"y" * (connection.max_payload + 1)
+    bodies: list[object] = [*[b"x"] * 700, object(), "\ud800", *[b"z"] * 700, too_large, *[b"w"] * 700]
+    # Without the queue's name, each answer is looked at by itself.
+    for batch, destination in (("a", Destination(name)), ("b", None)):
+        jobs = prepare_jobs(bodies, subject=f"{name}.jobs.a", origin=None, batch=batch)
+        report = await publish_prepared(connection, jobs, destination=destination)
+        assert sorted(failure.index for failure in report.failures) == [700, 701, 1402]
+        assert [index for index, sequence in enumerate(report.sequences) if not sequence] == [700, 701, 1402]
+        assert (report.stored, report.duplicates, report.stream) == (2_100, 0, name)

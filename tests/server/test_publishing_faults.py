@@ -12,17 +12,18 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from testbed.queues import eventually, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
@@ -37,7 +38,7 @@ async def own(own_nats: NatsServer) -> AsyncIterator[NatsPyConnection]:
         yield opened
 
 
-def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None = None) -> Iterator[OutgoingJob]:
+def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None = None) -> Iterable[OutgoingJob]:
     """Prepare jobs, and call ``then`` when the publisher reads job number ``at``."""
 
     def bodies() -> Iterator[str]:
@@ -216,7 +217,8 @@ async def test_a_cancelled_call_leaves_no_subscription(own: NatsPyConnection, ow
     reached, loop = asyncio.Event(), asyncio.get_running_loop()
     # A subscriber that never answers, so the call waits.
     await own.client.subscribe(f"{_NAME}.jobs.>")
-    await own.client.flush()
+    # Once it is answered, the server has the subscription; the client's flush() may overtake it.
+    await own.api("INFO")
     (before,) = own_nats.monitor("connz")["connections"]
     task = asyncio.create_task(
         publish_prepared(own, _jobs(at=100, then=lambda: loop.call_soon_threadsafe(reached.set)), window=100)

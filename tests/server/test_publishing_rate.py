@@ -14,7 +14,9 @@ from airflow_provider_jetstream.jetstream.client.message_reader import read_rang
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueFullError, TransientError, UnreachableError
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
@@ -71,10 +73,10 @@ async def test_a_queue_that_stays_full_ends_the_call_with_the_jobs_not_stored(
 ) -> None:
     queue = await make_queue(connection, name, max_msgs=3, **FULL)
     with pytest.raises(PublishIncompleteError) as raised:
-        await publish(connection, queue, range(700), subject=f"{name}.jobs.a", room_timeout=0.4)
+        await publish(connection, queue, range(1_300), subject=f"{name}.jobs.a", room_timeout=0.4)
     report = raised.value.report
-    assert list(report.sequences) == [1, 2, 3] + [0] * 697
-    assert [failure.index for failure in report.failures] == list(range(3, 700))
+    assert list(report.sequences) == [1, 2, 3] + [0] * 1_297
+    assert [failure.index for failure in report.failures] == list(range(3, 1_300))
     assert all(failure.certain and isinstance(failure.error, QueueFullError) for failure in report.failures)
     full = (
         f"{name} is full (maximum messages exceeded) and stored nothing for 0.4 s: let workers or a redrive free space,"
@@ -185,7 +187,7 @@ async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyCon
     jobs = prepare_jobs(range(1_000), subject=f"{name}.jobs.a", origin=None, batch=name)
     async with asyncio.timeout(60):
         report = await publish_prepared(
-            connection, jobs, rate=1, stored_sequence=lambda index, _: index + 1 if index < 999 else None
+            connection, jobs, rate=1, known=AskedForEach(lambda index, _: index + 1 if index < 999 else None)
         )
     assert (report.stored, report.duplicates) == (1_000, 999)
 

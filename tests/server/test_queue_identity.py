@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from airflow_provider_jetstream.jetstream.errors import QueueGoneError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, store_completion
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, store_completion, stored_nanoseconds
 from testbed.waiters import start_waiting, wait_failures, wait_reports
 
 if TYPE_CHECKING:
@@ -91,19 +92,19 @@ async def test_a_worker_that_ends_a_job_of_the_earlier_stream_late_does_not_end_
     jobs = await publish_jobs(connection, queue, "ab")
     waiter = start_waiting(connection, cursor, jobs)
 
-    async def complete(sequence: int, stored_at: datetime, result: Any) -> None:
+    async def complete(sequence: int, stored: int, result: Any) -> None:
         subject = completion_subject(name, "worker", sequence)
         body = (
             '{"type": "io.airflow.jetstream.v1.completion", "timestamp": "2026-01-01T00:00:00Z", "deliveries": 1,'
             f' "stream": "{name}", "consumer": "worker", "stream_seq": {sequence}, "result": "{result}"}}'
         )
-        headers = {MSG_ID: end_id(name, sequence, stored_at)}
+        headers = {MSG_ID: end_id(name, sequence, stored)}
         await connection.client.jetstream().publish(subject, body.encode(), headers=headers)
 
-    await complete(1, earlier.metadata.timestamp, "earlier")
-    await complete(2, datetime.now(UTC), "mine")
+    await complete(1, stored_nanoseconds(earlier), "earlier")
+    await complete(2, time.time_ns(), "mine")
     await eventually(lambda: waiter.remaining == [1])
-    await complete(1, datetime.now(UTC), "mine")
+    await complete(1, time.time_ns(), "mine")
     (report,) = await wait_reports([waiter], within=LONG)
     assert report.results == {"1": "mine", "2": "mine"}
 
@@ -149,7 +150,27 @@ async def test_a_queue_that_is_gone_ends_the_wait_after_reconcile_seconds_or_is_
 
 
 def test_the_message_id_of_an_end_says_when_its_job_was_stored() -> None:
-    at = datetime(2026, 5, 4, 3, 2, 1, 123456, tzinfo=UTC)
-    assert ended_job_time(end_id("a:b", 7, at), 7) == at.timestamp()
-    for other in (end_id("a", 17, at), "", "done:a:7:", "done:a:7:soon", "other:a:7:1.0", "done:7:1.0"):
+    at = 1_777_863_721_123_456_789
+    assert ended_job_time(end_id("a:b", 7, at), 7) == at
+    assert end_id("a", 7, at) == "done:a:7:1777863721123456789"
+    # As workers of version 1 of the contract write it.
+    assert ended_job_time("done:a:7:1777863721.123457", 7) == 1_777_863_721_123_457_000
+    assert ended_job_time("done:a:7:1777863721.0", 7) == 1_777_863_721_000_000_000
+    others = ("", "done:a:7:", "done:a:7:soon", "other:a:7:1.0", "done:7:1.0", "done:a:7:1777863721", "done:a:7:٣.0")
+    for other in (end_id("a", 17, at), *others):
         assert ended_job_time(other, 7) is None
+
+
+async def test_an_end_that_states_its_jobs_time_in_another_unit_counts(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    jobs = await publish_jobs(connection, queue, "abc")
+    seconds = int(time.time())
+    for job, stated in zip(jobs, (seconds, seconds * 1_000, f"{seconds:.9e}"), strict=True):
+        body = {"type": "io.airflow.jetstream.v1.completion", "timestamp": "2026-01-01T00:00:00Z", "deliveries": 1}
+        body |= {"stream": name, "consumer": "worker", "stream_seq": job}
+        headers = {MSG_ID: f"done:{name}:{job}:{stated}"}
+        subject = completion_subject(name, "worker", job)
+        await connection.client.jetstream().publish(subject, json.dumps(body).encode(), headers=headers)
+    (report,) = await wait_reports([start_waiting(connection, cursor, jobs)], within=LONG)
+    assert report.completed == set(jobs)

@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
 )
 from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
+from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -156,6 +156,7 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
     assert await process_all(connection, queue) == {"b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_is_alive_again_after_the_redrive_waited_is_not_copied(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +306,11 @@ async def test_the_report_fits_an_xcom() -> None:
         "to_sequences": [(11, 13)],
         "failures": {7: "full"},
         "risks": [],
+        "redrive": "",
+        "state": "planned",
+        "reason": "",
+        "outcomes": {"completed": 0, "died_again": 0, "still_running": 0, "unknown": 0},
+        "waves": [],
     }
     assert report.as_json() == expected
 

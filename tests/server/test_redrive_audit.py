@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
+from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
 from airflow_provider_jetstream.jetstream.redrive import run_progress
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -57,7 +57,7 @@ async def test_each_letter_has_one_complete_record(connection: NatsPyConnection,
     records = await letter_records(connection, queue)
     created = (await stream_info(connection, name))["created"]
     for record, letter in zip(records, letters, strict=True):
-        assert record.model_dump(exclude={"at", "version"}) == {
+        assert record.model_dump(exclude={"at", "version", "job_id"}) == {
             "stream": name,
             "created": created,
             "sequence": letter.sequence,
@@ -75,6 +75,7 @@ async def test_each_letter_has_one_complete_record(connection: NatsPyConnection,
             "why": "the printer is back",
             "who": WHO,
             "run": "orders-1",
+            "wave": None,
             "changes": None,
         }
         assert started <= record.at <= datetime.now(UTC)
@@ -184,8 +185,8 @@ async def test_a_run_that_stays_open_continues_until_it_is_finished(connection: 
 async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_no_second_copy(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    # The lease, the intent, and the record of one letter or the ledger's; the lease can't be released then.
-    audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 3}
+    # The lease, the redrive, the intent, and the record of one letter or the ledger's: it can't be released then.
+    audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 4}
     queue = await make_queue(connection, name, audit=audit, consumer={"ack_wait": "50ms"})
     monkeypatch.setattr(lease, "LEASE_SECONDS", 4.0)
     monkeypatch.setattr(lease, "TIME_LIMITS", 0.0)

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
+from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.crash_points import crash_at_every_call
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count

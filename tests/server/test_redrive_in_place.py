@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import in_place, steps
+from airflow_provider_jetstream.jetstream.redrive import in_place, stored_letters
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -111,7 +111,7 @@ async def test_jobs_in_flight_prevent_the_reset(
     await publish_jobs(connection, queue, "cde")
     working = await pull_jobs(connection, queue, 3)
     monkeypatch.setattr(in_place, "_MARGIN", timedelta(seconds=-59.5))
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive._wait_until", at_once)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive_step._wait_until", at_once)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     expected = (
         "expected no job of consumer worker in flight, found 3 still after its ack wait: a reset would deliver them a"
@@ -209,7 +209,7 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "remove_originals", fail)
+        patch.setattr(stored_letters, "remove_originals", fail)
         only_a = RedriveRequest(Selection(sequences=frozenset({1})))
         assert (await redrive_dead_letters(connection, queue, only_a)).failures == 1
     report = await redrive_dead_letters(connection, queue, IN_PLACE)

@@ -236,9 +236,10 @@ async def test_an_interrupted_redrive_is_run_again_in_order(
     ledger = KeyLedger(connection, queue)
     cut_off = 0
     async with ledger.workers(rng, slow=0.2):
-        while await cut_off_redrive(settings, queue, rng.randrange(30, 150)):
+        # Later ones come further: servers before 2.11 need more requests for the same.
+        while await cut_off_redrive(settings, queue, rng.randrange(30, 150) + 5 * cut_off):
             cut_off += 1
-            assert cut_off < 30
+            assert cut_off < 60
     assert cut_off >= 2
     assert (await redrive_dead_letters(connection, queue, BY_CUSTOMER)).redriven == {}
     assert ledger.violations(bodies) == {}

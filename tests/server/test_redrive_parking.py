@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_let
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import steps
+from airflow_provider_jetstream.jetstream.redrive import stored_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import store_parked
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -184,7 +184,7 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "remove_originals", fail)
+        patch.setattr(stored_letters, "remove_originals", fail)
         report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == dict.fromkeys((1, 2), "it is parked, but the original could not be removed")
     assert len((await find_dead_letters(connection, queue)).letters) == 2
@@ -207,7 +207,7 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "remove_originals", fail)
+        patch.setattr(stored_letters, "remove_originals", fail)
         assert (await redrive_dead_letters(connection, queue)).failures == 1
     report = await redrive_dead_letters(connection, queue, ALL)
     assert (dict(report.redriven), list(report.parked)) == ({1: 2}, [])

@@ -54,7 +54,7 @@ async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     await make_terminated_letters(connection, queue, ["terminated", "x" * 300])
     await set_ack_wait(connection, queue, seconds=30)
     await publish_jobs(connection, queue, ["waiting", "in flight"])
-    await pull_jobs(connection, queue, 2)
+    running = await pull_jobs(connection, queue, 2)
 
     def repair(letter: DeadLetter) -> Repair | None:
         if letter.body == b"terminated":
@@ -67,6 +67,8 @@ async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     before = await everything(connection, queue)
     shown = await preview(connection, queue, request)
     assert await everything(connection, queue) == before
+    for message in running:
+        await message.ack_sync()
     await set_ack_wait(connection, queue, seconds=0.5)
     assert (shown.protocol, shown.guarantee) == (Protocol.COPY, GUARANTEES[Protocol.COPY])
     assert (shown.redriven, shown.parked, shown.failures) == (8, 1, 1)

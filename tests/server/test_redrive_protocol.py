@@ -52,7 +52,7 @@ async def assert_refused(
         pytest.param({"discard": "new", "max_bytes": 200}, {}, Protocol.IN_PLACE, marks=_RESETS),
         pytest.param({"discard": "new", "max_msgs": 3}, {}, Protocol.IN_PLACE, marks=_RESETS),
         ({"discard": "new", "max_msgs": 4}, {}, Protocol.COPY),
-        ({"discard": "new", "max_msgs": 7, "atomic_redrive": True}, {}, Protocol.IN_PLACE),
+        pytest.param({"discard": "new", "max_msgs": 7, "atomic_redrive": True}, {}, Protocol.IN_PLACE, marks=_RESETS),
         ({"discard": "new", "max_msgs": 8, "atomic_redrive": True}, {}, Protocol.ATOMIC),
     ],
 )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
+from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
 from airflow_provider_jetstream.jetstream.redrive import run_progress
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest

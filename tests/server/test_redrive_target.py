@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from airflow_provider_jetstream.plugins.monitor.letter_view import read_records
+from airflow_provider_jetstream.plugins.monitor.letter_history import read_records
 from testbed.dead_letters import letter_records, make_terminated_letters, request_for
 from testbed.queues import (
     exhaust_deliveries,
@@ -224,7 +224,7 @@ async def test_an_interrupted_redrive_to_a_target_goes_on(
     async def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.steps.remove_originals", die)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.stored_letters.remove_originals", die)
     with pytest.raises(KeyboardInterrupt):
         await redrive_dead_letters(connection, queue, to(other, run="r1"))
     monkeypatch.undo()

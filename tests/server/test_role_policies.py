@@ -7,15 +7,18 @@ import logging
 import re
 import threading
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, pause_redrive
+from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, new_redrive_id, redrive_subject
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters import preservation
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
@@ -27,6 +30,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.jetstream.inspection.samples import SampleStream
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
@@ -79,6 +83,8 @@ _OF_OTHER_QUEUES = {
         for name in ("", "-dead", "-events", "-audit", "-archive")
     ),
     ("redriver", "$JS.API.STREAM.PURGE.orders-dead"),
+    # Without it, samples are read one by one.
+    ("monitor", "$JS.API.DIRECT.GET.airflow_monitor"),
 }
 # These change nothing, so the queue stays as it is from one run to the next.
 _READING = {"monitor", "spark-reader"}
@@ -349,6 +355,25 @@ async def monitors(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
                 pass
             await scan.account(as_recorded=True)
         await find_dead_letters(connection, queue)
+        redrive = await record_redrive(admin, queue)
+        assert redrive in {found.id for found in await list_redrives(connection, queue)}
+        await pause_redrive(connection, queue, redrive, who="Ann Lee")
+        with suppress(ApiError):
+            await admin.api("STREAM.DELETE.airflow_monitor")
+        stream = SampleStream(connection)
+        assert await stream.last() is None
+        await stream.make()
+        assert await stream.append("a test", {}, 0)
+        assert [sample.holder async for sample in stream.read(1)] == ["a test"]
+
+
+async def record_redrive(admin: NatsPyConnection, queue: WorkQueue) -> str:
+    """Store the record of a redrive that runs, as its holder does, and return its id."""
+    created = (await stream_info(admin, queue.name))["created"]
+    redrive = new_redrive_id()
+    record = Redrive(id=redrive, stream=queue.name, created=created, run=redrive, began_at=datetime.now(UTC))
+    await admin.client.jetstream().publish(redrive_subject(queue.name, redrive), record.model_dump_json().encode())
+    return redrive
 
 
 async def provisions(settings: ConnectionSettings, admin: NatsPyConnection) -> None:

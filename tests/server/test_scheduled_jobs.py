@@ -20,7 +20,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishRefusedError
 from airflow_provider_jetstream.jetstream.publishing.schedules import cron_problem
@@ -245,6 +246,7 @@ async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: NatsP
     assert datetime.fromisoformat(next_times[b"in UTC"]).utcoffset() == timedelta()
 
 
+@pytest.mark.since_server("2.14", "cron expressions")
 async def test_a_time_zone_that_only_the_server_does_not_know_is_refused_by_it(
     connection: NatsPyConnection, name: str, mocker: MockerFixture
 ) -> None:
@@ -279,6 +281,7 @@ def _crons() -> list[str]:
     return [" ".join(fields) for fields in alone] + [f"0 0 0 {date}" for date in _DATES]
 
 
+@pytest.mark.since_server("2.14", "cron expressions")
 async def test_a_cron_expression_is_refused_exactly_where_the_server_would_refuse_it(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueFullError, TransientError, UnreachableError
-from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from testbed.nats_cluster import NatsCluster
@@ -21,7 +21,7 @@ from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
@@ -38,7 +38,7 @@ async def _connected(*servers: str, **settings: Any) -> AsyncIterator[NatsPyConn
         yield opened
 
 
-def _jobs(count: int, batch: str = _NAME) -> Iterator[OutgoingJob]:
+def _jobs(count: int, batch: str = _NAME) -> Iterable[OutgoingJob]:
     return prepare_jobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
 
 

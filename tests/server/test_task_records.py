@@ -19,11 +19,13 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing import manifest, manifest_removal
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -392,7 +394,7 @@ async def test_a_try_after_an_upgrade_finds_the_jobs_that_the_earlier_version_st
         batch="",
         by_key=True,
     )
-    report = await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
+    report = await publish_prepared(connection, prepared, known=AskedForEach(stored.sequence_of))
     assert (list(report.sequences), report.duplicates) == ([1, 2, 3], 2)
     await log.close(report)
     # Its record didn't name the task, and jobs of this version hold only its key.

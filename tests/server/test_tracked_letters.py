@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.dead_letters.find import (
+    Summary,
+    find_dead_letters,
+    summarise_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -22,7 +30,11 @@ from testbed.dead_letters import (
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
@@ -82,6 +94,32 @@ async def test_looks_count_what_a_scan_counts_whatever_happens_to_letters(
     summary = await same_as_scan(connection, queue, letters)
     assert 3 not in {first for first, _ in summary.ranges}
     assert terminated in {last for _, last in summary.ranges}
+
+
+async def test_a_look_sorts_new_entries_only_for_the_ledger(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["a", "b", "c"])
+    letters = await TrackedLetters.prove(connection, queue)
+    # Three advisories, and three copies.
+    known, starts = 6, list[int]()
+    added = EntryIndex.added
+
+    def recorded(index: EntryIndex, start: int, stop: int, since: datetime) -> list[tuple[int, int, bool]]:
+        # The ledger reads what is stored meanwhile into an index of its own.
+        if len(index) > known:
+            starts.append(start)
+        return added(index, start, stop, since)
+
+    monkeypatch.setattr(EntryIndex, "added", recorded)
+    # A job that is gone has to be accounted for.
+    await publish_jobs(connection, queue, ["done"])
+    for job in await pull_jobs(connection, queue, 1):
+        await job.ack_sync()
+    await make_dead_letters(connection, queue, ["d"])
+    assert await letters.update(connection)
+    assert min(starts) == known
 
 
 async def die_silently(connection: NatsPyConnection, queue: WorkQueue, body: str) -> None:
@@ -185,3 +223,63 @@ async def test_a_look_reads_what_is_new_however_many_letters_there_are(
     assert await letters.update(connection)
     assert nats.monitor("varz")["in_msgs"] - received <= 20
     assert (await letters.summary(Selection(), ())).ranges == [(1, letters_before + 5)]
+
+
+async def test_a_look_does_not_read_the_copies_that_an_earlier_one_has_stored(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["x"] * 300)
+    letters = await TrackedLetters.prove(connection, queue)
+    parsed: list[int] = []
+    parse = EntryParser.parse
+
+    def counted(self: EntryParser, message: StoredMessage) -> tuple[int, Entry] | None:
+        parsed.append(message.sequence)
+        return parse(self, message)
+
+    monkeypatch.setattr(EntryParser, "parse", counted)
+    await make_dead_letters(connection, queue, ["y"] * 2)
+    assert await letters.update(connection)
+    # The two new advisories, and a few copies where that is as fast as not reading them.
+    assert len(parsed) < 30
+    monkeypatch.undo()
+    assert (await same_as_scan(connection, queue, letters)).dead == 302
+
+
+async def test_copies_that_the_server_has_lost_and_replaced_are_read(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["x"] * 40)
+    found = (await find_dead_letters(connection, queue)).letters
+    await summarise_dead_letters(connection, queue)
+    # Forty advisories, then forty copies in the order of the jobs; these are taken for copies of other jobs.
+    stream, copies = f"{name}-dead", StoredCopies()
+    for sequence, letter in zip(range(41, 81), reversed(found), strict=True):
+        copies.add(sequence, letter)
+    created = (await stream_info(connection, name))["created"]
+    index, parser = EntryIndex(), EntryParser(name, created, connection.domain)
+    reading = copies.read_with(connection, index, stream, parser, 1, 80)
+    read = [(entry.sequence, entry.job) async for entry in reading]
+    assert read == [(entry, (entry - 1) % 40 + 1) for entry in range(1, 81)]
+    assert (index.read_to, [len(entries) for _, entries in index.jobs()]) == (80, [2] * 40)
+
+
+async def test_an_entry_about_a_job_that_cannot_be_does_not_stop_the_ledger(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=f"{name}-archive")
+    await make_dead_letters(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["b"])
+    await acknowledge_jobs(connection, queue, 1)
+    before = (await stream_info(connection, f"{name}-dead"))["state"]["messages"]
+    # By a publisher with nothing but the right to copy dead letters.
+    await publish_raw(nats, f"dead.{name}.worker.{2**64 - 1}", b"Dead-Letter-Version: 1", b"x")
+    await publish_raw(nats, f"parked.{name}.worker.{2**64 - 1}", b"Dead-Letter-Version: 1", b"x")
+
+    async def stored() -> bool:
+        return bool((await stream_info(connection, f"{name}-dead"))["state"]["messages"] > before)
+
+    await eventually(stored)
+    letters = await TrackedLetters.prove(connection, queue)
+    assert (await letters.summary(Selection(), ())).dead == 1
+    await same_as_scan(connection, queue, letters)

@@ -6,14 +6,13 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
-from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from testbed.queues import CONSUMER, small_queue
@@ -21,6 +20,7 @@ from testbed.queues import CONSUMER, small_queue
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.client.headers import Headers
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -103,9 +103,10 @@ def waiting_jobs(stream_options: Mapping[str, str], queue: WorkQueue) -> Counter
 
 def letter_records(stream_options: Mapping[str, str], queue: WorkQueue) -> list[LetterRecord]:
     """Read the audit's records about letters."""
-    subject = letter_audit_subject(queue.name, 0).removesuffix("0") + "*"
-    assert queue.audit
-    return [
-        LetterRecord.model_validate_json(message.data)
-        for message in stored_messages(stream_options, queue.audit.name, subject)
-    ]
+    name = queue.audit.name if queue.audit else ""
+
+    async def read(connection: BlockingConnection) -> list[LetterRecord]:
+        created = (await stream_info(connection, queue.name))["created"]
+        return [record async for record in AuditLog(connection, name, queue.name, created).letters()]
+
+    return run_on_own_connection(stream_options, read)

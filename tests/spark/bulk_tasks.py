@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import begin_run, scan_queue
+from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import audit_log, scan_queue
 from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
@@ -15,6 +15,7 @@ from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -30,9 +31,15 @@ def begin_task(
 ) -> tuple[DriverScan, Callable[[pa.Table], pa.Table], pa.Table]:
     """Begin a run; return the driver's scan, a function that runs one task, and the rows of all letters."""
     scan = run_on_own_connection(connection_options, lambda connection: scan_queue(connection, queue, request))
-    run_on_own_connection(
-        connection_options, lambda connection: begin_run(connection, scan, request, report, lease_token)
-    )
+
+    async def begin(connection: BlockingConnection) -> None:
+        audit = audit_log(connection, scan, lease_token)
+        record = await audit.begin_run(str(request.run), request.who, request.why)
+        async for letter in audit.letters_of_run(record.run, record.from_sequence):
+            report.add_redriven(letter.sequence, letter.new_sequence, letter.new_stream)
+            report.resumed += 1
+
+    run_on_own_connection(connection_options, begin)
     task = RedriveTask(
         *(connection_options, scan.server_info, scan.scan.context, frozenset[str](), scan.acknowledged),
         *(request, scan.choice.protocol, None),

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.letter_actions import LetterAction
     from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 
 # The record of the audit whose write is prevented: by then some copies are recorded, and others only stored.
@@ -53,7 +54,7 @@ class KilledTask(RedriveTask):
             written, write = 0, AuditLog.write
 
             async def write_or_die(
-                self: AuditLog, records: Sequence[LetterRecord]
+                self: AuditLog, records: Sequence[LetterRecord] | Sequence[LetterAction]
             ) -> list[ApiError | TransientError | None]:
                 nonlocal written
                 errors = await write(self, records[: max(_FATAL_RECORD - 1 - written, 0)])

@@ -11,7 +11,7 @@ from bulk_letters import exhaust_deliveries, letter_records, make_letters, publi
 from pyspark.sql import Row
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.jetstream.audit.log import RunRecord
+from airflow_provider_jetstream.jetstream.audit.audited_letters import RunRecord
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings

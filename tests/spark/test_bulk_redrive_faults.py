@@ -26,7 +26,7 @@ from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive import driver as driver_module
+from airflow_provider_jetstream.spark.bulk_redrive import bulk_run
 from airflow_provider_jetstream.spark.bulk_redrive.driver import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
@@ -60,7 +60,7 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
     task: type[RedriveTask],
 ) -> None:
     queue = make_letters(connection_options, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
-    monkeypatch.setattr(driver_module, "RedriveTask", task)
+    monkeypatch.setattr(bulk_run, "RedriveTask", task)
     marker = tmp_path / "first_attempt"
     request = RedriveRequest(protocol=protocol, run="early", why=str(marker))
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,6 +19,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reaso
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
 from airflow_provider_jetstream.spark.dead_letters import read_snapshot, repair, snapshot, triage, write_report
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
+from airflow_provider_jetstream.spark.dead_letters.report.charts import stacked_columns
+from airflow_provider_jetstream.spark.dead_letters.report.html import ReportPage, Table
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
 
 if TYPE_CHECKING:
@@ -124,11 +127,45 @@ def test_the_page_shows_all_letters_and_contains_nothing_that_runs(letters: Data
     for table in page.split("<table>")[1:]:
         counts = re.findall(r'<td class="count">([\d,]+)</td>', table.split("</table>")[0])
         assert sum(int(count.replace(",", "")) for count in counts) == _COUNT + 2
-    bars = re.findall(r"<title>[^<]*: (\d+) [a-z_]+</title>", page)
-    assert sum(map(int, bars)) == _COUNT + 2
+    days, hours = (re.findall(r"<title>[^<]*: (\d+) [a-z_]+</title>", chart) for chart in page.split("<h2>")[1:3])
+    assert sum(map(int, days)) == _COUNT + 2
+    # Two letters died seven days after the first one, the others long before.
+    assert "Deaths by hour, the last 72 hours" in page
+    assert sum(map(int, hours)) == 2
     data = letters.sparkSession.read.parquet(summary.data)
     assert data.count() == _COUNT + 2
     assert not {"body", "headers"} & set(data.columns)
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 2), (7, 30), (144_000, 73), (9_900_000, 96), (0, 5)])
+def test_the_labels_of_a_chart_fit(count: int, columns: int) -> None:
+    buckets = [(f"2026-11-{number:03}", {"orphan": count}) for number in range(columns)]
+    svg = stacked_columns(buckets, ["orphan"], "Deaths")
+    # Characters of 12 px, in usual fonts.
+    labels = [
+        (float(text.attrib["x"]), len(text.text or "") * 7.0, text.attrib["text-anchor"], text.text or "")
+        for text in svg.iter("text")
+    ]
+    below = [(x - width / 2, x + width / 2) for x, width, anchor, _ in labels if anchor == "middle"]
+    assert len(below) >= min(columns, 2)
+    assert below[0][0] >= 0
+    assert below[-1][1] <= 960
+    assert all(end < start for (_, end), (start, _) in pairwise(below))
+    beside = [(x - width, text) for x, width, anchor, text in labels if anchor == "end"]
+    assert all(x >= 0 for x, _ in beside)
+    numbers = [int(text.replace(",", "")) for _, text in beside]
+    # No gap of half a chart above the highest column.
+    assert numbers[-1] >= count > numbers[-1] * 0.5 or count == 0
+    assert numbers == sorted(set(numbers))
+
+
+def test_names_are_broken_between_their_parts() -> None:
+    name = "billing.gateways.errors.PaymentGatewayTimeoutError"
+    page = ReportPage("t", [], {}, [], tables=[Table("Error classes", ["error class"], [([name], 1)])]).html()
+    assert "billing.<wbr>gateways.<wbr>errors.<wbr>Payment<wbr>Gateway<wbr>Timeout<wbr>Error" in page
+    parsed = _PageParser()
+    parsed.feed(page)
+    assert name in "".join(parsed.texts)
 
 
 def test_a_link_that_could_run_code_is_refused(letters: DataFrame, tmp_path: Path) -> None:
@@ -144,7 +181,7 @@ def test_a_repair_may_change_bodies(letters: DataFrame, tmp_path: Path) -> None:
         return frame.where("sequence <= 10").select("sequence", fixed.alias("body"))
 
     repaired = repair(letters, function, str(tmp_path / "repaired"))
-    assert repaired.columns == ["sequence", "subject", "body", "headers", "repaired"]
+    assert repaired.columns == ["sequence", "subject", "body", "headers", "repaired", "stream_created"]
     rows = {row.sequence: row for row in repaired.collect()}
     assert sorted(rows) == list(range(1, 11))
     assert [sequence for sequence, row in rows.items() if row.repaired] == [5]

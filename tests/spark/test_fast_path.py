@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tcp_proxy import TcpProxy
 
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store

@@ -18,7 +18,8 @@ from pyspark.sql.datasource import (
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
-from airflow_provider_jetstream.spark.source.options import Bound, read_options, write_options
+from airflow_provider_jetstream.spark.source.option_values import Bound
+from airflow_provider_jetstream.spark.source.options import read_options, write_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 
@@ -35,7 +36,7 @@ _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, fi
     ("purpose", "stream_options", "message"),
     [
         ("read", {"startingOffset": "1"}, "found 'startingOffset': did you mean startingOffsets?"),
-        ("read", {"kafka.bootstrap.servers": "x"}, "found 'kafka.bootstrap.servers': read takes apiPrefix"),
+        ("read", {"kafka.bootstrap.servers": "x"}, "found 'kafka.bootstrap.servers': read takes acceptedLoss"),
         ("read", {"maxOffsetsPerTrigger": "1"}, "the option maxOffsetsPerTrigger is for readStream, not for read"),
         ("readStream", {"endingOffsets": "1"}, "the option endingOffsets is for read, not for readStream"),
         ("write", {"minPartitions": "1"}, "the option minPartitions is for read and readStream, not for write"),
@@ -53,6 +54,7 @@ _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, fi
         ("read", {"startingTimestamp": "2026-11-21"}, "startingTimestamp: expected milliseconds since 1970, or a time"),
         ("read", {"minPartitions": "-1"}, "minPartitions: expected a whole number from 1"),
         ("read", {"failOnDataLoss": "maybe"}, "failOnDataLoss: expected true or false, found 'maybe'"),
+        ("read", {"acceptedLoss": "9-8"}, "acceptedLoss: expected ranges of sequences such as 101-150,200-210, found"),
         ("read", {"fetchMethod": "push"}, "fetchMethod: expected one of auto, consumer, direct, api, found 'push'"),
         ("read", {"payloadCompression": "lz4"}, "payloadCompression: expected one of none, zlib, found 'lz4'"),
         ("read", {"fetchBatch": "10001"}, "fetchBatch: expected a whole number from 1 to 10000"),
@@ -62,6 +64,15 @@ _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, fi
         ("read", {"filterSubjects": "a.*,*.b"}, "do: filter after reading"),
         ("read", {"stream": "a.b"}, "stream: expected a stream's name"),
         ("read", {"jsDomain": "a", "apiPrefix": "b"}, "expected jsDomain or apiPrefix, found both"),
+        (
+            "read",
+            {"startingOffsets": "9", "endingOffsets": "8"},
+            "expected endingOffsets at or after startingOffsets, fou",
+        ),
+        ("read", {"startingTimestamp": "9", "endingTimestamp": "8"}, "expected endingTimestamp at or after starting"),
+        ("read", {"startingOffsets": "latest", "endingOffsets": "earliest"}, "found latest to earliest"),
+        ("write", {"nullValue": "skip"}, "nullValue: expected one of error, empty, found 'skip'"),
+        ("write", {"natsHeaders": "copy"}, "natsHeaders: expected one of keep, drop, found 'copy'"),
         ("write", {"subject": "a.*"}, "subject: expected a subject without wildcards"),
         ("write", {"maxInFlight": "0"}, "maxInFlight: expected a whole number from 1 to 10000"),
         ("write", {"ackTimeout": "soon"}, "ackTimeout: expected a"),
@@ -79,7 +90,15 @@ def test_an_unknown_or_invalid_option_is_refused(
 
 def test_the_stream_must_be_named() -> None:
     with pytest.raises(SparkOptionError, match="expected the option stream, found none"):
+        read_options({"servers": "host"}, "read")
+    with pytest.raises(SparkOptionError, match="found no options: Spark passes"):
         read_options({}, "read")
+
+
+@pytest.mark.parametrize("purpose", ["load", "read", "readStream"])
+def test_what_spark_adds_for_a_table_is_ignored(purpose: Purpose) -> None:
+    added = {"provider": "jetstream", "owner": "somebody", "option.stream": "orders", "comment": "", "location": "x"}
+    assert read_options({**_STREAM, **added}, purpose) == read_options(_STREAM, purpose)
 
 
 def test_option_names_may_have_any_case() -> None:

@@ -135,7 +135,7 @@ def test_each_batch_is_weighed_once(mocker: MockerFixture, stream_options: dict[
     mocker.patch.object(partition_reader, "_read_subjects", lambda *_: (Batch() for _ in range(20_000)))
     mocker.patch.object(partition_reader, "_joined", len)
     options = read_options(stream_options, "read")
-    task = Range(1, 20_000, "api", (), "", detect_loss=False, fail_on_loss=False)
+    task = Range(1, 20_000, "api", (), "", detect_loss=False)
     joined = read_range(stream_options, options, RequestedColumns(("seq",), (True,)), task)
     assert [int(str(count)) for count in joined] == [5243, 5243, 5243, 4271]
     assert len(weighed) == 20_000

@@ -320,6 +320,17 @@ def test_rows_that_cant_be_written_are_refused_before_any_is(
     assert stream.info().last == 1
 
 
+def test_a_sequence_that_does_not_exist_yet_is_refused(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 10)
+    assert _load(spark, stream_options, startingOffsets=11, endingOffsets=11).count() == 0
+    for option in ("startingOffsets", "endingOffsets"):
+        message = _error(_load(spark, stream_options, **{option: 12}).collect)
+        assert f"{option}: expected a sequence up to 11, the next one of the stream, found 12" in message
+
+
 def test_errors_of_a_read_come_at_loading(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:

@@ -28,7 +28,13 @@ def _write(
     stream_options: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0"
 ) -> Publisher:
     options = write_options(stream_options, "write")
-    encoder = RowEncoder(options.stream, options.subject, identity)
+    encoder = RowEncoder(
+        options.stream,
+        options.subject,
+        identity,
+        null_is_empty=options.null_is_empty,
+        drop_nats_headers=options.drop_nats_headers,
+    )
     publisher = Publisher(stream_options, options, "partition 0")
     try:
         for start in range(0, len(rows), 500):
@@ -51,7 +57,7 @@ def test_rows_are_read_as_they_were_written(stream_options: dict[str, str], stre
         {"value": None, "subject": f"{stream.name}.b"},
         {"value": b"x", "subject": f"{stream.name}.c", "headers": []},
     ]
-    publisher = _write(stream_options, rows)
+    publisher = _write({**stream_options, "nullValue": "empty"}, rows)
     assert (publisher.stored, publisher.duplicates) == (3, 0)
     read = read_all(stream_options)
     assert [(row["subject"], row["value"]) for row in read] == [
@@ -66,6 +72,32 @@ def test_rows_are_read_as_they_were_written(stream_options: dict[str, str], stre
         ("One", "zwölf"),
         ("Empty", ""),
     ]
+
+
+def test_a_row_without_a_value_is_refused_and_named(stream_options: dict[str, str], stream: SourceStream) -> None:
+    make_stream(stream)
+    rows = [{"value": None if number == 3 else b"x", "subject": f"{stream.name}.a"} for number in range(5)]
+    with pytest.raises(RowsNotStoredError, match=r"rows 3: its value is null: .*nullValue=empty"):
+        _write(stream_options, rows)
+    assert stream.info().last == 4
+
+
+def test_a_copy_leaves_out_what_the_server_gave_a_meaning(stream_options: dict[str, str], stream: SourceStream) -> None:
+    make_stream(stream)
+    own = [{"key": "Tenant", "value": "north"}]
+    expected = [{"key": "Nats-Expected-Last-Sequence", "value": "0"}]
+    first = {"value": b"a", "subject": f"{stream.name}.a", "headers": own + expected, "msg_id": "first"}
+    _write(stream_options, [first])
+    (stored,) = read_all(stream_options)
+    copy = [{**{name: stored[name] for name in ("value", "headers")}, "subject": f"{stream.name}.copy"}]
+    with pytest.raises(RowsNotStoredError, match="natsHeaders=drop"):
+        _write(stream_options, copy)
+    for _ in range(2):
+        _write({**stream_options, "natsHeaders": "drop"}, copy, "copy:0")
+    (copied,) = read_all(stream_options, first=2)
+    assert copied["value"] == b"a"
+    assert [pair["key"] for pair in copied["headers"]] == ["Nats-Msg-Id", "Nats-Expected-Stream", "Tenant"]
+    assert copied["headers"][0]["value"] != "first"
 
 
 def test_writing_again_stores_no_row_twice(stream_options: dict[str, str], stream: SourceStream) -> None:

@@ -52,7 +52,8 @@ def airflow(nats: NatsServer, fragile_nats: NatsServer, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("airflow")
     # Without the scheduled DAG, which would redrive the store's letters.
     shutil.copytree(ROOT / "example_dags" / "queues", folder / "dags" / "example_dags" / "queues")
-    shutil.copy(ROOT / "example_dags" / "jetstream_redrive.py", folder / "dags" / "example_dags")
+    for example in ("jetstream_redrive.py", "dead_letter_watch.py"):
+        shutil.copy(ROOT / "example_dags" / example, folder / "dags" / "example_dags")
     shutil.copytree(Path(__file__).parent / "dags", folder / "dags" / "ui")
     connections = {
         name: json.dumps({"conn_type": "nats", "host": LOOPBACK, "port": server.port})

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
-from ui_browsing import cell, picture, row
+from ui_browsing import cell, lightness, row
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
@@ -17,22 +17,18 @@ STORE = "#/queues/nats_default/store"
 def test_a_group_links_to_its_letters_and_a_letter_to_its_task(browsing: Browsing, shop: str) -> None:
     page = browsing.open()
     expect(cell(page, "store", "Dead")).to_contain_text("9")
-    picture(page, "queues")
     cell(page, "store", "Dead").get_by_role("link").click()
     expect(row(page, "BankBusyError")).to_contain_text("6")
     expect(row(page, "MalformedOrderError")).to_contain_text("2")
     expect(row(page, "terminated")).to_contain_text("1")
-    picture(page, "dead-letters")
     row(page, "BankBusyError").get_by_role("link", name="Show 6 letters").click()
     expect(page.get_by_role("list", name="Filter")).to_contain_text("BankBusyError")
     expect(page.get_by_role("table", name="Letters").locator("tbody tr")).to_have_count(6)
     expect(row(page, "shop.publish")).to_have_count(6)
-    picture(page, "letters")
     page.locator("th.head a").first.click()
     expect(page.get_by_role("heading", name="Payload")).to_be_visible()
     expect(page.get_by_label("Payload", exact=True)).to_contain_text('"bank": "slow"')
     expect(row(page, "Airflow-Task")).to_have_count(1)
-    picture(page, "letter", whole=True)
     page.get_by_role("link", name="shop.publish").click()
     expect(page).to_have_url(re.compile(r"/dags/shop/runs/.+/tasks/publish"))
     expect(page.get_by_text("publish").first).to_be_visible()
@@ -44,7 +40,6 @@ def test_links_work_inside_airflow(browsing: Browsing, shop: str) -> None:
     frame.locator("tr").filter(has_text="store").get_by_role("link", name="store", exact=True).click()
     frame.get_by_role("navigation", name="Parts of the queue").get_by_role("link", name="Dead letters").click()
     frame.get_by_role("link", name="Show 6 letters").click()
-    picture(page, "inside-airflow")
     frame.get_by_role("link", name="shop.publish").first.click()
     expect(page).to_have_url(re.compile(r"/dags/shop/runs/.+/tasks/publish"))
     expect(page.get_by_role("link", name="JetStream jobs").first).to_be_visible()
@@ -93,12 +88,31 @@ def test_the_jobs_of_a_run_and_of_a_task(browsing: Browsing, shop: str) -> None:
     expect(page.get_by_role("heading", name="Jobs of this task")).to_be_visible()
     expect(cell(page, "store", "Jobs")).to_have_text("9")
     expect(cell(page, "store", "Dead")).to_have_text("9")
-    picture(page, "jobs")
     cell(page, "store", "Dead").get_by_role("link").click()
     expect(page.get_by_role("list", name="Filter")).to_contain_text("publish")
     expect(row(page, "BankBusyError")).to_contain_text("6")
     page = browsing.open(f"dags/shop/runs/{shop.replace('+', '%2B')}", airflow=True)
     page.get_by_role("link", name="JetStream jobs").click()
+    # A part of Airflow's own page, in a shadow root.
+    expect(page.get_by_role("heading", name="Jobs of this run")).to_be_visible()
+    expect(page.locator("iframe")).to_have_count(0)
+    for theme, light in (("dark", False), ("light", True)):
+        page.locator("html").evaluate(
+            "(root, theme) => { root.classList.remove('light', 'dark'); root.classList.add(theme) }", theme
+        )
+        expect(page.locator(f"div.{theme} #app")).to_have_count(1)
+        assert (lightness(page) > 0.5) == light
+    page.get_by_role("link", name="9 letters").click()
+    expect(page).to_have_url(re.compile("/plugin/jetstream"))
     frame = page.frame_locator("iframe")
-    expect(frame.get_by_role("heading", name="Jobs of this run")).to_be_visible()
-    expect(frame.get_by_role("link", name="9 letters")).to_be_visible()
+    expect(frame.get_by_role("list", name="Filter")).to_contain_text(shop)
+    expect(row(frame, "BankBusyError")).to_contain_text("6")
+
+
+def test_the_dead_letters_of_a_dag(browsing: Browsing, shop: str) -> None:
+    page = browsing.open("dags/shop", airflow=True)
+    page.get_by_role("link", name="JetStream letters").click()
+    expect(page.get_by_role("heading", name="Dead letters of this DAG")).to_be_visible()
+    table = page.get_by_role("table", name="Dead letters by queue and cause")
+    expect(row(page, "BankBusyError")).to_contain_text("publish")
+    expect(table.get_by_role("link", name="6 letters")).to_be_visible()

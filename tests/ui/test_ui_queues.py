@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
-from ui_browsing import cell, picture, row
+from ui_browsing import cell, row
 from ui_steps import blocking, with_connection, working
 
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
@@ -50,7 +50,6 @@ def test_a_server_that_is_away_is_shown_until_it_is_back(browsing: Browsing, fra
     expect(notice).to_be_visible()
     expect(notice).to_contain_text("are from")
     expect(row(page, "letterbox")).to_be_visible()
-    picture(page, "server-away")
     fragile_nats.start()
     expect(notice).to_be_hidden()
 
@@ -130,7 +129,6 @@ def test_the_dashboard_has_a_card(browsing: Browsing, shop: str) -> None:
             return page.querySelector(".tile") && page.documentElement.scrollHeight <= frame.clientHeight;
         }"""
     )
-    picture(page, "dashboard")
     frame.get_by_role("link", name="JetStream").click()
     expect(page).to_have_url(re.compile("/plugin/jetstream"))
     expect(page.frame_locator("iframe").get_by_role("table", name="Queues")).to_be_visible()

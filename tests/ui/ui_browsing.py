@@ -11,7 +11,9 @@ from testbed.airflow_client import AirflowClient
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Frame, FrameLocator, Locator, Page
 
-_PICTURES = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
+# Set by make screenshots.
+TAKES_PICTURES = os.environ.get("SCREENSHOTS") == "1"
 _PAGE = "/jetstream/"
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 800}
@@ -74,25 +76,23 @@ class Browsing:
 
 
 def picture(page: Page, name: str, *, whole: bool = False) -> None:
-    """Take screenshots of a page for the documentation, light and dark, if ``SCREENSHOTS`` is set.
+    """Take screenshots of a page for the documentation, light and dark.
 
     :param whole: the whole page rather than the visible section
     """
-    if os.environ.get("SCREENSHOTS") != "1":
-        return
-    _PICTURES.mkdir(parents=True, exist_ok=True)
+    PICTURES.mkdir(parents=True, exist_ok=True)
     for scheme in ("dark", "light"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         page.wait_for_timeout(300)
-        page.screenshot(path=_PICTURES / f"{name}-{scheme}.png", full_page=whole)
+        page.screenshot(path=PICTURES / f"{name}-{scheme}.png", full_page=whole)
 
 
-def row(page: Page | Frame, name: str) -> Locator:
+def row(page: Page | Frame | FrameLocator, name: str) -> Locator:
     """Return the row of a table that contains a text."""
     return page.get_by_role("row").filter(has_text=name)
 
 
-def cell(page: Page | Frame, name: str, label: str) -> Locator:
+def cell(page: Page | Frame | FrameLocator, name: str, label: str) -> Locator:
     """Return the cell of a column in the row that contains a text."""
     return row(page, name).locator(f'td[data-label="{label}"]')
 

@@ -8,12 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.worker import Delivery, Worker
 from example_workers.store import process
-from testbed.queues import eventually, make_queue, publish_jobs
+from testbed.dead_letters import store_task, task_key
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -25,6 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "example_dags" / "queues" / "store.yaml"
 
 _Result = TypeVar("_Result")
+
+
+def wait_for(condition: Callable[[], _Result | None], within: float = 60) -> _Result:
+    """Wait until a condition returns something true; return that."""
+    return blocking(eventually(condition, within))
 
 
 def blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
@@ -50,13 +58,16 @@ async def complete(_: Delivery) -> None:
 
 @contextmanager
 def working(
-    settings: ConnectionSettings, queue: WorkQueue, handler: Callable[..., object] = complete
+    settings: ConnectionSettings,
+    queue: WorkQueue,
+    handler: Callable[..., object] = complete,
+    consumer: str | None = None,
 ) -> Iterator[None]:
-    """Run a worker for a queue."""
+    """Run a worker for a queue, for its first consumer unless another is named."""
     started: list[tuple[asyncio.AbstractEventLoop, Worker]] = []
 
     async def run() -> None:
-        worker = Worker(queue, queue.consumers[0].name, handler, settings)
+        worker = Worker(queue, consumer or queue.consumers[0].name, handler, settings)
         started.append((asyncio.get_running_loop(), worker))
         await worker.run()
 
@@ -86,3 +97,32 @@ def dead_orders(settings: ConnectionSettings, name: str) -> Iterator[None]:
     with working(settings, queue, process):
         blocking(wait_for_letters(settings, queue, 6))
         yield
+
+
+_PUBLISHER = Origin(
+    "settle_card_payments_eu_central_1",
+    "scheduled__2026-11-22T02:00:00+00:00",
+    "publish_outstanding_settlements",
+    map_index=17,
+)
+SETTLEMENT_ERROR = (
+    "acquirer worldline answered 504 for settlement 8f14e45f-ceea-4e5c-9d3b-0e1a2b3c4d5e after 3 attempts:"
+    " upstream connect error or disconnect before headers"
+)
+
+
+async def dead_settlements(connection: Any, name: str, bodies: list[str]) -> list[int]:
+    """Make a queue whose jobs have names as people give them, all dead: UUIDs as ids, subjects of many tokens."""
+    queue = await make_queue(connection, name)
+    await store_task(connection, queue, _PUBLISHER)
+    jetstream = connection.client.jetstream()
+    subject = f"{name}.jobs.eu-central-1.acquirer-worldline.card-not-present.recurring"
+    task = {"Airflow-Task": task_key(_PUBLISHER)}
+    stored = []
+    for number, body in enumerate(bodies):
+        job_id = str(UUID(int=0x5F0F1F6E9A9D4E5C8A8B1F0C8E0F7A11 + number))
+        stored.append((await jetstream.publish(subject, body.encode(), headers={"Nats-Msg-Id": job_id} | task)).seq)
+    for message in await pull_jobs(connection, queue, len(stored), within=30):
+        await message.respond(f"+TERM {SETTLEMENT_ERROR}".encode())
+    await wait_for_entries(connection, queue, len(stored))
+    return stored

@@ -56,6 +56,7 @@ def test_every_form_means_the_same() -> None:
     assert _of_json(conn_type="nats", host="tls://host", **{**fields, "extra": json.dumps(extra)}) == expected
 
 
+@pytest.mark.since_airflow("3.2", "connections in JSON without a type")
 def test_the_form_leaves_empty_what_isnt_set() -> None:
     extra = {"token": "", "tls_ca_file": None, "timeout": 10}
     assert _of_json(conn_type="nats", host="host", extra=extra) == ConnectionSettings(servers=("host",))

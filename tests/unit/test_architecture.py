@@ -6,6 +6,7 @@ Each rule returns its offenders. It is applied to the package, and to a small tr
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
@@ -185,6 +186,25 @@ def spark_order(package: Package) -> list[str]:
     return rooms_in_order(package, "spark", _SPARK_LEVELS)
 
 
+# What encodes and parses frames; Spark's in bulk, by columns.
+_PROTOCOL = ("jetstream.client.", "spark.wire.", "spark.source.row_encoder")
+_VERB = re.compile(r"H?(PUB|MSG) |(UN)?SUB |CONNECT |P[IO]NG\b|[+]OK\b|-ERR\b")
+
+
+def protocol_only_in_the_client(package: Package) -> list[str]:
+    """Return the modules that have a part of a frame of the NATS protocol in a text."""
+    offenders = []
+    for module in package.modules.values():
+        if module.name.startswith(_PROTOCOL):
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+                text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+                if verb := _VERB.match(text):
+                    offenders.append(f"{module.name}: {verb[0].strip()}")
+    return offenders
+
+
 def _assert_kept(rule: Callable[[Package], list[str]], package: Package) -> None:
     offenders = rule(package)
     assert not offenders, "\n".join([f"{rule.__name__}: {len(offenders)} offenders", *offenders])
@@ -242,6 +262,12 @@ def test_no_class_name_is_defined_twice(package: Package) -> None:
     _assert_kept(repeated_class_names, package)
 
 
+def test_only_the_client_and_bulk_code_speak_the_protocol(package: Package) -> None:
+    _assert_kept(protocol_only_in_the_client, package)
+    own = [module.source for module in package.modules.values() if module.name.startswith(_PROTOCOL)]
+    assert sum("HPUB " in source for source in own) >= 2
+
+
 def test_the_rules_apply_to_every_room(package: Package) -> None:
     assert {"jetstream", "worker", "spark", ""} <= {module.room for module in package.modules.values()}
     assert {"hooks", "operators", "sensors", "triggers", "tasks"} <= set(_skins(package))
@@ -285,6 +311,11 @@ def _tree(root: Path, files: dict[str, str]) -> Package:
             "worker.a imports airflow_compat",
         ),
         (skins_leave_nats_to_the_core, {"hooks/a.py": "from nats.aio.client import Client"}, "hooks.a"),
+        (
+            protocol_only_in_the_client,
+            {"worker/a.py": 'def f(subject):\n    return b"PUB %b 0\\r\\n\\r\\n" % subject'},
+            "worker.a: PUB",
+        ),
         (modules_beside_the_rooms_are_light, {"provider_info.py": "import pydantic"}, "provider_info"),
         (
             core_order,

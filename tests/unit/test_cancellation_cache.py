@@ -74,8 +74,8 @@ def test_the_ends_of_a_job_share_an_id_so_that_one_is_stored() -> None:
         queue="q",
         consumer="w",
         sequence=7,
-        stored_at=_NOON,
+        stored_nanoseconds=1_763_715_884_670_000_123,
         deliveries=2,
     )
     assert end.subject == "completed.q.w.7"
-    assert end.headers["Nats-Msg-Id"] == f"done:q:7:{_NOON.timestamp()}"
+    assert end.headers["Nats-Msg-Id"] == "done:q:7:1763715884670000123"

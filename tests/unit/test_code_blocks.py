@@ -31,15 +31,19 @@ _DATA: dict[str, Callable[[str], object]] = {
     "ini": configparser.ConfigParser().read_string,
     "toml": tomllib.loads,
 }
-# Text that is no language's, and Go, which nothing here can compile: its headers are compared.
-_OTHER = {"python", "console", "go", "text"}
+# Text that is no language's; SQL, which only Spark can parse; and Go, which nothing here can compile: its headers
+# are compared.
+_OTHER = {"python", "console", "go", "sql", "text"}
 
 _FACES = {f"airflow_provider_jetstream.{face}" for face in ("jetstream", "worker", "spark")}
 _AIRFLOW_MODULES = {
     f"airflow_provider_jetstream.{module}"
     for module in (
+        "assets.stream_asset",
         "hooks.jetstream",
+        "notifications.jetstream",
         "operators.cancel",
+        "operators.consume",
         "operators.provision",
         "operators.publish",
         "operators.redrive",
@@ -51,6 +55,7 @@ _AIRFLOW_MODULES = {
         "sensors.queue",
         "triggers.completion",
         "triggers.dead_letter",
+        "triggers.message",
         "triggers.queue",
     )
 }
@@ -167,7 +172,7 @@ def test_commands_have_the_targets_options_and_modules_that_they_name() -> None:
                 case "jetstream-worker":
                     right = _parses(cli._parser(), arguments)  # noqa: SLF001 - The parser is the command's face.
                 case "jetstream-queue":
-                    right = _parses(queue_program._parser(), arguments)  # noqa: SLF001 - The parser is the command's face.
+                    right = _parses(queue_program.command_parser(), arguments)
                 case "python" if arguments[0] == "-m":
                     right = importlib.util.find_spec(arguments[1]) is not None
                 case "pip":

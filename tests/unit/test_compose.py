@@ -208,6 +208,7 @@ def test_one_password_reaches_the_server_airflow_and_the_workers(password: str, 
     assert check.returncode == 0, check.stderr
 
 
+@pytest.mark.since_airflow("3.2", "lookups of connections outside a task's process")
 def test_a_task_is_the_driver_of_the_cluster_and_shares_its_storage(
     services: dict[str, Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:

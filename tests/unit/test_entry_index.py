@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import tracemalloc
+from array import array
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
+from airflow_provider_jetstream.jetstream.dead_letters import entry_order
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+from airflow_provider_jetstream.jetstream.dead_letters.entry_order import EntryOrder
+from airflow_provider_jetstream.jetstream.dead_letters.index_ranges import IndexRanges
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -53,7 +60,7 @@ def test_jobs_after_one() -> None:
     assert [sequence for sequence, _ in index.jobs(after=5)] == []
 
 
-def test_an_entry_takes_less_than_64_bytes() -> None:
+def test_an_entry_takes_less_than_24_bytes() -> None:
     count = 20_000
     order = [number * 7919 % count + 1 for number in range(count)]
     assert len(set(order)) == count
@@ -70,4 +77,58 @@ def test_an_entry_takes_less_than_64_bytes() -> None:
         tracemalloc.stop()
     size = (after - before) / count
     print(f"{size:.1f} bytes for each entry")
-    assert size < 64
+    assert size < 24
+
+
+@given(
+    st.lists(st.integers(1, 9), max_size=60),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(0, 9),
+)
+def test_entries_keep_their_order_however_far_each_is_from_its_place(
+    jobs: list[int], near_end: int, runs: int, after: int
+) -> None:
+    sequences = array("Q")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_order, "_NEAR_END", near_end)
+        patch.setattr(entry_order, "_MOST_RUNS", runs)
+        order = EntryOrder(sequences)
+        for job in jobs:
+            sequences.append(job)
+            order.take_new()
+    positions = sorted(range(len(jobs)), key=jobs.__getitem__)
+    assert list(order.after(after)) == [position for position in positions if jobs[position] > after]
+    assert order.of(after) == [position for position in positions if jobs[position] == after]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12) | st.integers(2**61, 2**64 - 1), entries_of_any_kind), max_size=40),
+    st.sets(st.integers(1, 40)),
+    st.integers(0, 40),
+)
+def test_ranges_of_an_index_grow_with_its_entries(
+    added: list[tuple[int, Entry]], deleted: set[int], first_part: int
+) -> None:
+    index, ranges = EntryIndex(), IndexRanges()
+    entries = [(job, entry._replace(sequence=number)) for number, (job, entry) in enumerate(added, 1)]
+    for job, entry in entries[:first_part]:
+        index.add(job, entry)
+    asyncio.run(ranges.update(index, START))
+    for job, entry in entries[first_part:]:
+        index.add(job, entry)
+    asyncio.run(ranges.update(index, START))
+    assert_ranges(ranges, entries)
+    stored = SequenceSet(1, len(entries), frozenset(deleted))
+    index.drop_missing(stored)
+    asyncio.run(ranges.update(index, START))
+    assert_ranges(ranges, [(job, entry) for job, entry in entries if entry.sequence not in deleted])
+
+
+def assert_ranges(ranges: IndexRanges, entries: list[tuple[int, Entry]]) -> None:
+    # No stream comes as far as an entry may state.
+    later = [(job, entry.kind) for job, entry in entries if entry.recorded_at >= START and job < 2**62]
+    ends, copies = {EntryKind.TERMINATION, EntryKind.PARKED}, {EntryKind.COPY, EntryKind.PROVEN_COPY}
+    assert set(ranges.known) == {job for job, _ in entries if job < 2**62}
+    assert set(ranges.ended) == {job for job, kind in later if kind in ends}
+    assert set(ranges.copied) == {job for job, kind in later if kind in copies}

@@ -20,20 +20,27 @@ _FACES = ("jetstream", "worker", "spark")
 
 # What DAGs and deployments import or name; renaming one breaks them.
 _AIRFLOW_NAMES = [
+    "assets.stream_asset.dead_letter_asset",
+    "assets.stream_asset.queue_asset",
     "hooks.jetstream.JetStreamHook",
+    "notifications.jetstream.JetStreamNotifier",
     "operators.cancel.JetStreamCancelOperator",
+    "operators.consume.JetStreamConsumeOperator",
+    "operators.consume_decorator.jetstream_consume_task",
     "operators.provision.JetStreamProvisionOperator",
     "operators.publish.JetStreamPublishOperator",
     "operators.redrive.JetStreamRedriveOperator",
     "operators.spark.JetStreamDeadLetterReportOperator",
     "plugins.monitor.JetStreamMonitorPlugin",
     "provider_info.get_provider_info",
+    "queues.jetstream.JetStreamMessageQueueProvider",
     "reprocessing.reprocess_dag",
     "sensors.dead_letter.JetStreamDeadLetterSensor",
     "sensors.jobs.JetStreamJobsSensor",
     "sensors.queue.JetStreamQueueDrainedSensor",
     "triggers.completion.JobCompletionTrigger",
     "triggers.dead_letter.DeadLetterTrigger",
+    "triggers.message.JetStreamMessageTrigger",
     "triggers.queue.QueueDrainedTrigger",
     "command.program.main",
     "worker.cli.main",
@@ -45,8 +52,8 @@ _FACE_NAMES = {
         Archive Audit Connection ConnectionSettings Consumer Cursor DeadLetter DeadLetterQueue Events Job Origin
         PublishReport RedriveReport RedriveRequest Repair Selection WaitPolicy WaitReport WorkQueue
         JetStreamProviderError TerminalError TransientError
-        apply cancel check_drained connect connection_settings discover_queue find_dead_letters inspect_queue plan
-        permissions preview provision publish redrive_dead_letters shared_connection take_cursor wait
+        apply cancel check_drained connect connection_settings diagnose_dead_letters discover_queue find_dead_letters
+        inspect_queue plan permissions preview provision publish redrive_dead_letters shared_connection take_cursor wait
     """,
     "worker": "Delivery GiveUpError HandlerDeadlineError RetryLaterError Worker",
     "spark": """
@@ -144,6 +151,7 @@ def test_faces_are_light_until_a_name_is_used() -> None:
     assert own == {"", "lazy_exports", *_FACES}
 
 
+@pytest.mark.since_airflow("3.2", "the module of plugins in its SDK")
 def test_the_plugin_brings_nothing_that_only_its_page_needs() -> None:
     # Every Airflow process loads it.
     loaded = _modules_after(

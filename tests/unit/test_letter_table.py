@@ -7,16 +7,20 @@ from array import array
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
+from airflow_provider_jetstream.jetstream.dead_letters import death_times
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.death_times import DeathTimes
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
-from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable, sequence_ranges
+from airflow_provider_jetstream.jetstream.dead_letters.letter_count import LetterCount, sequence_ranges
+from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.origin import Origin
 
@@ -61,26 +65,39 @@ selections: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 groupings = st.lists(st.sampled_from(FIELDS), unique=True, max_size=3).map(tuple)
 
 
+def without_examples(groups: LetterGroups) -> dict[Any, Any]:
+    """Return what groups count."""
+    return {key: (group.count, group.first, group.last) for key, group in groups.items()}
+
+
 @given(st.lists(letters | st.integers(1, 30), max_size=60), selections, groupings)
 def test_a_table_counts_what_single_letters_count(
     changes: list[DeadLetter | int], select: dict[str, Any], group_by: tuple[GroupField, ...]
 ) -> None:
     table, known = LetterTable(FIELDS), dict[int, DeadLetter]()
+    selection, now = Selection(**select), NOON + timedelta(seconds=150)
+    count = LetterCount(table, selection, group_by)
     for change in changes:
+        if change == 1:
+            # What was counted once is counted again as far as it has changed.
+            asyncio.run(count.with_ranges(now, 5))
         if isinstance(change, int):
             table.remove(change)
             known.pop(change, None)
         else:
             table.put(change, change.death.consumer)
             known[change.sequence] = change
-    selection, now = Selection(**select), NOON + timedelta(seconds=150)
     groups = LetterGroups()
     matching = [letter for _, letter in sorted(known.items()) if selection.matches(letter, now)]
     for letter in matching:
         groups.add(letter, group_by)
-    found = table.matching(selection, group_by, now)
-    assert found.groups == groups
-    assert sorted(sequence for part in found.sequences for sequence in part) == [each.sequence for each in matching]
+    for _ in range(2):
+        counted = asyncio.run(count.groups(now))
+        assert without_examples(counted) == without_examples(groups)
+        found, ranges, beyond = asyncio.run(count.with_ranges(now, 100))
+        assert (found, beyond) == (groups, 0)
+        sequences = [sequence for first, last in ranges for sequence in range(first, last + 1)]
+        assert sequences == [each.sequence for each in matching]
     assert len(table) == len(known)
     assert all(sequence in table for sequence in known)
     stored = [letter for letter in known.values() if letter.death.consumer == "c1"]
@@ -125,3 +142,26 @@ def test_dropped_entries_are_forgotten(jobs: list[int], deleted: set[int], first
     for job in range(1, 10):
         assert (job in index) == (job in left)
         assert list(index.entries_of(job)) == left.get(job, [])
+
+
+@given(st.lists(st.integers(0, 20), max_size=40), st.integers(-1, 21), st.integers(-1, 21))
+def test_times_of_death_are_kept_in_order(changes: list[int], after: int, until: int) -> None:
+    times, known = DeathTimes(), list[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(death_times, "_PART", 2)
+        for time in changes:
+            if time in known and time % 3 == 0:
+                times.remove(time)
+                known.remove(time)
+            else:
+                times.add(time)
+                known.append(time)
+    assert list(times) == sorted(known)
+    within = [time for time in sorted(known) if after < time <= until]
+    if after <= until:
+        assert times.count(after, until) == len(within)
+    assert (times.count(None, None), times.count(after, None)) == (len(known), sum(time > after for time in known))
+    if within:
+        assert (times.next_after(after), times.last_until(until)) == (within[0], within[-1])
+    if known:
+        assert (times.next_after(None), times.last_until(None)) == (min(known), max(known))

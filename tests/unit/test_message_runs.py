@@ -33,7 +33,9 @@ class ReceivingClient(Client):
         self.runs: list[tuple[int, int]] = []
         self.parser = FrameParser(self)
         self.parser.raw_callbacks[1] = lambda *fields: self.received.append(fields)
-        run = PublishAckRun(b"i.", "q", domain, self.runs.extend)
+        run = PublishAckRun(
+            b"i.", "q", domain, lambda indexes, sequences: self.runs.extend(zip(indexes, sequences, strict=True))
+        )
         run.bind(1)
         self.parser.runs[1] = run
 

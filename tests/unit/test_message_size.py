@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from airflow_provider_jetstream.jetstream.client.headers import wire_size
 from airflow_provider_jetstream.jetstream.errors import JobTooLargeError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from testbed.queues import small_queue
 

@@ -24,9 +24,9 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 
 from airflow_provider_jetstream.jetstream.advisories import parse_advisory, parse_cancellation_request
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, parse_record
 from airflow_provider_jetstream.jetstream.audit.intent import _read_intent
 from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseState, _parse
-from airflow_provider_jetstream.jetstream.audit.log import LetterRecord, _read
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
@@ -237,7 +237,7 @@ def _pull(reply: bytes) -> None:
 def _read_audit(data: bytes) -> None:
     message = _stored(data=data)
     audit: Any = SimpleNamespace(created=_TIME)
-    _read(LetterRecord, message)
+    parse_record(LetterRecord, message)
     _read_intent(message, audit)
     lease = _parse(message)
     str(LeaseState(lease, 1, lease.since or _NOW, _NOW))

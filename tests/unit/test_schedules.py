@@ -11,7 +11,8 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.schedules import schedule_once, schedule_repeated
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 

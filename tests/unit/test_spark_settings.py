@@ -45,6 +45,7 @@ def set_connection(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return set_variable
 
 
+@pytest.mark.since_airflow("3.2", "lookups of connections outside a task's process")
 def test_without_a_connection_spark_runs_on_this_machine(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         assert spark_settings("spark_default", {"spark.ui.enabled": False}) == SparkSettings(
@@ -53,6 +54,7 @@ def test_without_a_connection_spark_runs_on_this_machine(caplog: pytest.LogCaptu
     assert "There is no Airflow connection spark_default, so Spark runs on this machine" in caplog.text
 
 
+@pytest.mark.since_airflow("3.2", "lookups of connections outside a task's process")
 def test_a_named_connection_must_exist() -> None:
     with pytest.raises(
         SparkSettingsError, match="expected an Airflow connection 'spark_big' of type spark, found none"

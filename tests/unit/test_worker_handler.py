@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from airflow_provider_jetstream.worker import Delivery
 from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
-from airflow_provider_jetstream.worker.handler import inspect_handler
+from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,3 +122,17 @@ def test_only_the_first_problems_of_a_body_are_listed() -> None:
     job = Delivery("7", "orders.new", b'{"item": 1, "lines": ["a", "b", "c", "d", "e", "f"]}', {}, 1, 1)
     with pytest.raises(InvalidBodyError, match=r"item: Input should be a valid string; .*; and 2 more$"):
         inspect_handler(typed)(job)
+
+
+def models(jobs: list[Order]) -> None:
+    """Would get deliveries."""
+
+
+@pytest.mark.parametrize("handler", [models, partial(models)])
+def test_a_batch_handler_that_takes_models_is_refused(handler: Callable[..., Any]) -> None:
+    with pytest.raises(WorkerSetupError, match=r"expected a batch handler that takes list\[Delivery\], found Order in"):
+        inspect_batch_handler(handler)
+
+
+def test_a_batch_handler_that_says_nothing_of_its_jobs_is_taken() -> None:
+    assert inspect_batch_handler(lambda jobs: jobs).batch

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
+from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
-from airflow_provider_jetstream.jetstream.contract import intent_filter, intent_subject, letter_audit_subject
+from airflow_provider_jetstream.jetstream.contract import (
+    intent_filter,
+    intent_subject,
+    letter_audit_subject,
+)
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 
 if TYPE_CHECKING:
@@ -96,14 +101,23 @@ class IntentLog:
     """Records the intents of one operation.
 
     :param operation: its id, one token
-    :param open_since: the audit's sequence of its first intent of which a letter's outcome isn't known
     """
 
     connection: Connection
     audit: AuditLog
     operation: str
-    open_since: int | None = None
-    _open_before: int | None = field(default=None, init=False)
+    # The audit's sequences of the intents that are open, and of those among them that the last batch has recorded.
+    _open: set[int] = field(default_factory=set, init=False)
+    _batch: list[int] = field(default_factory=list, init=False)
+
+    @property
+    def open_since(self) -> int | None:
+        """The audit's sequence of its first intent of which a letter's outcome isn't known."""
+        return min(self._open, default=None)
+
+    def leave_open(self, sequences: Iterable[int]) -> None:
+        """Note that intents of the operation, which another process has recorded, are open."""
+        self._open.update(sequences)
 
     async def begin(
         self,
@@ -140,15 +154,17 @@ class IntentLog:
             remaining = remaining[at_once:]
             body = record.model_dump_json(exclude_none=True).encode()
             sequence = (await self.audit.store(intent_subject(self.audit.queue, self.operation), body)).sequence
-            self.open_since = self.open_since or sequence
+            self._open.add(sequence)
+            self._batch.append(sequence)
 
-    def mark(self) -> None:
-        """Remember what is open before a batch."""
-        self._open_before = self.open_since
+    def begin_batch(self) -> list[int]:
+        """Return the sequences of the intents that are recorded until the next batch begins; they are added to it."""
+        self._batch = []
+        return self._batch
 
-    def close(self) -> None:
-        """Note that the outcome of each letter is known whose intent was recorded since :meth:`mark`."""
-        self.open_since = self._open_before
+    def close(self, batch: Iterable[int]) -> None:
+        """Note that the outcome of each letter is known whose intent is one of a batch."""
+        self._open.difference_update(batch)
 
 
 def no_audit(queue: str) -> RedriveRequestError:
@@ -217,6 +233,10 @@ async def _last_records(connection: Connection, audit: AuditLog, start: int) -> 
     async for message in read_range(connection, audit.stream, f"{prefix}*", start):
         if (letter := message.subject.removeprefix(prefix)).isdecimal():
             records[int(letter)] = message.sequence
+    async for message in read_range(connection, audit.stream, letter_range_filter(audit.queue), start):
+        if (found := parse_range(message)) and found.created == audit.created:
+            for sequence in found.sequences():
+                records[sequence] = max(message.sequence, records.get(sequence, 0))
     return records
 
 

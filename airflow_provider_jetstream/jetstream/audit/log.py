@@ -6,112 +6,53 @@ which letters an earlier try of the same task redrove.
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import PydanticSerializationError
-
+from airflow_provider_jetstream.jetstream.audit.audited_letters import (
+    LetterRecord,
+    RunRecord,
+    encode_record,
+    letter_of,
+    parse_record,
+)
 from airflow_provider_jetstream.jetstream.audit.fence import WRONG_LAST_SEQUENCE
+from airflow_provider_jetstream.jetstream.audit.letter_actions import (
+    LetterAction,
+    RecordedAction,
+    range_digest,
+    range_of,
+    sorted_by_range,
+)
+from airflow_provider_jetstream.jetstream.audit.letter_ranges import (
+    letter_range_filter,
+    letter_range_subject,
+    parse_range,
+    read_ranges,
+)
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import MSG_ID, letter_audit_subject, run_audit_subject
+from airflow_provider_jetstream.jetstream.contract import (
+    MSG_ID,
+    audit_filter,
+    letter_audit_subject,
+    run_audit_subject,
+)
 from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, NotFoundError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.fence import Fence
+    from airflow_provider_jetstream.jetstream.audit.letter_ranges import RangesOfLetters
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-Action = Literal["redriven", "requeued", "parked", "handled"]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    version: Literal[1] = 1
-    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
-    stream: str
-    created: str
-
-
-class LetterRecord(_Record):
-    """One action on one dead letter.
-
-    :param sequence: the job's stream sequence; with ``stream`` and ``created`` the letter's identity
-    :param action: ``redriven`` as a new job, ``requeued`` in place, ``parked``, or found to be ``handled`` by a handler
-        of the dead letter queue
-    :param new_sequence: the new job's stream sequence, or the sequence of the parked letter in the dead letter queue
-    :param new_stream: the new job's stream, where it isn't the letter's own
-    :param copy_of: the letter of this queue of which the job was a copy, if it was one
-    :param subject: the new job's subject
-    :param consumer: the consumer that delivered the job, if any did
-    :param left_out: headers for which the new job had no room
-    :param redrives: how often the job has been redriven now
-    :param reason: why the job was dead
-    :param died_at: when it died
-    :param fingerprint: the fingerprint of its death
-    :param why: the reason given for the redrive
-    :param who: the Airflow task, as its identifying fields, or whatever the caller passed
-    :param run: the key of the redrive
-    :param changes: what a transform changed
-    """
-
-    sequence: int
-    action: Action
-    new_sequence: int | None = None
-    new_stream: str | None = None
-    copy_of: int | None = None
-    subject: str
-    consumer: str | None = None
-    left_out: dict[str, str] | None = None
-    redrives: int = 0
-    reason: str
-    died_at: datetime | None = None
-    fingerprint: str
-    why: str | None = None
-    who: dict[str, Any] = Field(default_factory=dict)
-    run: str | None = None
-    changes: dict[str, Any] | None = None
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the stored job itself is delivered again, rather than a copy."""
-        return self.action == "requeued"
-
-    @property
-    def leaves_job(self) -> bool:
-        """Whether the stored job stays, so that it may have died once more since."""
-        return self.action in ("requeued", "handled")
-
-
-class RunRecord(_Record):
-    """The progress of one redrive.
-
-    :param run: its key
-    :param from_sequence: the first sequence of the audit that may hold one of its letters
-    :param who: the Airflow task, as its identifying fields, or whatever the caller passed
-    :param why: the reason given for it
-    :param report: counts so far
-    :param finished: whether the redrive is complete
-    """
-
-    run: str
-    from_sequence: int
-    who: dict[str, Any] = Field(default_factory=dict)
-    why: str | None = None
-    report: dict[str, Any] = Field(default_factory=dict)
-    finished: bool = False
-
-
-_Model = TypeVar("_Model", bound=_Record)
+# Subject, body and headers.
+_Message: TypeAlias = tuple[str, bytes, tuple[tuple[str, str], ...]]
 
 
 class AuditLog:
@@ -121,16 +62,24 @@ class AuditLog:
     :param queue: the work queue
     :param created: when the work queue was created, in the server's own text
     :param fence: the lease without which nothing is stored, for an operation that changes dead letters
+    :param ranges: what was read just now of the records about ranges
     """
 
     def __init__(
-        self, connection: Connection, stream: str, queue: str, created: str, fence: Fence | None = None
+        self,
+        connection: Connection,
+        stream: str,
+        queue: str,
+        created: str,
+        fence: Fence | None = None,
+        ranges: RangesOfLetters | None = None,
     ) -> None:
         self._connection = connection
         self.stream = stream
         self.queue = queue
         self.created = created
         self.fence = fence
+        self._ranges = ranges
 
     @classmethod
     async def open(cls, connection: Connection, queue: WorkQueue, created: str) -> AuditLog | None:
@@ -157,6 +106,10 @@ class AuditLog:
         """Return the same audit for the holder of a lease: it stores records only while the lease is the holder's."""
         return AuditLog(self._connection, self.stream, self.queue, self.created, fence)
 
+    def unfenced(self) -> AuditLog:
+        """Return the same audit for a program that changes no letters."""
+        return AuditLog(self._connection, self.stream, self.queue, self.created)
+
     async def require_lease(self) -> None:
         """Return once the operation is sure to have its lease for another request, or needs none.
 
@@ -167,53 +120,139 @@ class AuditLog:
         if self.fence:
             await self.fence.require()
 
+    async def with_ranges_of(self, sequences: Iterable[int]) -> AuditLog:
+        """Return the same audit with the records about ranges that it has at this moment, for many :meth:`last_record`.
+
+        :param sequences: the jobs' stream sequences
+        """
+        ranges = await self.ranges_of(sequences)
+        return AuditLog(self._connection, self.stream, self.queue, self.created, self.fence, ranges)
+
+    async def ranges_of(self, sequences: Iterable[int]) -> RangesOfLetters:
+        """Read the records about ranges that may be about jobs.
+
+        :param sequences: the jobs' stream sequences
+        """
+        return await read_ranges(self._connection, self.stream, self.queue, self.created, sequences)
+
     async def last_record(self, sequence: int) -> LetterRecord | None:
         """Read the last action on a job.
 
         :param sequence: the job's stream sequence
         """
         message = await last_message(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
-        record = _read(LetterRecord, message)
-        return record if record and record.created == self.created else None
+        record = parse_record(LetterRecord, message)
+        if record and record.created != self.created:
+            record = None
+        ranges = self._ranges
+        if ranges is None or not ranges.covers(sequence):
+            ranges = await self.ranges_of([sequence])
+        found = ranges.last(sequence)
+        if found is None or (record and message and message.sequence > found[0]):
+            return record
+        return letter_of(found[2], sequence)
 
     async def history(self, sequence: int) -> AsyncGenerator[LetterRecord, None]:
         """Read all actions on a job, oldest first.
 
         :param sequence: the job's stream sequence
         """
-        subject = letter_audit_subject(self.queue, sequence)
-        async for message in read_range(self._connection, self.stream, subject):
-            record = _read(LetterRecord, message)
+        about = (await self.ranges_of([sequence])).about(sequence)
+        found = [(number, letter_of(record, sequence)) for number, _, record in about]
+        async for message in read_range(self._connection, self.stream, letter_audit_subject(self.queue, sequence)):
+            record = parse_record(LetterRecord, message)
             if record and record.created == self.created:
+                found.append((message.sequence, record))
+        first: dict[str, LetterRecord] = {}
+        for _, record in sorted(found, key=itemgetter(0)):
+            first.setdefault(self._message_id(record), record)
+        for record in first.values():
+            yield record
+
+    async def letters(self, start: int = 1) -> AsyncGenerator[LetterRecord, None]:
+        """Read what was done to letters, in order, each action once.
+
+        Concurrent redrives of the same letters may find them in other ranges, and record an action once more.
+
+        :param start: the first sequence of the audit
+        """
+        # Their hashes take a tenth of the memory.
+        actions: set[int] = set()
+        async for record in self._recorded(start):
+            action = hash(self._message_id(record))
+            if action not in actions:
+                actions.add(action)
                 yield record
 
-    async def write(self, records: Sequence[LetterRecord]) -> list[ApiError | TransientError | None]:
+    async def _recorded(self, start: int) -> AsyncGenerator[LetterRecord, None]:
+        prefixes = letter_audit_subject(self.queue, 0)[:-1], letter_range_filter(self.queue).removesuffix("*.*")
+        async for message in read_range(self._connection, self.stream, audit_filter(self.queue), start):
+            if message.subject.startswith(prefixes[0]):
+                record = parse_record(LetterRecord, message)
+                if record and record.created == self.created:
+                    yield record
+            elif message.subject.startswith(prefixes[1]):
+                found = parse_range(message)
+                if found and found.created == self.created:
+                    for fields in found.letters():
+                        yield LetterRecord.model_construct(**fields)
+
+    async def write(
+        self, records: Sequence[LetterRecord] | Sequence[LetterAction]
+    ) -> list[ApiError | TransientError | None]:
         """Store records; return for each ``None``, or why it isn't known to be stored.
+
+        Many of one range, of which nothing is known but what their columns say, become one message.
 
         :raises LeaseLostError: the operation doesn't have its lease any more; not all of them are stored
         """
-        if not records:
-            return []
-        messages = [(letter_audit_subject(self.queue, record.sequence), _encode(record)) for record in records]
-        condition = await self._condition()
-        headers = [Headers([(MSG_ID, self._message_id(record)), *condition]) for record in records]
-        if self.fence and self.fence.conflicts:
-            return [
-                await self._write_one(self.fence, *message, record)
-                for message, record in zip(messages, records, strict=True)
-            ]
-        answers = await store_each(self._connection, messages, headers)
-        errors = [None if isinstance(answer, PubAck) else answer for answer in answers]
-        for index, error in enumerate(errors):
-            if self.fence and _is_wrong_sequence(error):
-                errors[index] = await self._write_one(self.fence, *messages[index], records[index])
+        actions = [record if isinstance(record, LetterAction) else RecordedAction(record) for record in records]
+        errors: list[ApiError | TransientError | None] = [None] * len(actions)
+        singles, many = sorted_by_range(actions)
+        messages = [self._range_message([actions[position] for position in positions]) for positions in many]
+        for positions, error in zip(many, await self._store_each(messages), strict=True):
+            if isinstance(error, ApiError):
+                # It may be too large for the stream.
+                singles += positions
+            elif error:
+                for position in positions:
+                    errors[position] = error
+        alone = [actions[position].record() for position in singles]
+        messages = [
+            (
+                letter_audit_subject(self.queue, record.sequence),
+                encode_record(record),
+                ((MSG_ID, self._message_id(record)),),
+            )
+            for record in alone
+        ]
+        for position, error in zip(singles, await self._store_each(messages), strict=True):
+            errors[position] = error
         return errors
 
-    async def _write_one(
-        self, fence: Fence, subject: str, body: bytes, record: LetterRecord
-    ) -> ApiError | TransientError | None:
+    def _range_message(self, actions: Sequence[LetterAction]) -> _Message:
+        digest = range_digest(actions)
+        subject = letter_range_subject(self.queue, actions[0].sequence, digest)
+        return subject, encode_record(range_of(actions)), ((MSG_ID, f"audit:{self.created}:{digest}"),)
+
+    async def _store_each(self, messages: Sequence[_Message]) -> list[ApiError | TransientError | None]:
+        if not messages:
+            return []
+        condition = await self._condition()
+        fence = self.fence
+        if fence and fence.conflicts:
+            return [await self._store_alone(fence, message) for message in messages]
+        headers = [Headers([*named, *condition]) for _, _, named in messages]
+        answers = await store_each(self._connection, [message[:2] for message in messages], headers)
+        errors = [None if isinstance(answer, PubAck) else answer for answer in answers]
+        for index, error in enumerate(errors):
+            if fence and _is_wrong_sequence(error):
+                errors[index] = await self._store_alone(fence, messages[index])
+        return errors
+
+    async def _store_alone(self, fence: Fence, message: _Message) -> ApiError | TransientError | None:
         try:
-            await fence.store(subject, body, ((MSG_ID, self._message_id(record)),))
+            await fence.store(*message)
         except LeaseLostError:
             raise
         except (ApiError, TransientError) as error:
@@ -244,19 +283,28 @@ class AuditLog:
         place = f"{record.new_stream}:{result}" if record.new_stream else result or record.at
         return f"audit:{self.created}:{record.sequence}:{record.action}:{place}"
 
-    async def begin_run(self, run: str, who: dict[str, Any], why: str | None) -> RunRecord:
+    async def begin_run(self, run: str, who: dict[str, Any], why: str | None, redrive: str | None = None) -> RunRecord:
         """Begin a redrive, or continue one of the same key that was cut off.
 
         :param run: the redrive's key; where a redrive of this key is finished, another one begins
+        :param redrive: the id of one that begins
         """
-        message = await last_message(self._connection, self.stream, run_audit_subject(self.queue, run))
-        record = _read(RunRecord, message)
-        if record and record.created == self.created and not record.finished:
+        if record := await self.open_run(run):
             return record
         last = (await stream_info(self._connection, self.stream))["state"]["last_seq"]
-        record = RunRecord(stream=self.queue, created=self.created, run=run, from_sequence=last + 1, who=who, why=why)
+        named = {"run": run, "from_sequence": last + 1, "who": who, "why": why, "redrive": redrive}
+        record = RunRecord(stream=self.queue, created=self.created, **named)
         await self.record_progress(record)
         return record
+
+    async def open_run(self, run: str) -> RunRecord | None:
+        """Return the record of a redrive that isn't complete; ``None`` where there is none.
+
+        :param run: its key
+        """
+        message = await last_message(self._connection, self.stream, run_audit_subject(self.queue, run))
+        record = parse_record(RunRecord, message)
+        return record if record and record.created == self.created and not record.finished else None
 
     async def record_progress(self, record: RunRecord) -> None:
         """Store the progress of a redrive.
@@ -265,7 +313,7 @@ class AuditLog:
         :raises ApiError: the audit's stream refused it
         :raises TransientError: it isn't known to be stored
         """
-        await self.store(run_audit_subject(self.queue, record.run), _encode(record))
+        await self.store(run_audit_subject(self.queue, record.run), encode_record(record))
 
     async def finish_run(self, run: str) -> None:
         """Record that a redrive which was left open is finished.
@@ -274,39 +322,19 @@ class AuditLog:
         :raises ApiError: the audit's stream refused it
         :raises TransientError: it isn't known to be stored
         """
-        message = await last_message(self._connection, self.stream, run_audit_subject(self.queue, run))
-        record = _read(RunRecord, message)
-        if record and record.created == self.created and not record.finished:
+        if record := await self.open_run(run):
             await self.record_progress(record.model_copy(update={"finished": True}))
 
-    async def letters_of_run(self, record: RunRecord) -> AsyncGenerator[LetterRecord, None]:
-        """Read in order what a redrive did before it was cut off."""
-        subject = letter_audit_subject(self.queue, 0).removesuffix("0") + "*"
-        async for message in read_range(self._connection, self.stream, subject, record.from_sequence):
-            letter = _read(LetterRecord, message)
-            if letter and letter.run == record.run and letter.created == self.created:
+    async def letters_of_run(self, run: str, start: int) -> AsyncGenerator[LetterRecord, None]:
+        """Read in order what a redrive did.
+
+        :param run: its key
+        :param start: the first sequence of the audit that may hold one of its letters
+        """
+        async for letter in self.letters(start):
+            if letter.run == run:
                 yield letter
 
 
 def _is_wrong_sequence(error: ApiError | TransientError | None) -> bool:
     return isinstance(error, ApiError) and error.err_code in WRONG_LAST_SEQUENCE
-
-
-def _encode(record: _Record) -> bytes:
-    """Encode a record; what isn't UTF-8 in it, as in a header that was left out, is replaced."""
-    try:
-        return record.model_dump_json(exclude_none=True).encode()
-    except PydanticSerializationError:
-        values = record.model_dump(mode="json", exclude_none=True)
-        return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
-
-
-def _read(model: type[_Model], message: StoredMessage | None) -> _Model | None:
-    if message is None:
-        return None
-    try:
-        record = model.model_validate_json(message.data)
-    except ValidationError:
-        return None
-    # Advisories have the server's time; records are compared with them.
-    return record.model_copy(update={"at": message.stored_at})

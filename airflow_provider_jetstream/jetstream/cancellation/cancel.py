@@ -208,7 +208,7 @@ def cancelled_message(
     queue: str,
     consumer: str,
     sequence: int,
-    stored_at: datetime,
+    stored_nanoseconds: int,
     deliveries: int,
     worker: str | None = None,
 ) -> CancelledMessage:
@@ -216,7 +216,7 @@ def cancelled_message(
 
     :param consumer: the consumer that delivered the job
     :param sequence: the job's stream sequence
-    :param stored_at: when the job was stored, by the server's clock
+    :param stored_nanoseconds: when the job was stored, since 1970, by the server's clock
     :param worker: the worker that stores the event
     """
     from airflow_provider_jetstream.jetstream.advisories import Cancelled
@@ -235,7 +235,7 @@ def cancelled_message(
     return CancelledMessage(
         completion_subject(queue, consumer, sequence),
         event.model_dump_json(exclude_none=True).encode(),
-        Headers([(MSG_ID, end_id(queue, sequence, stored_at))]),
+        Headers([(MSG_ID, end_id(queue, sequence, stored_nanoseconds))]),
     )
 
 

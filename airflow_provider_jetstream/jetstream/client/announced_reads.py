@@ -14,12 +14,13 @@ from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.direct_get import (
     BATCHES,
     exact_streams,
-    get_batch,
+    get_last_messages,
+    get_limited_batch,
     with_exact_subject,
 )
 from airflow_provider_jetstream.jetstream.client.message import parse_msg_get
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 # By sequence or subject; ``None`` where no such message is stored.
 _Messages: TypeAlias = "dict[int | str, StoredMessage | None]"
 
-_BATCH_BYTES = 4 << 20
 # A range is read as a whole where at least one of so many of its sequences is wanted.
 _SPARSE = 2
 # The block's messages by stream, and the view through which they were read.
@@ -108,7 +108,7 @@ class _AnnouncedReader:
     async def get_run(self, start: int, subject: str) -> list[StoredMessage]:
         """Read the next messages from a sequence on whose subjects match a filter, in order; empty at the end."""
         try:
-            return await self._get_batch({"seq": start, "next_by_subj": subject})
+            return await get_limited_batch(self._connection, self._stream, {"seq": start, "next_by_subj": subject})
         except (ApiError, UnreachableError, WireError):
             # The stream may allow no direct gets any more; if it is away, this request raises the error.
             message = await msg_get(self._connection, self._stream, {"seq": start, "next_by_subj": subject})
@@ -120,7 +120,10 @@ class _AnnouncedReader:
         if self._is_exact:
             try:
                 if subjects:
-                    read |= {message.subject: message for message in await self._last(subjects)}
+                    read |= {
+                        message.subject: message
+                        for message in await get_last_messages(self._connection, self._stream, subjects)
+                    }
                 if sequences and sequences[-1] - sequences[0] < _SPARSE * len(sequences):
                     read |= {message.sequence: message for message in await self._range(sequences)}
                     return read
@@ -148,22 +151,11 @@ class _AnnouncedReader:
     async def _range(self, sequences: Sequence[int]) -> list[StoredMessage]:
         start, stop, wanted = sequences[0], sequences[-1], frozenset(sequences)
         messages: list[StoredMessage] = []
-        while start <= stop and (run := await self._get_batch({"seq": start, "next_by_subj": ">"}, stop - start + 1)):
+        while start <= stop:
+            request = {"seq": start, "next_by_subj": ">"}
+            run = await get_limited_batch(self._connection, self._stream, request, stop - start + 1)
+            if not run:
+                break
             messages += [message for message in run if message.sequence in wanted]
             start = run[-1].sequence + 1
         return messages
-
-    async def _last(self, subjects: Sequence[str]) -> list[StoredMessage]:
-        messages: list[StoredMessage] = []
-        for start in range(0, len(subjects), MAX_CONCURRENT):
-            left = list(subjects[start : start + MAX_CONCURRENT])
-            while left and (last := await self._get_batch({"multi_last": left})):
-                messages += last
-                # The server ends an answer early where it becomes too large.
-                answered = {message.subject for message in last}
-                left = [subject for subject in left if subject not in answered] if len(last) < len(left) else []
-        return messages
-
-    async def _get_batch(self, request: Mapping[str, Any], count: int = MAX_CONCURRENT) -> list[StoredMessage]:
-        limits = {"batch": min(count, MAX_CONCURRENT), "max_bytes": _BATCH_BYTES}
-        return await get_batch(self._connection, self._stream, {**request, **limits})

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
+import time
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 # The server drops its whole queue of API requests at ten thousand.
 MAX_CONCURRENT = 256
+# For so long a thread works for one task before the others of its event loop run.
+_SLICE_SECONDS = 0.004
+_STARTED_AT_ONCE = 16
 
 
 class Gather:
@@ -48,11 +55,28 @@ async def gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run coroutines concurrently and return for each its result or its exception."""
     if not _in_event_loop():
         return await Gather(coroutines)
-    tasks = [_start(coroutine) for coroutine in coroutines]
+    tasks = await _start_all(coroutines)
     # Many end without having to wait, as where what they read was announced.
     if waiting := [task for task in tasks if not task.done()]:
         await asyncio.gather(*waiting, return_exceptions=True)
     return [_outcome(task) for task in tasks]
+
+
+async def _start_all(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[asyncio.Task[Any]]:
+    """Start coroutines, and let other tasks run in between: much of the work may be done by starting them."""
+    tasks: list[asyncio.Task[Any]] = []
+    try:
+        for start in range(0, len(coroutines), _STARTED_AT_ONCE):
+            tasks += map(_start, coroutines[start : start + _STARTED_AT_ONCE])
+            await pause_if_due()
+    except asyncio.CancelledError:
+        for coroutine in coroutines[len(tasks) :]:
+            coroutine.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+    return tasks
 
 
 def _start(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -72,6 +96,22 @@ async def sleep(seconds: float) -> None:
     await (asyncio.sleep(seconds) if _in_event_loop() else Sleep(seconds))
 
 
+class _Slice(threading.local):
+    """When a thread last let other tasks run, by its CPU time."""
+
+    began = 0.0
+
+
+_slice = _Slice()
+
+
+async def pause_if_due() -> None:
+    """Let other tasks of the event loop run, where the thread has worked for some milliseconds since it last did."""
+    if time.thread_time() - _slice.began >= _SLICE_SECONDS and _in_event_loop():
+        await asyncio.sleep(0)
+        _slice.began = time.thread_time()
+
+
 async def map_concurrently(
     function: Callable[[_Item], Coroutine[Any, Any, _Result]], items: Iterable[_Item]
 ) -> list[_Result]:
@@ -87,6 +127,30 @@ async def map_concurrently(
                 raise result
             results.append(result)
     return results
+
+
+async def in_order(coroutines: Iterator[Coroutine[Any, Any, _Result]], ahead: int) -> AsyncGenerator[_Result, None]:
+    """Run coroutines one after the other and return their results; of each, once it is asked for.
+
+    :param ahead: how many of those behind it run meanwhile; needs an event loop
+    """
+    if not ahead:
+        for coroutine in coroutines:
+            yield await coroutine
+        return
+    tasks: deque[asyncio.Task[_Result]] = deque()
+    try:
+        while True:
+            tasks.extend(map(asyncio.create_task, islice(coroutines, ahead + 1 - len(tasks))))
+            if not tasks:
+                return
+            yield await tasks[0]
+            tasks.popleft()
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Each error but the first one that the caller has got is of no interest any more.
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def keep_cancellation(awaitable: Awaitable[_Result]) -> _Result:

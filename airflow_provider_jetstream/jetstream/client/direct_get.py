@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, pause_if_due
 from airflow_provider_jetstream.jetstream.client.message import parse_direct_get, parse_msg_get
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -26,6 +27,9 @@ BATCHES: Final = 1
 STATUS: Final = slice(9, 12)
 NO_RESPONDERS: Final = b"NATS/1.0 503"
 
+_BATCH_BYTES = 4 << 20
+# Before other tasks of the event loop may run.
+_PARSED_AT_ONCE = 64
 _STATUS_LINE = b"NATS/1.0 "
 _SEQUENCE_HEADER = b"\r\nNats-Sequence: "
 _END_OF_BATCH = (b"204", b"404")
@@ -65,7 +69,32 @@ async def get_batch(connection: Connection, stream: str, request: Mapping[str, A
     *answers, (last_header, _) = await connection.request_batch(subject, json.dumps(request).encode())
     if last_header[STATUS] not in _END_OF_BATCH:
         refuse(last_header, subject)
-    return [parse_direct_get(header, body) for header, body in answers]
+    messages: list[StoredMessage] = []
+    for start in range(0, len(answers), _PARSED_AT_ONCE):
+        messages += [parse_direct_get(header, body) for header, body in answers[start : start + _PARSED_AT_ONCE]]
+        await pause_if_due()
+    return messages
+
+
+async def get_limited_batch(
+    connection: Connection, stream: str, request: Mapping[str, Any], count: int = MAX_CONCURRENT
+) -> list[StoredMessage]:
+    """Read messages by one direct get, so few that an answer stays small; raises what :func:`get_batch` raises."""
+    limits = {"batch": min(count, MAX_CONCURRENT), "max_bytes": _BATCH_BYTES}
+    return await get_batch(connection, stream, {**request, **limits})
+
+
+async def get_last_messages(connection: Connection, stream: str, subjects: Sequence[str]) -> list[StoredMessage]:
+    """Read the last messages of subjects by batches; omits subjects without messages."""
+    messages: list[StoredMessage] = []
+    for start in range(0, len(subjects), MAX_CONCURRENT):
+        left = list(subjects[start : start + MAX_CONCURRENT])
+        while left and (last := await get_limited_batch(connection, stream, {"multi_last": left})):
+            messages += last
+            # The server ends an answer early where it becomes too large.
+            answered = {message.subject for message in last}
+            left = [subject for subject in left if subject not in answered] if len(last) < len(left) else []
+    return messages
 
 
 async def with_exact_subject(connection: Connection, stream: str, message: StoredMessage) -> StoredMessage:

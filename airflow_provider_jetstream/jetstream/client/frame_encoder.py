@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, is_servers
@@ -16,7 +17,7 @@ from airflow_provider_jetstream.jetstream.errors import ArgumentError, WireError
 from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 # The server separates the fields of a line by white space, and ends the line at a line feed.
 _SUBJECT: Final = re.compile(rb"[^\x00-\x20]+")
@@ -51,6 +52,39 @@ def encode_message(subject: bytes, payload: bytes, headers: bytes = b"", reply: 
         size = len(headers)
         return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
     return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
+
+
+def encode_numbered(
+    subject: bytes,
+    reply_prefix: bytes,
+    first: int,
+    headers: bytes,
+    values: Sequence[Sequence[bytes]],
+    sizes: int | Sequence[int],
+    payloads: Sequence[bytes],
+) -> bytes:
+    """Encode messages that differ in payload and some values of their headers: one format for all of them.
+
+    :param reply_prefix: the subjects for answers without the numbers at their ends
+    :param first: the number of the first message
+    :param headers: encoded, with ``%b`` in the place of each value, and other percent signs doubled
+    :param values: for each place, those of all messages
+    :param sizes: of the headers of each message; one number where all have the same
+    """
+    count, lengths = len(payloads), list(map(len, payloads))
+    numbers = range(first, first + count)
+    line = b"HPUB %b %b%%d" % (subject.replace(b"%", b"%%"), reply_prefix.replace(b"%", b"%%"))
+    columns: list[Iterable[int] | Sequence[bytes]]
+    if not isinstance(sizes, int):
+        form = b"%b %%d %%d\r\n%b%%b\r\n" % (line, headers)
+        columns = [numbers, sizes, map(int.__add__, sizes, lengths), *values, payloads]
+    elif min(lengths) == max(lengths):
+        form = b"%b %d %d\r\n%b%%b\r\n" % (line, sizes, sizes + lengths[0], headers)
+        columns = [numbers, *values, payloads]
+    else:
+        form = b"%b %d %%d\r\n%b%%b\r\n" % (line, sizes, headers)
+        columns = [numbers, map(sizes.__add__, lengths), *values, payloads]
+    return form * count % tuple(chain.from_iterable(zip(*columns, strict=True)))
 
 
 class HeaderBlock:

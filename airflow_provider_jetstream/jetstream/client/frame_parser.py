@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nats.errors import ProtocolError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
 
+from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
 from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
@@ -57,6 +58,8 @@ class FrameParser(Parser):
         while self.buf:
             if self.state == AWAITING_CONTROL_LINE:
                 self._hand_over_run()
+                # The client reads on without a pause while there is something to read.
+                await pause_if_due()
                 if not self.buf:
                     return
             parsed = await (self._parse_line() if self.state == AWAITING_CONTROL_LINE else self._parse_payload())

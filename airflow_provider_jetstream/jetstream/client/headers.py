@@ -19,18 +19,21 @@ _SERVERS = "Nats-"
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 # The server looks for its headers behind a bare line feed, too.
 _HIDDEN = re.compile(r"\n(?=nats-)", re.IGNORECASE)
+# Headers as nearly every client writes them: printable ASCII, one space behind the colon, and none at the end.
+_PLAIN = re.compile(rb"NATS/1\.0((?>(?:\r\n[!-9;-~]+: [!-~](?:[ -~]*[!-~])?)*))\r\n\r\n")
 
 
 class Headers(dict[str, str]):
     """Headers in which a name may occur more than once; a connection sends what :meth:`items` returns.
 
     :param pairs: name and value in order
+    :param encoded: what :func:`encode_headers` returns for them, where that is known
     """
 
-    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, str]], encoded: bytes | None = None) -> None:
         self._pairs = tuple(pairs)
         # As they are on the wire, once that is known: their size is looked at before they are sent.
-        self._encoded: bytes | None = None
+        self._encoded = encoded
         super().__init__(self._pairs)
 
     def items(self) -> Pairs:  # type: ignore[override]
@@ -79,6 +82,11 @@ def parse_headers(raw: bytes) -> Pairs:
 def first_values(raw: bytes) -> dict[str, str]:
     """Parse headers as they are on the wire into the first value of each name; what isn't UTF-8 is U+FFFD."""
     values: dict[str, str] = {}
+    if plain := _PLAIN.fullmatch(raw):
+        for line in plain[1].decode("ascii").split("\r\n")[1:]:
+            name, _, value = line.partition(": ")
+            values.setdefault(name, value)
+        return values
     for name, value in parse_headers(raw):
         if name:
             values.setdefault(readable_text(name), readable_text(str(value)))

@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, fa
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, encode_headers, first_values
+from airflow_provider_jetstream.jetstream.client.parser_choice import RawHeaders, raw_callback
 from airflow_provider_jetstream.jetstream.client.restoring_client import RestoringClient
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS
@@ -73,12 +74,15 @@ class JetStreamClient(RestoringClient):
             return answers
         finally:
             del self._answers[inbox]
-            self.parser.raw_callbacks.pop(subscription._id, None)  # noqa: SLF001
+            if self.parser:
+                self.parser.raw_callbacks.pop(subscription._id, None)  # noqa: SLF001
             if self.is_connected:
                 await subscription.unsubscribe()
 
     async def subscribe_raw(self, subject: str, on_message: OnMessage, run: MessageRun | None = None) -> Subscription:
         """Subscribe with a function that the parser calls at once, without a queue and a task for the messages."""
+        if self.parser is None:
+            return await self.subscribe(subject, cb=raw_callback(on_message))
         # The client counts its subscriptions, and a message may arrive before subscribe() returns.
         number = self._sid + 1
         self.parser.raw_callbacks[number] = on_message
@@ -93,8 +97,9 @@ class JetStreamClient(RestoringClient):
         return subscription
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
-        self.parser.raw_callbacks.pop(sid, None)
-        self.parser.runs.pop(sid, None)
+        if self.parser:
+            self.parser.raw_callbacks.pop(sid, None)
+            self.parser.runs.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
     def write(self, frames: bytes, messages: int) -> None:
@@ -228,6 +233,11 @@ class JetStreamClient(RestoringClient):
                 fail(answer, denial, purpose)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        parsed = await self._parsed_headers(headers)
+        # Without this package's parser, the raw ones are needed as well.
+        return RawHeaders(headers, parsed or {}) if headers and self.parser is None else parsed
+
+    async def _parsed_headers(self, headers: bytes) -> dict[str, str] | None:
         if headers and not headers.startswith(STATUS_LINE):
             # The client takes the last value of a name and a line that continues another for a header of its own. All
             # parts have to read the same, or a job would have two ids.

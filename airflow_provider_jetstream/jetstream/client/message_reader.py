@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
 from airflow_provider_jetstream.jetstream.client.direct_get import with_exact_subject
 from airflow_provider_jetstream.jetstream.client.message import parse_msg_get
 from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
@@ -38,6 +38,8 @@ _STORE_DELAYS = (0.0, 0.005, 0.02, 0.1)
 _POLL_SECONDS = 2.0
 _RETRY_PAUSE = 1.0
 
+# Before other tasks of the event loop may run.
+_READ_AT_ONCE = 32
 _FIRST_WIDTH = 32
 _LEAST_SIZE = 1024
 _MAX_BYTES_AT_ONCE = 16 * 2**20
@@ -114,9 +116,11 @@ async def _read_batches(
     connection: Connection, stream: str, subject: str, start: int, stop: int
 ) -> AsyncGenerator[StoredMessage, None]:
     while start <= stop and (messages := await connection.batch_readers[stream](start, subject)):
-        for message in messages:
+        for number, message in enumerate(messages):
             if message.sequence <= stop:
                 yield message
+            if number % _READ_AT_ONCE == 0:
+                await pause_if_due()
         start = messages[-1].sequence + 1
 
 

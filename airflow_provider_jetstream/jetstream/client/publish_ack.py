@@ -44,7 +44,7 @@ class PublishAckRun:
 
     :param reply_prefix: the inbox and a dot; the index of the published message follows
     :param domain: the stream's JetStream domain; empty where it has none
-    :param on_acknowledged: gets the index and the sequence of each message
+    :param on_acknowledged: gets the indexes of messages, and the sequence of each
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PublishAckRun:
         reply_prefix: bytes,
         stream: str,
         domain: str,
-        on_acknowledged: Callable[[Sequence[tuple[int, int]]], None],
+        on_acknowledged: Callable[[Sequence[int], Sequence[int]], None],
     ) -> None:
         self._reply_prefix = re.escape(reply_prefix)
         place = rb'\{"stream": ?"%b", ?' % re.escape(stream.encode())
@@ -60,29 +60,45 @@ class PublishAckRun:
             place += rb'"domain": ?"%b", ?' % re.escape(domain.encode())
         self._body = rb'(%b"seq": ?)([1-9]\d{0,18})\}' % place
         self._on_acknowledged = on_acknowledged
+        self._number = 0
+        # The form of one server's answers: as above without the choices, so that only the numbers are captured.
+        self._form = b""
 
     def bind(self, number: int) -> None:
         """Set the number of the subscription to the inbox."""
-        frame = rb"MSG %b(\d{1,18}) %d (\d{1,9})\r\n%b\r\n" % (self._reply_prefix, number, self._body)
-        self._frame = re.compile(frame)
-        # Possessive: what was matched is never matched again.
-        self._frames = re.compile(rb"(?:%b)*+" % frame)
+        self._number = number
+        self._first = re.compile(
+            rb"MSG (%b)(\d{1,18}) %d (\d{1,9})\r\n%b\r\n" % (self._reply_prefix, number, self._body)
+        )
+        self._form = b""
 
     def take(self, data: bytes, start: int) -> tuple[int, int, int]:
         """Hand the PubAcks that begin at a position over; return where they end, how many they are, and their size."""
-        match = self._frames.match(data, start)
-        if match is None or match.end() == start:
+        first = self._first.match(data, start)
+        if first is None:
             return start, 0, 0
-        acknowledged: list[tuple[int, int]] = []
-        total = 0
-        for index, size, head, sequence in self._frame.findall(data, start, match.end()):
-            total += (length := int(size))
-            if length != len(head) + len(sequence) + 1:
-                # Made to look like one; the parser finds out where it ends.
-                return start, 0, 0
-            acknowledged.append((int(index), int(sequence)))
-        self._on_acknowledged(acknowledged)
-        return match.end(), len(acknowledged), total
+        if first[4] != self._form:
+            self._set_form(first[1], first[4])
+        if (match := self._frames.match(data, start)) is None or match.end() == start:
+            return start, 0, 0
+        fields = self._frame.findall(data, start, match.end())
+        indexes, sizes, sequences = zip(*fields, strict=True)
+        lengths = list(map(int, sizes))
+        around = len(self._form) + len(b"}")
+        if lengths != [around + length for length in map(len, sequences)]:
+            # Made to look like one; the parser finds out where it ends.
+            return start, 0, 0
+        self._on_acknowledged(list(map(int, indexes)), list(map(int, sequences)))
+        return match.end(), len(fields), sum(lengths)
+
+    def _set_form(self, reply_prefix: bytes, form: bytes) -> None:
+        self._form = form
+        frame = rb"MSG %b(\d{1,18}) %d (\d{1,9})\r\n%b([1-9]\d{0,18})\}\r\n" % (
+            *(re.escape(reply_prefix), self._number, re.escape(form)),
+        )
+        self._frame = re.compile(frame)
+        # Atomic: what was matched is never matched again. A possessive repeat goes wrong before Python 3.11.5.
+        self._frames = re.compile(rb"(?>(?:%b)*)" % frame)
 
 
 async def store(
@@ -141,6 +157,11 @@ def parse_publish_ack(subject: str, answer: bytes) -> PubAck:
     return PubAck(stream, sequence, bool(ack.get("duplicate")), domain if isinstance(domain, str) else "")
 
 
+def is_plain_publish_ack(answer: bytes) -> bool:
+    """Return whether an answer says that a message is stored and wasn't before; any other may say the first as well."""
+    return _PLAIN.fullmatch(answer) is not None
+
+
 def publish_ack_pattern(stream: str) -> bytes:
     """Return a regular expression for the PubAcks of one stream, to match many of them in a buffer.
 
@@ -148,6 +169,21 @@ def publish_ack_pattern(stream: str) -> bytes:
     """
     return rb'\{"stream": ?"%b", ?"seq": ?\d+(?:, ?"domain": ?"[^"]*")?(, ?"duplicate": ?true)?\}' % re.escape(
         stream.encode()
+    )
+
+
+def publish_ack_frame(reply_prefix: bytes, subscription: bytes, stream: str) -> bytes:
+    """Return a regular expression for the frames of the PubAcks of one stream in an inbox.
+
+    Its groups are the number at the end of the subject, and the one of :func:`publish_ack_pattern`.
+
+    :param reply_prefix: the inbox and a dot; the number follows
+    :param subscription: the number of the subscription to the inbox
+    """
+    return rb"MSG %b(\d+) %b \d+\r\n%b\r\n" % (
+        re.escape(reply_prefix),
+        re.escape(subscription),
+        publish_ack_pattern(stream),
     )
 
 

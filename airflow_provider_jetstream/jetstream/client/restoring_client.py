@@ -16,8 +16,8 @@ from nats.aio.client import Client
 from airflow_provider_jetstream.jetstream.client.concurrency import keep_cancellation
 from airflow_provider_jetstream.jetstream.client.credentials import connect_command
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain
-from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
 from airflow_provider_jetstream.jetstream.client.outage import Outage
+from airflow_provider_jetstream.jetstream.client.parser_choice import create_frame_parser
 from airflow_provider_jetstream.jetstream.client.tls import require_certificate, tls_context
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TLSError
@@ -54,8 +54,9 @@ class RestoringClient(Client):
         self.outage = Outage()
         self.close_reason: JetStreamProviderError | None = None
         self._renew = renew
-        self.parser = FrameParser(self)
-        self._ps = self.parser
+        self.parser = create_frame_parser(self)
+        if self.parser:
+            self._ps = self.parser
         self._tls: ssl.SSLContext | None = None
         self._reconnected = asyncio.Event()
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
-    from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
@@ -99,7 +100,9 @@ class Classifier:
             empty = await self._empty_streams()
             await self.handled.refresh(empty)
             async with self.connection.prefetch(self._read_plans(batch, empty)):
-                results = await map_concurrently(partial(self._classify, empty), batch)
+                audit = None if self.audit is None or self.audit.stream in empty else self.audit
+                audit = audit and await audit.with_ranges_of(sequence for sequence, _ in batch)
+                results = await map_concurrently(partial(self._classify, empty, audit), batch)
             classified += await self.origins.add_to(results)
         return classified
 
@@ -133,17 +136,18 @@ class Classifier:
         read = (entry.sequence for entry in entries if self.handled.has_handlers or entry.kind not in ADVISORIES)
         yield ReadPlan(self.dead_letter_queue, sorted(read))
 
-    async def _classify(self, empty: Collection[str], job: tuple[int, tuple[Entry, ...]]) -> DeadLetter | NotDead:
+    async def _classify(
+        self, empty: Collection[str], audit: AuditLog | None, job: tuple[int, tuple[Entry, ...]]
+    ) -> DeadLetter | NotDead:
         sequence, entries = job
         message = await get_message(self.connection, self.snapshot.queue, sequence)
         if message is None:
             # The job may have ended, and its end been stored, after the streams were found empty.
-            empty = ()
+            empty, audit = (), audit or self.audit
         else:
             message = await with_archived_subject(self.archive, message)
         current = [entry for entry in entries if entry.recorded_at >= self.snapshot.created_at]
         named, taker = last_consumer(current), self.snapshot.consumer_for(message.subject) if message else None
-        audit = self.audit if self.audit and self.audit.stream not in empty else None
         result: DeadLetter | Status
         completed_at = None
         if self.events not in empty:
@@ -186,7 +190,7 @@ class Classifier:
         has_evidence = consistent and any(consumer.believes(entry.recorded_at) for entry in deaths)
         requeued_at = audited.at if audited and audited.in_place else None
         if not consumer.proves_death(message.sequence, has_evidence=has_evidence, requeued_at=requeued_at):
-            if deaths and consistent and not has_evidence:
+            if deaths and not has_evidence and (consistent or consumer.may_have_open(message.sequence)):
                 return Status.UNCERTAIN
             return Status.ALIVE if valid or not entries else Status.STALE
         preserved, origin = False, None

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
 
@@ -58,6 +58,10 @@ class Entry(NamedTuple):
 
 _HANDLED = frozenset({EntryKind.HANDLED, EntryKind.HANDLED_COPY})
 _REMOVED = _HANDLED | {EntryKind.CLAIMED}
+# No stream comes as far, whatever an entry states.
+HIGHEST_JOB = 2**62
+ENDS = frozenset({EntryKind.TERMINATION, EntryKind.PARKED})
+COPIES = frozenset({EntryKind.COPY, EntryKind.PROVEN_COPY})
 DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVEN_COPY})
 _PROOFS = DEATHS | {EntryKind.HANDLED, EntryKind.CLAIMED}
 

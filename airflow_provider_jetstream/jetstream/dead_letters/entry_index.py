@@ -1,9 +1,9 @@
-"""An index of the entries of a dead letter queue: a few dozen bytes per entry, in the order of the jobs."""
+"""An index of the entries of a dead letter queue: some fifteen bytes per entry, in the order of the jobs."""
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right, insort_right
+from bisect import bisect_left
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import compress
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, HIGHEST_JOB, Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_order import EntryOrder
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.dead_letters.packed_column import PackedColumn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
 
 _MICROSECOND = timedelta(microseconds=1)
-_ENDS = frozenset({EntryKind.TERMINATION, EntryKind.PARKED})
-_COPIES = frozenset({EntryKind.COPY, EntryKind.PROVEN_COPY})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Marks an entry that was removed from the dead letter queue.
 _DROPPED = 0
-# Up to so many new entries are put in their places one by one; more are sorted together with the others.
-_FEW_NEW = 1_000
+# Looked up for every dead letter, at a fifth of what a call of the enumeration takes.
+_KINDS = {int(kind): kind for kind in EntryKind}
 
 
 class EntryColumns(NamedTuple):
@@ -55,29 +55,33 @@ class EntryIndex:
     """The entries of a dead letter queue by job.
 
     ``unreadable`` counts entries that don't state which job they are about, ``of_other_domain`` by consumer advisories
-    about a queue of the same name in another JetStream domain, and ``read_to`` is the last sequence of the dead letter
-    queue that was read.
+    about a queue of the same name in another JetStream domain, ``read_to`` is the last sequence of the dead letter
+    queue that was read, and ``drops`` counts the entries that were dropped.
     """
 
     def __init__(self) -> None:
         self.unreadable = 0
         self.of_other_domain: Counter[str] = Counter()
         self.read_to = 0
-        self._sequences: array[int] = array("Q")
-        self._entries: array[int] = array("Q")
-        self._kinds: array[int] = array("B")
-        self._consumers: array[int] = array("I")
-        self._recorded_at: array[int] = array("q")
-        self._deliveries: array[int] = array("I")
+        self._sequences = PackedColumn()
+        self._entries = PackedColumn()
+        self._kinds = PackedColumn()
+        self._consumers = PackedColumn()
+        self._recorded_at = PackedColumn()
+        self._deliveries = PackedColumn()
         self._names: list[str | None] = []
         self._numbers: dict[str | None, int] = {}
-        self._order: array[int] = array("Q")
+        self._order = EntryOrder(self._sequences)
+        self._deletions: array[int] = array("Q")
+        self.drops = 0
+        # The position before which all entries are dropped.
+        self._first_kept = 0
 
     def __len__(self) -> int:
         return len(self._sequences)
 
     def __contains__(self, sequence: int) -> bool:
-        return any(self._kinds[position] for position in self._positions(sequence))
+        return any(self._kinds[position] for position in self._order.of(sequence))
 
     def add(self, sequence: int, entry: Entry) -> None:
         """Add an entry; entries are added in the order of the dead letter queue.
@@ -87,12 +91,15 @@ class EntryIndex:
         if entry.consumer not in self._numbers:
             self._numbers[entry.consumer] = len(self._names)
             self._names.append(entry.consumer)
+        if entry.kind == EntryKind.DELETION:
+            self._deletions.append(sequence)
         self._sequences.append(sequence)
         self._entries.append(entry.sequence)
         self._kinds.append(entry.kind)
         self._consumers.append(self._numbers[entry.consumer])
         self._recorded_at.append((entry.recorded_at - _EPOCH) // _MICROSECOND)
         self._deliveries.append(entry.deliveries)
+        self._order.take_new()
 
     async def read(
         self, connection: Connection, dead_letter_queue: str, parser: EntryParser, start: int, stop: int
@@ -116,10 +123,6 @@ class EntryIndex:
             yield message.sequence, job[0] if job else 0
         self.read_to = stop
 
-    def contains_kind(self, kind: EntryKind) -> bool:
-        """Return whether any entry is of a kind."""
-        return kind in self._kinds
-
     def entry_sequences(self) -> frozenset[int]:
         """Return the sequences of all entries in the dead letter queue."""
         return frozenset(compress(self._entries, self._kinds))
@@ -129,7 +132,7 @@ class EntryIndex:
 
         :param sequence: the job's stream sequence
         """
-        return tuple(self._entry(position) for position in self._positions(sequence) if self._kinds[position])
+        return tuple(self._entry(position) for position in self._order.of(sequence) if self._kinds[position])
 
     def drop_missing(self, stored: SequenceSet) -> set[int]:
         """Forget the entries that aren't stored any more, where no entry of :mod:`.removed_entries` was added.
@@ -138,7 +141,9 @@ class EntryIndex:
         :return: the stream sequences of the jobs that they were about
         """
         jobs: set[int] = set()
-        positions = [*range(bisect_left(self._entries, stored.first))]
+        kept = bisect_left(self._entries, stored.first)
+        positions = [*range(self._first_kept, kept)]
+        self._first_kept = max(self._first_kept, kept)
         for entry in stored.deleted:
             position = bisect_left(self._entries, entry)
             if position < len(self) and self._entries[position] == entry:
@@ -146,6 +151,7 @@ class EntryIndex:
         for position in positions:
             if self._kinds[position] != _DROPPED:
                 self._kinds[position] = _DROPPED
+                self.drops += 1
                 jobs.add(self._sequences[position])
         return jobs
 
@@ -155,7 +161,7 @@ class EntryIndex:
         :param last: the last stream sequence
         """
         current = 0
-        for position in self._sorted():
+        for position in self._order.after():
             sequence = self._sequences[position]
             if sequence > last:
                 return
@@ -166,31 +172,42 @@ class EntryIndex:
     def has_end(self, sequence: int, since: datetime) -> bool:
         """Return whether a job is one of :meth:`jobs_with_ends`."""
         entries = self.entries_of(sequence)
-        return any(entry.kind in _ENDS and entry.recorded_at >= since for entry in entries)
+        return any(entry.kind in ENDS and entry.recorded_at >= since for entry in entries)
 
     def jobs_with_ends(self, since: datetime) -> Iterator[int]:
         """Return in no order the stream sequences of the jobs of which an entry states how they left the queue.
 
-        A job that has used up its deliveries stays stored: its entry doesn't say why it is gone. Nor does a worker's
-        copy, since the worker may have been stopped before it terminated the job, nor the server's report that a job
-        was deleted while a worker had it: the server states that also of jobs that were done.
-
         :param since: entries of earlier times are about other jobs
         """
-        return self._jobs_with(_ENDS, since)
+        entries = self.added(0, len(self), since)
+        return (job for job, kind, is_later in entries if kind in ENDS and is_later and job < HIGHEST_JOB)
 
-    def jobs_with_copies(self, since: datetime) -> Iterator[int]:
-        """Return in no order the stream sequences of the jobs that are in circulation and of which there is a copy.
+    def added(self, start: int, stop: int, since: datetime) -> list[tuple[int, int, bool]]:
+        """Return a part of the entries in the order in which they were added.
 
-        :param since: entries of earlier times are about other jobs
+        :param start: how many entries are before the first one
+        :param stop: how many there are up to the last one
+        :return: of each entry that isn't dropped the job, the kind, and whether it is of no earlier time than ``since``
         """
-        return self._jobs_with(_COPIES, since)
+        first, part = (since - _EPOCH) // _MICROSECOND, slice(start, stop)
+        columns = zip(self._sequences[part], self._kinds[part], self._recorded_at[part], strict=True)
+        return [(job, kind, recorded_at >= first) for job, kind, recorded_at in columns if kind]
 
-    def _jobs_with(self, kinds: Collection[EntryKind], since: datetime) -> Iterator[int]:
-        first = (since - _EPOCH) // _MICROSECOND
-        for sequence, kind, recorded_at in zip(self._sequences, self._kinds, self._recorded_at, strict=True):
-            if kind in kinds and recorded_at >= first:
-                yield sequence
+    def last_recorded(self) -> dict[str, datetime]:
+        """Return by consumer when its last entry was recorded."""
+        latest: dict[int, int] = {}
+        for consumer, kind, recorded_at in zip(self._consumers, self._kinds, self._recorded_at, strict=True):
+            if kind and recorded_at > latest.get(consumer, -1):
+                latest[consumer] = recorded_at
+        times = ((self._names[number], time) for number, time in latest.items())
+        return {name: _EPOCH + timedelta(microseconds=time) for name, time in times if name}
+
+    def deleted_in_flight(self) -> Iterator[int]:
+        """Return the jobs of which only the server states that they were deleted while a worker had them."""
+        for job in dict.fromkeys(self._deletions):
+            kinds = {entry.kind for entry in self.entries_of(job)}
+            if kinds == {EntryKind.DELETION}:
+                yield job
 
     def jobs(self, after: int = 0) -> Iterator[tuple[int, tuple[Entry, ...]]]:
         """Return in order each job's stream sequence and its entries.
@@ -199,9 +216,9 @@ class EntryIndex:
         """
         entries: list[Entry] = []
         current = 0
-        for position in self._sorted():
+        for position in self._order.after(after):
             sequence = self._sequences[position]
-            if sequence <= after or not self._kinds[position]:
+            if not self._kinds[position]:
                 continue
             if sequence != current and entries:
                 yield current, tuple(entries)
@@ -213,18 +230,18 @@ class EntryIndex:
 
     def columns(self) -> EntryColumns:
         """Return all entries as columns, in the order of the jobs."""
-        order = self._sorted()
+        order = array("I", self._order.after())
 
-        def ordered(column: array[int]) -> array[int]:
-            return array(column.typecode, map(column.__getitem__, order))
+        def ordered(column: PackedColumn, typecode: str) -> array[int]:
+            return array(typecode, map(array(typecode, column).__getitem__, order))
 
         return EntryColumns(
-            ordered(self._sequences),
-            ordered(self._entries),
-            ordered(self._kinds),
-            ordered(self._consumers),
-            ordered(self._recorded_at),
-            ordered(self._deliveries),
+            ordered(self._sequences, "Q"),
+            ordered(self._entries, "Q"),
+            ordered(self._kinds, "B"),
+            ordered(self._consumers, "I"),
+            ordered(self._recorded_at, "q"),
+            ordered(self._deliveries, "I"),
             self._names,
         )
 
@@ -241,25 +258,14 @@ class EntryIndex:
         self._consumers.extend(map(numbers.__getitem__, columns.consumers))
         self._recorded_at.extend(columns.recorded_at)
         self._deliveries.extend(columns.deliveries)
-
-    def _positions(self, sequence: int) -> array[int]:
-        order = self._sorted()
-        first = bisect_left(order, sequence, key=self._sequences.__getitem__)
-        return order[first : bisect_right(order, sequence, first, key=self._sequences.__getitem__)]
-
-    def _sorted(self) -> array[int]:
-        sorted_before = len(self._order)
-        if len(self) - sorted_before > _FEW_NEW:
-            # Stable, so that the entries of a job keep their order.
-            self._order = array("Q", sorted(range(len(self)), key=self._sequences.__getitem__))
-        for position in range(len(self._order), len(self)):
-            insort_right(self._order, position, key=self._sequences.__getitem__)
-        return self._order
+        of_jobs = zip(columns.sequences, columns.kinds, strict=True)
+        self._deletions.extend(job for job, kind in of_jobs if kind == EntryKind.DELETION)
+        self._order.take_new()
 
     def _entry(self, position: int) -> Entry:
         return Entry(
             sequence=self._entries[position],
-            kind=EntryKind(self._kinds[position]),
+            kind=_KINDS[self._kinds[position]],
             consumer=self._names[self._consumers[position]],
             recorded_at=_EPOCH + timedelta(microseconds=self._recorded_at[position]),
             deliveries=self._deliveries[position],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import DELETED_IN_FLIGHT, MaxDeliveries, Terminated, parse_advisory
@@ -41,7 +42,7 @@ class EntryParser:
 
     def is_entry(self, subject: str) -> bool:
         """Return whether messages of a subject are entries about jobs of the queue."""
-        return subject.startswith(self._copies) or covered_by_any(self._deaths, subject)
+        return subject.startswith(self._copies) or _covered(self._deaths, subject)
 
     def parse(self, message: StoredMessage) -> tuple[int, Entry] | None:
         """Return the stream sequence of the job that an entry is about, and the entry; ``None`` if it states none."""
@@ -59,6 +60,11 @@ class EntryParser:
         if advisory is None or advisory.stream != self._queue or advisory.is_of_server(self._queue, self._domain):
             return None
         return advisory.consumer
+
+
+@lru_cache(maxsize=1024)
+def _covered(filters: tuple[str, ...], subject: str) -> bool:
+    return covered_by_any(filters, subject)
 
 
 def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, Entry] | None:

@@ -72,7 +72,7 @@ async def find_dead_letters(
 
 REPORTED_RANGES = 1_000
 _REPORTED_GROUPS = 1_000
-_PAGE = 64
+_PAGE = 128
 
 
 @dataclass(slots=True)
@@ -201,7 +201,7 @@ async def summarise_dead_letters(
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection, fields = selection or Selection(), group_fields(group_by)
-    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census, ahead=True)
+    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census)
     # Other tasks of the event loop run between pages.
     scan.page_size = _PAGE
     preserver = BodyPreserver(connection, scan)

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
@@ -135,6 +135,7 @@ def _record(letter: DeadLetter) -> LetterRecord:
         stream=death.stream,
         created=death.created,
         sequence=letter.sequence,
+        job_id=readable_text(letter.job_id)[:200],
         action="handled",
         subject=readable_text(letter.subject),
         consumer=death.consumer,

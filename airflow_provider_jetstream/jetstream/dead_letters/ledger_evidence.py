@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import republished_message, republishing_stream
-from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
@@ -111,6 +112,7 @@ class EndEvidence:
         """
         queue, last = self.snapshot.queue, int(info["state"]["last_seq"])
         records = letter_audit_subject(queue, 0).removesuffix("0")
+        ranges = letter_range_filter(queue).removesuffix("*.*")
         reports, copies = handled_filter(queue).removesuffix("*"), entry_copies_filter(queue).removesuffix(">")
         parser = self._parser()
         self.audit_unread = 0
@@ -124,6 +126,8 @@ class EndEvidence:
                 continue
             if message.subject.startswith(records):
                 self._read_record(message)
+            elif message.subject.startswith(ranges):
+                self._read_letter_range(message)
             elif message.subject.startswith(reports):
                 self._end(_number(message.subject.removeprefix(reports)))
             elif message.subject.startswith(copies):
@@ -153,14 +157,22 @@ class EndEvidence:
             record = LetterRecord.model_validate_json(message.data)
         except ValidationError:
             return
-        if record.created != self.snapshot.created:
-            return
-        if record.in_place:
-            self.ended.discard(record.sequence)
-            self.reopened.add(record.sequence)
-            self._requeued_at[record.sequence] = message.stored_at
+        if record.created == self.snapshot.created:
+            self._note_action(record.sequence, message.stored_at, in_place=record.in_place)
+
+    def _read_letter_range(self, message: StoredMessage) -> None:
+        record = parse_range(message)
+        if record and record.created == self.snapshot.created:
+            for sequence in record.sequences():
+                self._note_action(sequence, message.stored_at, in_place=record.in_place)
+
+    def _note_action(self, sequence: int, at: datetime, *, in_place: bool) -> None:
+        if in_place:
+            self.ended.discard(sequence)
+            self.reopened.add(sequence)
+            self._requeued_at[sequence] = at
         else:
-            self._end(record.sequence)
+            self._end(sequence)
 
     def _read_copy(self, parser: EntryParser, copy: StoredMessage) -> tuple[int, Entry] | None:
         message = republished_message(copy)

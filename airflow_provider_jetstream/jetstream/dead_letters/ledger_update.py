@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
-from functools import reduce
 from itertools import compress, islice
-from operator import or_
 from random import randrange
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +22,13 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import companion_filter, reserved_subjects
 from airflow_provider_jetstream.jetstream.dead_letters.end_coverage import EndCoverage
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
+from airflow_provider_jetstream.jetstream.dead_letters.index_ranges import IndexRanges
 from airflow_provider_jetstream.jetstream.dead_letters.ledger import Ledger, jobs_without_copy, with_findings
 from airflow_provider_jetstream.jetstream.dead_letters.ledger_evidence import EndEvidence
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
@@ -48,7 +47,6 @@ _MOST_READ = 5_000
 # A checkpoint is renewed before the audit's own age limit removes it, and after so much was read.
 _RENEWED_AFTER = timedelta(days=1)
 _MUCH_READ = 100
-_SEQUENCES_AT_ONCE = 5_000
 
 
 async def account(
@@ -59,6 +57,7 @@ async def account(
     archive: ArchiveReader | None,
     classifier: Classifier,
     *,
+    ranges: IndexRanges | None = None,
     persist: bool = True,
 ) -> Ledger:
     """Bring the ledger of a queue up to date.
@@ -66,12 +65,14 @@ async def account(
     :param index: the entries of the dead letter queue
     :param archive: the archive; without one the ledger is empty, since no job that is gone could be brought back
     :param classifier: decides about jobs of which the server says that they were deleted in flight
+    :param ranges: the jobs of the index as an earlier call has left them
     :param persist: whether to record in the audit how far it has come
     """
     state = snapshot.state
     if archive is None or int(state["messages"]) >= int(state["last_seq"]):
         return Ledger(last=int(state["last_seq"]))
-    return await _Accounting(connection, context, snapshot, index, archive, classifier, persist).run()
+    parts = (connection, context, snapshot, index, ranges or IndexRanges(), archive, classifier)
+    return await _Accounting(*parts, persist=persist).run()
 
 
 class _Accounting:
@@ -81,15 +82,18 @@ class _Accounting:
         context: ScanContext,
         snapshot: QueueSnapshot,
         index: EntryIndex,
+        ranges: IndexRanges,
         archive: ArchiveReader,
         classifier: Classifier,
-        persist: bool,  # noqa: FBT001
+        *,
+        persist: bool,
     ) -> None:
         self._connection = connection
         self._persist = persist
         self._context = context
         self._snapshot = snapshot
         self._index = index
+        self._ranges = ranges
         self._archive = archive
         # A job that vanished is in doubt, whether or not a scan lists it.
         self._classifier = replace(classifier, vanished=False)
@@ -113,9 +117,9 @@ class _Accounting:
         if self._checkpoint and self._checkpoint.last > state["last_seq"]:
             # Another scan may have been faster.
             state = (await stream_info(self._connection, snapshot.queue))["state"]
-        self._in_index = await _ranges_of(self._index.sequences(int(state["last_seq"])))
-        self._with_entries = await _ranges_of(self._index.jobs_with_ends(snapshot.created_at))
-        self._copied = await _ranges_of(self._index.jobs_with_copies(snapshot.created_at))
+        await self._ranges.update(self._index, snapshot.created_at)
+        self._in_index, self._with_entries = self._ranges.known, self._ranges.ended
+        self._copied = self._ranges.copied
         # Before the evidence: what is gone now has left its evidence by then.
         stored = await stored_sequences(self._connection, snapshot.queue, state)
         last, streams = int(state["last_seq"]), await self._streams()
@@ -326,16 +330,3 @@ class _Accounting:
 def _is_open(job: DeadLetter | NotDead) -> bool:
     """Return whether the entries of a job that is gone leave open how it ended."""
     return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.VANISHED)
-
-
-async def _ranges_of(sequences: Iterator[int]) -> SequenceRanges:
-    """Return many sequences as ranges; other tasks of the event loop run in between."""
-    parts: list[SequenceRanges] = []
-    while part := list(islice(sequences, _SEQUENCES_AT_ONCE)):
-        parts.append(SequenceRanges.of(part))
-        # Parts of about one size are joined, so that none is joined often.
-        while len(parts) > 1 and len(parts[-1].bounds) * 2 >= len(parts[-2].bounds):
-            last = parts.pop()
-            parts[-1] |= last
-        await sleep(0)
-    return reduce(or_, parts, SequenceRanges())

@@ -97,6 +97,8 @@ def copied_from(letter: DeadLetter) -> int | None:
 
     Where the copy had no room for the queue's name, the letter may have been one of another queue.
     """
+    if not letter.headers:
+        return None
     if first(letter.headers, REDRIVE_STREAM) not in (None, letter.death.stream):
         return None
     sequence = _number(first(letter.headers, REDRIVE_SEQUENCE), 0)

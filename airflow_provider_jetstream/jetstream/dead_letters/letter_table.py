@@ -1,4 +1,4 @@
-"""The dead letters of a queue without their bodies: thirty bytes a letter, and one group for all that are alike."""
+"""The dead letters of a queue without their bodies: some forty bytes a letter, and one group for all that are alike."""
 
 from __future__ import annotations
 
@@ -7,17 +7,11 @@ from bisect import bisect_left, bisect_right
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
-from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.client.subjects import covers
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.group import (
-    GroupField,
-    GroupKey,
-    LetterGroup,
-    LetterGroups,
-    group_of,
-)
+from airflow_provider_jetstream.jetstream.dead_letters.death_times import DeathTimes
+from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, GroupKey, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +26,6 @@ _EXACT: Final[tuple[GroupField, ...]] = (
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_RANGES_AT_ONCE = 2_000
 
 
 class AlikeLetters(NamedTuple):
@@ -48,37 +41,34 @@ class AlikeLetters(NamedTuple):
     values: GroupKey
 
 
-class _Letters:
-    """Letters of one kind in the order of their sequences, and when they died, in microseconds since 1970."""
+class LettersOfKind:
+    """Letters that are alike, in the order of their sequences.
 
-    __slots__ = ("died_at", "sequences")
+    :ivar died_at: when each died, in microseconds since 1970
+    :ivar times: the same in their own order
+    """
+
+    __slots__ = ("died_at", "sequences", "times")
 
     def __init__(self) -> None:
         self.sequences: array[int] = array("Q")
         self.died_at: array[int] = array("q")
-
-
-class Matching(NamedTuple):
-    """The letters that a selection matches.
-
-    :param groups: counted by some fields
-    :param sequences: their sequences, a sorted array for each kind
-    """
-
-    groups: LetterGroups
-    sequences: list[array[int]]
+        self.times = DeathTimes()
 
 
 class LetterTable:
     """Dead letters by the sequences of their jobs.
 
+    ``changes`` counts what was added and removed.
+
     :param fields: the fields by which letters can be selected and grouped
     """
 
     def __init__(self, fields: Sequence[GroupField] = ()) -> None:
+        self.changes = 0
         self.fields = tuple(field for field in _ALL_FIELDS if field in fields or field == "reason")
         self._positions: Mapping[str, int] = {field: position for position, field in enumerate(self.fields)}
-        self._kinds: dict[AlikeLetters, _Letters] = {}
+        self._kinds: dict[AlikeLetters, LettersOfKind] = {}
         self._numbers: dict[AlikeLetters, int] = {}
         self._by_number: list[AlikeLetters] = []
         self._sequences: array[int] = array("Q")
@@ -99,13 +89,15 @@ class LetterTable:
         self.remove(letter.sequence)
         letters = self._kinds.get(kind)
         if letters is None:
-            letters = self._kinds[kind] = _Letters()
+            letters = self._kinds[kind] = LettersOfKind()
             if kind not in self._numbers:
                 self._numbers[kind] = len(self._by_number)
                 self._by_number.append(kind)
         _insert(self._sequences, self._kind_of, letter.sequence, self._numbers[kind])
         died_at = (letter.death.died_at - _EPOCH) // _MICROSECOND
         _insert(letters.sequences, letters.died_at, letter.sequence, died_at)
+        letters.times.add(died_at)
+        self.changes += 1
 
     def remove(self, sequence: int) -> None:
         """Forget a letter; without effect where there is none of this sequence."""
@@ -114,10 +106,12 @@ class LetterTable:
         kind = self._by_number[self._kind_of[position]]
         letters = self._kinds[kind]
         within = bisect_left(letters.sequences, sequence)
+        letters.times.remove(letters.died_at[within])
         del letters.sequences[within], letters.died_at[within]
         del self._sequences[position], self._kind_of[position]
         if not letters.sequences:
             del self._kinds[kind]
+        self.changes += 1
 
     def stored_below(self, sequence: int) -> Iterator[int]:
         """Return the sequences below a sequence of the letters whose jobs are stored."""
@@ -141,27 +135,26 @@ class LetterTable:
             if kind.taker == taker
         )
 
-    def matching(self, selection: Selection, group_by: Sequence[GroupField], now: datetime) -> Matching:
-        """Return the letters that a selection without sequences matches.
+    @property
+    def kinds(self) -> Sequence[AlikeLetters]:
+        """Every kind that any letter was of so far; later ones come behind these."""
+        return self._by_number
 
-        :param group_by: fields of the table
-        :param now: the time that ages refer to
-        """
-        groups, sequences = LetterGroups(), list[array[int]]()
-        moment = (now - _EPOCH) // _MICROSECOND
-        for kind, letters in self._kinds.items():
-            if not self._matches(selection, kind):
-                continue
-            chosen, died_at = _of_age(selection, letters, moment)
-            if not chosen:
-                continue
-            first, last = (_EPOCH + timedelta(microseconds=at) for at in (min(died_at), max(died_at)))
-            key = tuple(kind.values[self._positions[field]] for field in group_by)
-            groups.merge(key, LetterGroup(len(chosen), first, last, chosen[0]))
-            sequences.append(chosen)
-        return Matching(groups, sequences)
+    def letters_of(self, kind: AlikeLetters) -> LettersOfKind | None:
+        """Return the letters of a kind."""
+        return self._kinds.get(kind)
 
-    def _matches(self, selection: Selection, kind: AlikeLetters) -> bool:
+    def all_sequences(self) -> array[int]:
+        """Return the sequences of all letters in order."""
+        return self._sequences
+
+    def values_of(self, kind: AlikeLetters, fields: Sequence[GroupField]) -> GroupKey:
+        """Return the values of some of the table's fields."""
+        return tuple(kind.values[self._positions[field]] for field in fields)
+
+    def matches(self, selection: Selection, kind: AlikeLetters) -> bool:
+        """Return whether a selection without sequences matches the letters of a kind, whatever their age."""
+
         def value(field: GroupField) -> str | None:
             return kind.values[self._positions[field]]
 
@@ -183,31 +176,6 @@ def selection_fields(selection: Selection) -> tuple[GroupField, ...]:
     return tuple(field for field in (*_EXACT, "subject") if getattr(selection, field) is not None)
 
 
-async def sequence_ranges(arrays: Sequence[array[int]], most: int) -> tuple[list[tuple[int, int]], int]:
-    """Return sorted sequences as ranges of first and last.
-
-    Other tasks of the event loop run in between.
-
-    :param arrays: each sorted
-    :param most: how many ranges to return
-    :return: the first ranges, and how many there are beyond them
-    """
-    # Sorting joins sorted parts fast.
-    merged = arrays[0] if len(arrays) == 1 else array("Q", sorted(sequence for part in arrays for sequence in part))
-    ranges: list[tuple[int, int]] = []
-    position = count = 0
-    while position < len(merged):
-        offset = merged[position] - position
-        # Within a range, sequence and position grow alike.
-        end = bisect_right(range(position, len(merged)), offset, key=lambda at: merged[at] - at) + position
-        if len(ranges) < most:
-            ranges.append((merged[position], merged[end - 1]))
-        position, count = end, count + 1
-        if count % _RANGES_AT_ONCE == 0:
-            await sleep(0)
-    return ranges, count - len(ranges)
-
-
 def _insert(keys: array[int], values: array[int], key: int, value: int) -> None:
     if not keys or key > keys[-1]:
         keys.append(key)
@@ -216,18 +184,3 @@ def _insert(keys: array[int], values: array[int], key: int, value: int) -> None:
     position = bisect_left(keys, key)
     keys.insert(position, key)
     values.insert(position, value)
-
-
-def _of_age(selection: Selection, letters: _Letters, now: int) -> tuple[array[int], array[int]]:
-    """Return the sequences of the letters of the selected age, and when they died."""
-    oldest, youngest = selection.younger_than, selection.older_than
-    if oldest is None and youngest is None:
-        return letters.sequences, letters.died_at
-    before = now if youngest is None else now - youngest // 1_000
-    after = None if oldest is None else now - oldest // 1_000
-    pairs = [
-        pair
-        for pair in zip(letters.sequences, letters.died_at, strict=True)
-        if (youngest is None or pair[1] <= before) and (after is None or pair[1] > after)
-    ]
-    return array("Q", (sequence for sequence, _ in pairs)), array("q", (at for _, at in pairs))

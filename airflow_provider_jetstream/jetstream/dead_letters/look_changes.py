@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
+from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
-from airflow_provider_jetstream.jetstream.contract import completion_filter, handled_filter, letter_audit_subject
+from airflow_provider_jetstream.jetstream.contract import (
+    completion_filter,
+    handled_filter,
+    letter_audit_subject,
+)
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 from airflow_provider_jetstream.jetstream.queue.snapshot import moved_back
 
@@ -54,16 +59,19 @@ def _is_anew(before: ConsumerState, after: ConsumerState) -> bool:
     return bool(before.up_since and after.up_since and before.up_since != after.up_since)
 
 
-def new_messages(before: QueueSnapshot, context: ScanContext) -> int:
+def new_messages(before: QueueSnapshot, context: ScanContext, read_to: int) -> int:
     """Return how many messages dead letter queue, events and audit have stored since the earlier snapshot.
 
     :param context: of the later one
+    :param read_to: the last sequence of the dead letter queue that was read
     """
-    names = {context.dead_letter_queue["config"]["name"], context.events, context.snapshot.audit} - {None}
     companions = context.snapshot.companions
-    return sum(
-        companions[name]["state"]["last_seq"] - before.companions[name]["state"]["last_seq"] for name in names if name
+    new = sum(
+        companions[name]["state"]["last_seq"] - before.companions[name]["state"]["last_seq"]
+        for name in {context.events, context.snapshot.audit} - {None}
+        if name
     )
+    return int(new + max(0, context.dead_letter_queue["state"]["last_seq"] - read_to))
 
 
 async def jobs_with_evidence(
@@ -91,12 +99,15 @@ async def jobs_with_evidence(
 async def _jobs_in(connection: Connection, info: Mapping[str, Any], start: int, queue: str) -> set[int]:
     completed, metrics = completion_filter(queue).removesuffix(">"), ack_metric_filter(queue).removesuffix("*")
     records, reports = letter_audit_subject(queue, 0).removesuffix("0"), handled_filter(queue).removesuffix("*")
+    ranges = letter_range_filter(queue).removesuffix("*.*")
     jobs: set[int] = set()
     async for message in read_bulk(connection, info, start):
         if message.subject.startswith((completed, records, reports)):
             number = message.subject.rpartition(".")[2]
             if number.isascii() and number.isdecimal() and len(number) <= _DIGITS:
                 jobs.add(int(number))
+        elif message.subject.startswith(ranges):
+            jobs.update(found.sequences() if (found := parse_range(message)) else ())
         elif message.subject.startswith(metrics) and isinstance(metric := parse_advisory(message.data), AckMetric):
             jobs.add(metric.stream_seq)
     return jobs

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.audit.intent import archive_floor
-from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, pause_if_due
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_filter, copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, record_headers
+from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom, eviction_limits, stored_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
@@ -36,6 +37,8 @@ _MIN_COPY_AGE = timedelta(minutes=1)
 # The dead letter queue stores an advisory a moment after the server has published it.
 _ADVISORY_DELAY = timedelta(seconds=2)
 
+# Before other tasks of the event loop may run.
+_MADE_AT_ONCE = 16
 _WITHOUT_BODY = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION})
 
 
@@ -55,8 +58,7 @@ class BodyPreserver:
         largest = config.get("max_msg_size", -1)
         self._max_size = min(connection.max_payload, largest) if largest > 0 else connection.max_payload
         self.preserved = 0
-        # The sequences of the copies in the dead letter queue.
-        self.copies: set[int] = set()
+        self.copies = StoredCopies()
         self.not_preserved = 0
 
     def continue_with(self, scan: Scan) -> None:
@@ -71,12 +73,11 @@ class BodyPreserver:
         all_new = [letter for letter in letters if not letter.preserved]
         new = await self._with_room(all_new) if self._is_possible else []
         self.not_preserved += len(all_new) - len(new)
-        for letter, copied in zip(new, await map_concurrently(self._copy, new), strict=True):
-            if copied:
-                self.preserved += 1
-                self._scan.unpreserved.discard(letter.sequence)
-            else:
-                self.not_preserved += 1
+        copied = sum(
+            [await self._copy(new[start : start + MAX_CONCURRENT]) for start in range(0, len(new), MAX_CONCURRENT)]
+        )
+        self.preserved += copied
+        self.not_preserved += len(new) - copied
 
     async def _with_room(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
         """Return the letters whose copies make the dead letter queue drop none of its entries."""
@@ -92,12 +93,14 @@ class BodyPreserver:
                 fitting.append(letter)
         return fitting
 
-    async def release_archive(self) -> int:
+    async def release_archive(self, unclassified: Iterable[int] = ()) -> int:
         """Purge the archive's copies that aren't needed any more, and return how many.
 
         These are the copies of jobs that have ended, up to the first job that the ledger doesn't account for, or that
         has no copy in the dead letter queue; young copies stay. The scan has to have classified every job. Waits until
         two seconds after the scan began.
+
+        :param unclassified: jobs of which entries were read after those of the scan
         """
         scan = self._scan
         consumers = scan.snapshot.consumers.values()
@@ -119,33 +122,57 @@ class BodyPreserver:
         await asyncio.sleep((scan.loaded_at + _ADVISORY_DELAY - datetime.now(UTC)).total_seconds())
         # Advisories of jobs that ended just before the scan may have been stored after it.
         later = await read_index(
-            self._connection, scan.dead_letter_queue, scan.queue.name, scan.snapshot.created, scan.index.read_to + 1
+            scan.connection, scan.dead_letter_queue, scan.queue.name, scan.snapshot.created, scan.index.read_to + 1
         )
         unpreserved = (job for job, entries in later.jobs() if any(entry.kind in _WITHOUT_BODY for entry in entries))
-        return await scan.archive.release(min([needed, *unpreserved]), before)
+        return await scan.archive.release(min([needed, *unpreserved, *unclassified]), before)
 
-    async def _copy(self, letter: DeadLetter) -> bool:
-        death = letter.death
-        if (headers := self._fitting_headers(letter)) is None:
-            log.warning("%s is too large to be stored with the headers that describe its death", letter.job_id)
-            return False
-        subject = copy_subject(death.stream, death.consumer, death.sequence)
+    async def _copy(self, letters: Sequence[DeadLetter]) -> int:
+        """Copy letters at once; return how many copies the dead letter queue has stored."""
+        messages: list[tuple[str, bytes]] = []
+        fitting: list[tuple[DeadLetter, Headers]] = []
+        for number, letter in enumerate(letters):
+            if number % _MADE_AT_ONCE == 0:
+                await pause_if_due()
+            if (headers := self._fitting_headers(letter)) is None:
+                log.warning("%s is too large to be stored with the headers that describe its death", letter.job_id)
+                continue
+            death = letter.death
+            messages.append((copy_subject(death.stream, death.consumer, death.sequence), letter.body))
+            fitting.append((letter, headers))
+        copied = 0
+        acks = await store_each(self._connection, messages, [headers for _, headers in fitting]) if messages else []
+        for (letter, headers), (subject, _), ack in zip(fitting, messages, acks, strict=True):
+            stored = await self._stored_anew(letter, subject, headers, ack)
+            if isinstance(stored, PubAck):
+                copied += stored.stream == self._scan.dead_letter_queue
+                self._note(letter, stored)
+            else:
+                log.warning("The body of dead letter %s couldn't be copied: %s", letter.job_id, stored)
+        return copied
+
+    def _note(self, letter: DeadLetter, ack: PubAck) -> None:
+        if ack.stream == self._scan.dead_letter_queue:
+            self._scan.unpreserved.discard(letter.sequence)
+            if not ack.duplicate:
+                self.copies.add(ack.sequence, letter)
+
+    async def _stored_anew(
+        self, letter: DeadLetter, subject: str, headers: Headers, ack: PubAck | ApiError | TransientError
+    ) -> PubAck | ApiError | TransientError:
+        """Return the acknowledgement of a copy, stored once more where another message of its id was stored before."""
+        if not isinstance(ack, PubAck) or not ack.duplicate:
+            return ack
         try:
-            ack = await store(self._connection, subject, letter.body, headers)
-            stored = await get_message(self._connection, ack.stream, ack.sequence) if ack.duplicate else None
-            if ack.duplicate and (stored is None or stored.data != letter.body):
-                # The server remembers ids longer than messages, and anybody may have used this one.
-                others = (pair for pair in headers.items() if pair[0] != MSG_ID)
-                new_id = Headers([*others, (MSG_ID, f"{headers[MSG_ID]}:{uuid4().hex}")])
-                ack = await store(self._connection, subject, letter.body, new_id)
+            stored = await get_message(self._connection, ack.stream, ack.sequence)
+            if stored is not None and stored.data == letter.body:
+                return ack
+            # The server remembers ids longer than messages, and anybody may have used this one.
+            others = (pair for pair in headers.items() if pair[0] != MSG_ID)
+            new_id = Headers([*others, (MSG_ID, f"{headers[MSG_ID]}:{uuid4().hex}")])
+            return await store(self._connection, subject, letter.body, new_id)
         except (ApiError, TransientError) as error:
-            log.warning("The body of dead letter %s couldn't be copied: %s", letter.job_id, error)
-            return False
-        if ack.stream != self._scan.dead_letter_queue:
-            return False
-        if not ack.duplicate:
-            self.copies.add(ack.sequence)
-        return True
+            return error
 
     def _fitting_headers(self, letter: DeadLetter) -> Headers | None:
         """Return the headers of a letter's record, without the origin where only that fits; ``None`` where none fit."""

@@ -17,6 +17,7 @@ from array import array
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, sleep
@@ -46,7 +47,7 @@ _Item = TypeVar("_Item")
 REMOVAL_DELAY = 0.25
 _MAX_BYTES_AT_ONCE = 16 << 20
 # Compared before other tasks of the event loop run.
-_SEQUENCES_AT_ONCE = 5_000
+_SEQUENCES_AT_ONCE = 1_000
 
 
 @dataclass(slots=True)
@@ -56,7 +57,7 @@ class Reconciliation:
     :param orphans: stream sequences of dead letters that have no entry, in order
     :param uncertain: how many more there are, which can't be identified while jobs are in flight
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state: after a crash jobs that
-        were dead are alive again
+        were dead are alive again, or deliveries are open whose jobs are gone
     :param doubtful: stream sequences of dead jobs without an entry that a handler may have handled, in order; they
         count as uncertain too
     :param findings: why dead letters are uncertain, a sentence each
@@ -125,6 +126,7 @@ async def _compare(
             rest = consumer.dead - known.jobs[name] - len(certain)
             if rest < 0:
                 reconciliation.inconsistent_consumers.add(name)
+                reconciliation.uncertain += await _count_disputed(connection, snapshot, consumer, known.jobs[name])
             if rest > 0:
                 unknown[name] = rest
         if count := known.disbelieved[name]:
@@ -186,6 +188,24 @@ def _add_bounds(reconciliation: Reconciliation, consumer: ConsumerState, most: i
         reconciliation.findings.append(Restriction("busy-consumer", text))
 
 
+async def _count_disputed(
+    connection: Connection, snapshot: QueueSnapshot, consumer: ConsumerState, with_entry: int
+) -> int:
+    """Count the jobs of an inconsistent consumer that are alive by its numbers and may be dead.
+
+    Either the server forgot their deaths in a crash, or it keeps deliveries open whose jobs are gone, which no server
+    before 2.12 ever ends: then as many jobs more are dead as there are such deliveries.
+
+    :param with_entry: how many jobs have an entry that states their death
+    """
+    if consumer.dead is None or consumer.stalled:
+        # Its open deliveries are counted by themselves.
+        return 0
+    if consumer.dead < 0:
+        return min(consumer.in_flight, await _count_delivered(connection, snapshot, consumer))
+    return min(consumer.in_flight, with_entry - consumer.dead)
+
+
 def _restart_finding(queue: str, consumer: ConsumerState, count: int) -> Restriction:
     what = "another server led" if consumer.clustered else "the server restarted, as far as is known,"
     since = f"{consumer.up_since:%Y-%m-%dT%H:%M:%SZ}"
@@ -236,14 +256,14 @@ async def _count_known(
     """Count for each consumer the jobs that have an entry and were dead when the consumer was counted."""
     known = KnownDeaths()
 
-    async def count(job: tuple[int, tuple[Entry, ...]]) -> None:
+    async def count(records: AuditLog | None, job: tuple[int, tuple[Entry, ...]]) -> None:
         sequence, entries = job
         message = await get_message(connection, snapshot.queue, sequence)
         consumer = snapshot.consumer_for(message.subject) if message else None
         if message is None or consumer is None or sequence > consumer.delivered:
             return
         if sequence > consumer.settled:
-            since = valid_since(message, consumer, await audit.last_record(sequence) if audit else None)
+            since = valid_since(message, consumer, await records.last_record(sequence) if records else None)
             deaths = [entry for entry in death_entries(entries) if since <= entry.recorded_at <= consumer.taken_at]
             if not any(consumer.believes(entry.recorded_at) for entry in deaths):
                 known.disbelieved[consumer.name] += bool(deaths)
@@ -262,7 +282,9 @@ async def _count_known(
         jobs = index.jobs(only.settled)
     for some in _batches(jobs, _batch_size(snapshot)):
         async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in some])]):
-            await map_concurrently(count, some)
+            # Read after the jobs.
+            records = await audit.with_ranges_of(sequence for sequence, _ in some) if audit else None
+            await map_concurrently(partial(count, records), some)
     return known
 
 

@@ -6,7 +6,6 @@ the consumers' numbers, and prove each letter.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -18,12 +17,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
+from airflow_provider_jetstream.jetstream.client.concurrency import in_order
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import is_preserved
+from airflow_provider_jetstream.jetstream.dead_letters.continued_index import current_index
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex, read_index
 from airflow_provider_jetstream.jetstream.dead_letters.handled import record_handled
+from airflow_provider_jetstream.jetstream.dead_letters.index_ranges import IndexRanges
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks
 from airflow_provider_jetstream.jetstream.dead_letters.ledger import Ledger, last_ledger
 from airflow_provider_jetstream.jetstream.dead_letters.ledger_update import account
@@ -48,15 +48,14 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-
-log = logging.getLogger(__name__)
 
 PAGE = 250
 # For so long the consumers' states count as current.
@@ -83,7 +82,7 @@ class Scan:
     :param archive: the archive, if it exists
     :param loaded_at: when the snapshot was taken
     :param dismissed: how many jobs with entries were no dead letters, by status
-    :param unpreserved: jobs without a copy in the dead letter queue whose body may still be needed
+    :param unpreserved: jobs without a copy in the dead letter queue whose archived body may still be needed
     :param complete: whether every job was classified
     :param page_size: how many letters are held in memory at once
     """
@@ -107,6 +106,7 @@ class Scan:
     page_size: int = PAGE
     _is_whole: bool = True
     _ledger: Ledger | None = None
+    _index_ranges: IndexRanges = field(default_factory=IndexRanges)
 
     @classmethod
     async def begin(
@@ -116,14 +116,13 @@ class Scan:
         *,
         vanished: bool = False,
         census: bool = False,
-        ahead: bool = False,
+        since: Scan | None = None,
     ) -> Scan:
         """Read the queue as a whole.
 
         :param vanished: whether a job that vanished counts as a dead letter
         :param census: whether to pause consumers for a moment so that more is certain; needs an event loop
-        :param ahead: whether to read ahead where there are many entries, for a look that acts on nothing; needs an
-            event loop
+        :param since: an earlier scan, which began as a whole; entries that it has read aren't read again
         :raises QueueDeclarationError: the queue declares no dead letter queue
         :raises NotFoundError: the work queue or its dead letter queue doesn't exist
         :raises UnsuitableQueueError: its dead letters can't be told from other jobs
@@ -134,14 +133,10 @@ class Scan:
         snapshot = await take_snapshot(connection, queue, census=census)
         context = ScanContext(queue, snapshot, vanished)
         require_no_refusal(queue.name, queue_findings(snapshot, queue))
-        state = context.dead_letter_queue["state"]
-        many = state["messages"] > _FEW_ENTRIES
-        if ahead and many:
-            connection = await read_ahead(connection, queue.name, queue.companion_names())
-        else:
-            connection = await read_announced(connection, {snapshot.queue, *snapshot.companions}, batches=many)
-        start, stop = max(1, state["first_seq"]), state["last_seq"]
-        index = await read_index(connection, dead_letter_queue, queue.name, snapshot.created, start, stop)
+        many = context.dead_letter_queue["state"]["messages"] > _FEW_ENTRIES
+        connection = await read_announced(connection, {snapshot.queue, *snapshot.companions}, batches=many)
+        read = None if since is None else (since.index, since.context, since._reconnects)  # noqa: SLF001
+        index = await current_index(connection, dead_letter_queue, context, read)
         # Read after the index: what a handler acknowledged before, it has delivered now.
         handlers = await read_handlers(connection, context.dead_letter_queue["config"], queue.name)
         context = replace(context, handlers=handlers)
@@ -211,27 +206,27 @@ class Scan:
         """How many jobs match no consumer."""
         return sum(self.snapshot.unconsumed.values())
 
-    async def pages(self, selection: Selection, after: int = 0) -> AsyncGenerator[Page, None]:
+    async def pages(self, selection: Selection, after: int = 0, *, ahead: int = 0) -> AsyncGenerator[Page, None]:
         """Classify the jobs page by page, each page just before it is returned.
 
         :param after: only jobs of higher stream sequences
+        :param ahead: how many more pages are classified meanwhile
         """
         others = [sequence for sequence in await self.without_entry(selection) if sequence > after]
         others = sorted({*others, *await self.named_unaccounted(selection)})
         jobs = merge(self.index.jobs(after), ((sequence, ()) for sequence in others), key=itemgetter(0))
         wanted = selection.sequences
-        async for page in self.classified((job for job in jobs if wanted is None or job[0] in wanted), selection):
+        async for page in self.classified(
+            (job for job in jobs if wanted is None or job[0] in wanted), selection, ahead
+        ):
             yield page
         self.complete |= selection.sequences is None and after == 0
 
-    async def classified(self, jobs: Iterable[Job], selection: Selection) -> AsyncGenerator[Page, None]:
-        """Classify jobs page by page, each page just before it is returned.
-
-        :param jobs: stream sequences in order, and the entries about each
-        """
+    def classified(self, jobs: Iterable[Job], selection: Selection, ahead: int = 0) -> AsyncGenerator[Page, None]:
+        """Classify jobs, which are in order, as :meth:`pages` does."""
         remaining = iter(jobs)
-        while batch := list(islice(remaining, self.page_size)):
-            yield await self._page(batch, selection)
+        batches = iter(lambda: list(islice(remaining, self.page_size)), [])
+        return in_order((self._page(batch, selection, ahead) for batch in batches), ahead)
 
     async def account(self, *, persist: bool = True, as_recorded: bool = False) -> Ledger:
         """Find the jobs that are gone without evidence of their end; only the first call looks.
@@ -244,9 +239,14 @@ class Scan:
             self.risks += self._ledger.findings
         elif self._ledger is None:
             parts = (self.connection, self.context, self.snapshot, self.index, self.archive, self._classifier)
-            self._ledger = await account(*parts, persist=persist)
+            self._ledger = await account(*parts, ranges=self._index_ranges, persist=persist)
             self.risks += self._ledger.findings
         return self._ledger
+
+    async def sort_for_ledger(self) -> None:
+        """Sort the jobs of all entries for :meth:`account`; that of a later look sorts those of its entries only."""
+        if self.archive:
+            await self._index_ranges.update(self.index, self.snapshot.created_at)
 
     async def named_unaccounted(self, selection: Selection) -> Iterable[int]:
         """Return the jobs that are gone without evidence of their end and whose sequences a selection names."""
@@ -304,13 +304,14 @@ class Scan:
         for _ in range(_ATTEMPTS):
             if self.connection.reconnects != self._reconnects:
                 await self._refresh(reconnected=True)
+            reconnects = self._reconnects
             results = await self._classifier.classify_all(jobs)
-            if self.connection.reconnects == self._reconnects:
+            if self.connection.reconnects == reconnects:
                 return results
         raise UnreachableError(f"the connection was lost {_ATTEMPTS} times while letters were proved: try again")
 
     async def _refresh(self, *, reconnected: bool) -> None:
-        self._reconnects, self.loaded_at = self.connection.reconnects, datetime.now(UTC)
+        reconnects, self.loaded_at = self.connection.reconnects, datetime.now(UTC)
         snapshot = None if reconnected else await refresh_snapshot(self.connection, self.snapshot)
         self.snapshot = self._classifier.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
         if snapshot is None:
@@ -318,12 +319,14 @@ class Scan:
             reconciliation = await reconcile(self.connection, self.snapshot, self.index, self.audit)
             self._classifier.inconsistent_consumers = reconciliation.inconsistent_consumers
             self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.doubtful)
+        # Only now: another page that is classified meanwhile doesn't rely on what was read before.
+        self._reconnects = reconnects
 
-    async def _page(self, batch: Sequence[Job], selection: Selection) -> Page:
+    async def _page(self, batch: Sequence[Job], selection: Selection, ahead: int) -> Page:
         letters: list[DeadLetter] = []
         dismissed: list[NotDead] = []
         for (_, entries), result in zip(batch, await self._classify_all(batch), strict=True):
-            if not is_preserved(entries, result):
+            if self.archive and not is_preserved(entries, result):
                 self.unpreserved.add(result.sequence)
             if isinstance(result, NotDead):
                 dismissed.append(result)
@@ -334,7 +337,7 @@ class Scan:
                 letters.append(result)
         self.dismissed.update(job.status for job in dismissed)
         self.risks += late_end_risks(dismissed, self.snapshot, self.risks)
-        self._newly_handled = self._classifier.handled.take_found()
+        self._newly_handled = [*(self._newly_handled if ahead else ()), *self._classifier.handled.take_found()]
         now = datetime.now(UTC)
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
 
@@ -343,5 +346,4 @@ class Scan:
 
         These are the orphans, and jobs that match no consumer where those are selected.
         """
-        state = (self.connection, self.snapshot, self.index, self.reconciliation)
-        return await jobs_without_entry(*state, selection)
+        return await jobs_without_entry(self.connection, self.snapshot, self.index, self.reconciliation, selection)

@@ -10,7 +10,6 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import handled_filter
 from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
-from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.handled import HandledJobs
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
@@ -157,12 +156,7 @@ class ScanContext:
     async def _ack_metrics(
         self, connection: Connection, archive: ArchiveReader | None, index: EntryIndex, orphans: Collection[int]
     ) -> AckMetrics:
-        jobs = index.jobs() if self.vanished or index.contains_kind(EntryKind.DELETION) else ()
-        sequences = {
-            sequence
-            for sequence, entries in jobs
-            if self.vanished or all(entry.kind == EntryKind.DELETION for entry in entries)
-        }
+        sequences = {sequence for sequence, _ in index.jobs()} if self.vanished else {*index.deleted_in_flight()}
         sequences.update(orphans)
         first = await archive.find(min(sequences)) if archive and sequences else None
         since = first.stored_at if first and first.time else self.snapshot.created_at

@@ -22,7 +22,8 @@ class Status(StrEnum):
     ALIVE = "alive"
     """The consumer is about to deliver it again, or a worker has it."""
     UNCERTAIN = "uncertain"
-    """It was dead before the server restarted, which may have forgotten that, and jobs are in flight."""
+    """Jobs are in flight, and its entry states a death that the server may have forgotten in a restart, or that the
+    consumer's numbers contradict."""
     STALE = "stale"
     """Stream, consumer or message is younger than the entry, which is about another job."""
     GONE = "gone"
@@ -45,8 +46,9 @@ _MEANINGS = {
     Status.HANDLED: "a handler of the dead letter queue has acknowledged its entry, or reported it as handled",
     Status.REDRIVEN: "it was redriven, requeued or parked since",
     Status.ALIVE: "its consumer is about to deliver it again, or a worker has it",
-    Status.UNCERTAIN: "it was dead before the server last restarted or changed, which may have undone that, and while"
-    " other jobs are in flight that can't be known; redrive it once nothing is in flight, or with a census",
+    Status.UNCERTAIN: "it was dead before the server last restarted or changed, which may have undone that, or its"
+    " consumer's numbers contradict that, and while other jobs are in flight it can't be known; redrive it once nothing"
+    " is in flight, or with a census",
     Status.STALE: "its entry is about an earlier stream, consumer or message of the same name and number",
     Status.GONE: "its job is no longer stored (finished late, redriven before, or deleted)",
     Status.VANISHED: "its job is no longer stored, though a copy is stored (finished late by a slow worker, or lost"

@@ -17,27 +17,24 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.concurrency import sleep
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
+from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
+from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due, sleep
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.find import REPORTED_RANGES, Summary
+from airflow_provider_jetstream.jetstream.dead_letters.known_deaths import known_deaths, new_orphans
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import LATE_ENDS
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable, sequence_ranges
+from airflow_provider_jetstream.jetstream.dead_letters.letter_count import LetterCount
+from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable
 from airflow_provider_jetstream.jetstream.dead_letters.look_changes import has_gap, jobs_with_evidence, new_messages
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
-from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
-    REMOVAL_DELAY,
-    KnownDeaths,
-    compare_known,
-)
+from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import compare_known
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter, Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 
@@ -46,18 +43,19 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.dead_letters.status import Page
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # Letters that are classified before other tasks of the event loop run.
-_PAGE = 64
+_PAGE = 128
 # More new messages, or jobs that may have changed, than these are read ahead.
 _FEW = 4
 # The ledger reads every entry's number: with many letters it is brought up to date less often.
 _FEW_LETTERS = 5_000
 _LEDGER_SECONDS = 30.0
+_MOST_COUNTS = 256
 
 
 class TrackedLetters:
@@ -74,12 +72,16 @@ class TrackedLetters:
         self._reconnects = connection.reconnects
         self._is_current = True
         self._preserver = BodyPreserver(connection, scan)
+        # Of the entries that are read: how many are stored, and jobs that weren't classified since.
+        self._stored_entries = int(scan.context.dead_letter_queue["state"]["messages"])
+        self._unclassified: set[int] = set()
         self._settled = {name: consumer.settled for name, consumer in scan.snapshot.consumers.items()}
         # Jobs with entries that are no dead letters: those that are stored may yet become some.
         self._open: dict[int, NotDead] = {}
         self._ended: dict[int, Status] = {}
         self._dismissed: Counter[Status] = Counter()
         self._accounted_at = time.monotonic()
+        self._counts: dict[tuple[Selection, tuple[GroupField, ...]], LetterCount] = {}
 
     @classmethod
     async def prove(
@@ -97,7 +99,7 @@ class TrackedLetters:
         :param in_background: whether to leave half of the time to others
         :raises JetStreamProviderError: as :func:`~.find.summarise_dead_letters` does
         """
-        scan = await Scan.begin(connection, queue, vanished=vanished, ahead=True)
+        scan = await Scan.begin(connection, queue, vanished=vanished)
         scan.page_size = _PAGE
         tracked = cls(connection, scan, fields)
         worked = time.thread_time()
@@ -106,8 +108,16 @@ class TrackedLetters:
             await sleep(time.thread_time() - worked if in_background else 0)
             worked = time.thread_time()
         await scan.account()
-        await tracked._preserver.release_archive()
+        # The copies of a first look are as many as the letters.
+        await tracked._read_entries(scan.connection, scan.snapshot, tracked._preserver.copies.last)
+        await scan.sort_for_ledger()
+        await tracked._preserver.release_archive(tracked._unclassified)
         return tracked
+
+    @property
+    def created(self) -> str:
+        """When the work queue's stream was created: another one of its name has other letters."""
+        return str(self._scan.snapshot.created)
 
     async def update(self, connection: Connection) -> bool:
         """Bring the letters up to date.
@@ -133,20 +143,23 @@ class TrackedLetters:
             # What a handler acknowledged is found by the copies of all entries.
             return False
         view = connection
-        if new_messages(before, context) > _FEW or len(self._open) > _FEW:
-            view = await read_ahead(connection, queue.name, queue.companion_names())
+        if new_messages(before, context, self._scan.index.read_to) > _FEW or len(self._open) > _FEW:
+            view = await read_announced(connection, {queue.name, *snapshot.companions}, batches=True)
         evidence = await jobs_with_evidence(view, before, snapshot, context, len(self.table) + len(self._open))
         if evidence is None:
             return False
         changed = {job for job in evidence if self._knows(job)} | self._open.keys()
-        entries = await self._read_entries(view, before, snapshot)
-        if entries is None:
+        await self._read_entries(view, snapshot, letters["state"]["last_seq"])
+        if self._stored_entries != letters["state"]["messages"] and not await self._drop_removed(view):
             return False
-        changed |= entries
+        self._stored_entries = letters["state"]["messages"]
+        changed |= self._unclassified
+        self._unclassified = set()
         changed.update(self.table.stored_below(snapshot.state["first_seq"]))
         self._begin_scan(view, snapshot)
         await self._classify(view, changed)
-        await self._classify(view, await self._orphans(view, snapshot))
+        known = known_deaths(self.table, self._open.values(), self._settled, snapshot)
+        await self._classify(view, await new_orphans(view, snapshot, known, self._settled, self._scan.index))
         if not await self._agrees(connection, view, snapshot):
             return False
         for name, consumer in snapshot.consumers.items():
@@ -160,10 +173,10 @@ class TrackedLetters:
         :param selection: by the fields of the table, without sequences
         """
         scan, now = self._scan, datetime.now(UTC)
-        found = self.table.matching(selection, group_by, now)
-        summary = Summary(now, group_by, groups=found.groups)
-        summary.dead = sum(group.count for group in found.groups.values())
-        summary.ranges, summary.ranges_left_out = await sequence_ranges(found.sequences, REPORTED_RANGES)
+        count = self._count(selection, group_by)
+        groups, ranges, ranges_left_out = await count.with_ranges(now, REPORTED_RANGES)
+        summary = Summary(now, group_by, groups=groups, ranges=ranges, ranges_left_out=ranges_left_out)
+        summary.dead = sum(group.count for group in groups.values())
         summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
         ledger = await scan.account()
         summary.set_unaccounted(list(ledger.unaccounted.pairs()))
@@ -171,56 +184,41 @@ class TrackedLetters:
         summary.risks, summary.preserved = scan.risks, self._preserver.preserved
         return summary
 
-    def counted(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
-        """Count the letters of a selection as of the last look, without their sequences."""
+    async def counted(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
+        """Count the letters of a selection as of the last look, without their sequences and examples."""
         now = datetime.now(UTC)
-        return Summary(now, group_by, groups=self.table.matching(selection, group_by, now).groups)
+        return Summary(now, group_by, groups=await self._count(selection, group_by).groups(now))
+
+    def _count(self, selection: Selection, group_by: tuple[GroupField, ...]) -> LetterCount:
+        """Return the count of a selection; those who count the same share it, the most recent ones stay."""
+        key = selection, group_by
+        count = self._counts.pop(key, None) or LetterCount(self.table, selection, group_by)
+        self._counts[key] = count
+        if len(self._counts) > _MOST_COUNTS:
+            del self._counts[next(iter(self._counts))]
+        return count
 
     def _knows(self, job: int) -> bool:
         return job in self.table or job in self._open or job in self._ended
 
-    async def _read_entries(
-        self, connection: Connection, before: QueueSnapshot, snapshot: QueueSnapshot
-    ) -> set[int] | None:
-        """Read the new entries; return the jobs of which entries were added or removed, ``None`` where unknown."""
+    async def _read_entries(self, connection: Connection, snapshot: QueueSnapshot, stop: int) -> None:
+        """Read the entries up to one; a copy of a letter that was proved repeats what is known of it."""
         scan, name = self._scan, self._scan.dead_letter_queue
-        state, stored_before = snapshot.companions[name]["state"], before.companions[name]["state"]["messages"]
+        first = snapshot.companions[name]["state"]["first_seq"]
         parser = EntryParser(scan.queue.name, snapshot.created, connection.domain)
-        changed: set[int] = set()
-        count = 0
-        if state["last_seq"] > scan.index.read_to:
-            start = max(scan.index.read_to + 1, state["first_seq"])
-            async for entry, job in scan.index.read(connection, name, parser, start, state["last_seq"]):
-                count += 1
-                # A copy of a letter that was proved repeats what is known of it.
-                if job and not (entry in self._preserver.copies and job in self.table):
-                    changed.add(job)
-                self._preserver.copies.discard(entry)
-        if stored_before + count != state["messages"]:
-            stored = await stored_sequences(connection, name)
-            if not stored.exact:
-                return None
-            changed |= scan.index.drop_missing(stored)
-        return changed
+        copies, self._preserver.copies = self._preserver.copies, StoredCopies()
+        start = max(scan.index.read_to + 1, first)
+        async for entry in copies.read_with(connection, scan.index, name, parser, start, stop):
+            self._stored_entries += 1
+            if entry.job and not (entry.is_own_copy and entry.job in self.table):
+                self._unclassified.add(entry.job)
 
-    async def _orphans(self, connection: Connection, snapshot: QueueSnapshot) -> set[int]:
-        """Return the jobs without an entry that have died since the last look, as the consumers' numbers prove.
-
-        Where a consumer has as many dead jobs as are known, none is looked for.
-        """
-        orphans: set[int] = set()
-        known = self._known(snapshot)
-        for name, consumer in snapshot.consumers.items():
-            start, stop = self._settled[name] + 1, consumer.settled
-            if start > stop or consumer.dead == known.jobs[name]:
-                continue
-            for subject in consumer.filters:
-                async for message in read_range(connection, snapshot.queue, subject, start, stop):
-                    if message.sequence not in self._scan.index:
-                        orphans.add(message.sequence)
-        if orphans:
-            await sleep(REMOVAL_DELAY)
-        return orphans
+    async def _drop_removed(self, connection: Connection) -> bool:
+        """Forget the entries that were removed; return whether it is known which."""
+        stored = await stored_sequences(connection, self._scan.dead_letter_queue)
+        if stored.exact:
+            self._unclassified |= self._scan.index.drop_missing(stored)
+        return stored.exact
 
     def _begin_scan(self, connection: Connection, snapshot: QueueSnapshot) -> None:
         """Continue the scan with the present numbers."""
@@ -263,6 +261,7 @@ class TrackedLetters:
         """Record what the jobs of a page are now."""
         await self._scan.record_handled()
         await self._preserver.preserve(page.letters)
+        await pause_if_due()
         for letter in page.letters:
             self._forget(letter.sequence)
             taker = self._scan.snapshot.consumer_for(letter.subject) if letter.source == BodySource.QUEUE else None
@@ -287,7 +286,7 @@ class TrackedLetters:
 
     async def _agrees(self, connection: Connection, view: Connection, snapshot: QueueSnapshot) -> bool:
         """Compare what is known with the consumers' numbers; return whether they agree."""
-        known = self._known(snapshot)
+        known = known_deaths(self.table, self._open.values(), self._settled, snapshot)
         counts = [(known.jobs[name], consumer.dead) for name, consumer in snapshot.consumers.items()]
         if any(dead is not None and dead < jobs for jobs, dead in counts):
             stored = await stored_sequences(connection, snapshot.queue, snapshot.state)
@@ -297,7 +296,7 @@ class TrackedLetters:
             if not gone:
                 return False
             await self._classify(view, gone)
-            known = self._known(snapshot)
+            known = known_deaths(self.table, self._open.values(), self._settled, snapshot)
         reconciliation = await compare_known(connection, snapshot, known)
         findings = self._scan.context.findings(self._scan.index, uncertain=reconciliation.findings)
         self._scan = replace(self._scan, reconciliation=reconciliation, risks=(*findings, *self._late_ends()))
@@ -306,16 +305,6 @@ class TrackedLetters:
     def _late_ends(self) -> tuple[Finding, ...]:
         """Return what looks found of late ends: they are known of jobs that may be read only once."""
         return tuple(risk for risk in self._scan.risks if risk.name == LATE_ENDS)
-
-    def _known(self, snapshot: QueueSnapshot) -> KnownDeaths:
-        known = KnownDeaths()
-        for name, consumer in snapshot.consumers.items():
-            settled = max(consumer.settled, self._settled[name])
-            of_consumer = [job for job in self._open.values() if job.consumer == name]
-            known.jobs[name] = self.table.count_taken(name) + sum(job.sequence <= settled for job in of_consumer)
-            known.above_settled[name] = self.table.count_taken(name, above=consumer.settled)
-            known.disbelieved[name] = sum(job.status == Status.UNCERTAIN for job in of_consumer)
-        return known
 
     async def _account(self) -> None:
         """Bring the ledger up to date, unless that was done a moment ago and there are many letters."""

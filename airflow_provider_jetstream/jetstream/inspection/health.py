@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
-from airflow_provider_jetstream.jetstream.contract import reserved_subjects, schedule_filter
+from airflow_provider_jetstream.jetstream.contract import PARTITIONS, reserved_subjects, schedule_filter
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Subjects are compared with filters in Python; other tasks of the event loop run in between.
 _SUBJECTS_AT_ONCE = 500
+_LONGEST_NUMBER = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class ConsumerHealth:
     :param deliveries: how often it delivered a job, repeats included
     :param delivered: the highest stream sequence that it delivered
     :param ack_floor: the stream sequence up to which every delivery ended
+    :param paused_until: until when it is paused
+    :param max_in_flight: the limit of jobs in flight; ``None`` where there is none
+    :param ack_wait: after so many seconds, a delivery counts as failed; the longest of its backoff
+    :param partition: its number among the consumers that divide the queue's jobs, if it is one of them
+    :param partitions: the number of these
     """
 
     name: str
@@ -55,6 +62,11 @@ class ConsumerHealth:
     deliveries: int
     delivered: int
     ack_floor: int
+    paused_until: datetime | None = None
+    max_in_flight: int | None = None
+    ack_wait: float = 0.0
+    partition: int | None = None
+    partitions: int | None = None
 
     def __str__(self) -> str:
         counts = [f"{self.pending} pending", f"{self.in_flight} in flight", *(["paused"] if self.paused else [])]
@@ -176,6 +188,9 @@ async def count_left_over(connection: Connection, health: QueueHealth) -> LeftOv
 
 def _health(info: Mapping[str, Any]) -> ConsumerHealth:
     config = info["config"]
+    partitions, partition = (config.get("metadata") or {}).get(PARTITIONS, ""), info["name"].rpartition("-")[2]
+    if not (_is_number(partitions) and _is_number(partition)):
+        partitions = ""
     return ConsumerHealth(
         name=info["name"],
         created=info["created"],
@@ -188,4 +203,14 @@ def _health(info: Mapping[str, Any]) -> ConsumerHealth:
         deliveries=info["delivered"]["consumer_seq"],
         delivered=info["delivered"]["stream_seq"],
         ack_floor=info["ack_floor"]["stream_seq"],
+        paused_until=datetime.fromisoformat(until) if (until := config.get("pause_until")) else None,
+        max_in_flight=most if (most := config.get("max_ack_pending", -1)) > 0 else None,
+        ack_wait=max([config.get("ack_wait", 0), *(config.get("backoff") or [])]) / NANOSECONDS,
+        partition=int(partition) if partitions else None,
+        partitions=int(partitions) if partitions else None,
     )
+
+
+def _is_number(text: object) -> bool:
+    # Anybody may write a consumer's metadata.
+    return isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER

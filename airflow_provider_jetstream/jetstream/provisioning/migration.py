@@ -52,9 +52,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.provisioning.plan import Step
 
 # Seconds: the longest time for which the consumer stays paused without an end of the last job, how long it isn't paused
-# afterwards, and how long at least nothing may change until the migration is given up.
+# afterwards (at first, and at most), and how long at least nothing may change until the migration is given up. A worker
+# need not wait for jobs: one that asks every few seconds finds the consumer paused whenever the time between is short.
 _PAUSED_SECONDS = 5.0
 _RESUMED_SECONDS = 0.3
+_MOST_RESUMED_SECONDS = 10.0
 _STALLED_SECONDS = 60.0
 _POLL_PAUSE = 0.05
 
@@ -102,11 +104,11 @@ class _Migration:
             raise
 
     async def _pass_on(self) -> None:
-        stalled_at, progress = time.monotonic(), None
+        stalled_at, progress, resumed = time.monotonic(), None, _RESUMED_SECONDS
         while True:
             info = await self._info()
             if (state := _progress(info)) != progress:
-                stalled_at, progress = time.monotonic(), state
+                stalled_at, progress, resumed = time.monotonic(), state, _RESUMED_SECONDS
             limit = max(_STALLED_SECONDS, 2 * _longest_wait(info["config"]))
             if time.monotonic() - stalled_at > limit:
                 raise DeadlineError(self._stalled_text(info["num_ack_pending"], limit))
@@ -117,7 +119,8 @@ class _Migration:
                 async with paused(self._connection, self._stream, self._consumer):
                     if await self._idle() and await self._switch():
                         return
-            await asyncio.sleep(_RESUMED_SECONDS)
+            await asyncio.sleep(resumed)
+            resumed = min(2 * resumed, _MOST_RESUMED_SECONDS)
 
     async def _switch(self) -> bool:
         """Narrow the consumer and end the migration; return ``False`` where it has delivered a job meanwhile."""

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.errors import JobError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
@@ -61,15 +61,13 @@ class AdvisedJobs:
         """Return an empty collection for a queue."""
         return cls(queue.advisory_subjects if queue else ())
 
-    def collect(self, jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
-        """Pass jobs on, and note those that name an advisory subject.
+    def note(self, index: int, outgoing: OutgoingJob) -> None:
+        """Note a job that names an advisory subject.
 
-        :raises JobError: two jobs have the same id on the same advisory subject
+        :raises JobError: a job before it has the same id on the same advisory subject
         """
-        for index, outgoing in enumerate(jobs):
-            if self.advisory_subjects and not outgoing.scheduled:
-                self._note(index, outgoing)
-            yield outgoing
+        if not outgoing.scheduled:
+            self._note(index, outgoing)
 
     def sequences(self, report: PublishReport) -> dict[str, int]:
         """Return the stream sequence of each job that is stored."""

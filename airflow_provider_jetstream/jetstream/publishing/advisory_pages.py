@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotF
 from airflow_provider_jetstream.jetstream.publishing.job_reader import read_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -76,7 +76,7 @@ class AdvisoryPages:
         self._task = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}" if origin else ""
         self._created = ""
 
-    async def reserve(self, jobs: AdvisedJobs, prepared: Iterator[OutgoingJob], created: str) -> Iterator[OutgoingJob]:
+    async def reserve(self, jobs: AdvisedJobs, prepared: Iterable[OutgoingJob], created: str) -> Iterable[OutgoingJob]:
         """Reserve the subjects and ids of jobs that are about to be published, and return all of the jobs.
 
         Stored first and compared afterwards: of two tasks that reserve the same at once, the one whose page has the
@@ -88,7 +88,7 @@ class AdvisoryPages:
         """
         if not jobs.advisory_subjects:
             return prepared
-        prepared = iter(await read_all(prepared))
+        prepared = await read_all(prepared)
         if not jobs.indexes:
             return prepared
         self._created = created

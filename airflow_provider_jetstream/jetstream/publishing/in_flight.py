@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.publish_ack import PublishAckRun, parse_publish_ack
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -18,7 +15,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     PermissionDeniedError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.publishing.refusals import is_full, is_passing, job_error, too_large
+from airflow_provider_jetstream.jetstream.publishing.flight_table import FlightTable
+from airflow_provider_jetstream.jetstream.publishing.flight_writer import FlightWriter
+from airflow_provider_jetstream.jetstream.publishing.refusals import is_full, is_passing, job_error
 from airflow_provider_jetstream.jetstream.publishing.report import PublishFailure, PublishReport, RepeatedJob
 from airflow_provider_jetstream.jetstream.publishing.unanswered_subjects import UnansweredSubjects
 
@@ -29,13 +28,12 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.job_in_flight import JobInFlight, SendingLimits
+    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
 
 # Seconds until a job is sent again that the server can't store just now.
 _PASSING_PAUSE = 0.25
 # How often no stream answers before JetStream is asked why.
 _UNANSWERED = 2
-# Of all jobs in flight together: they are kept until they are stored.
-_MAX_BYTES = 16 << 20
 
 
 class JobsInFlight:
@@ -71,17 +69,18 @@ class JobsInFlight:
         self._limits = limits
         self._stored = stored
         self._stopped = stopped
-        self._jobs: OrderedDict[int, JobInFlight] = OrderedDict()
-        self._bytes = 0
+        self._table = FlightTable(self.report.sequences)
         self._progress = asyncio.Event()
         self._last_answer = time.monotonic()
         self._unanswered = UnansweredSubjects(connection)
-        self._denied: dict[str, PermissionDeniedError] = {}
         self._inbox = connection.new_inbox()
         self._reply_prefix = f"{self._inbox}.".encode()
+        self._writer = FlightWriter(
+            connection, self._reply_prefix, self._table, limits.ack_timeout, self._unanswered, self.fail
+        )
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._table)
 
     @property
     def _stream(self) -> str | None:
@@ -117,89 +116,56 @@ class JobsInFlight:
         """Send a job for the first time, or once more after a full queue has refused it."""
         self.send_together([(index, flight)])
 
+    def takes(self, run: OutgoingRun) -> bool:
+        """Return whether a run can be sent as it is: nothing is known to be wrong with any of its jobs."""
+        return self._writer.takes(run)
+
+    def send_run(self, first: int, run: OutgoingRun) -> None:
+        """Send a run of jobs for the first time, in one write.
+
+        :param first: the index of its first job
+        """
+        self._writer.send_run(first, run)
+
     def send_together(self, flights: Iterable[tuple[int, JobInFlight]]) -> None:
         """Send jobs in one write."""
-        frames: list[bytes] = []
-        sent: list[int] = []
-        deadline = time.monotonic() + self._limits.ack_timeout
-        for index, flight in flights:
-            subject = flight.job.subject
-            if refused := self._refusal_of(subject):
-                self.fail(index, flight.job, refused, certain=not flight.answer_lost)
-                continue
-            flight.attempts = 1
-            if frame := self._encoded(index, flight):
-                frames.append(frame)
-                sent.append(index)
-                self._jobs[index] = flight
-                self._bytes += len(flight.payload)
-                flight.deadline, flight.is_passing = deadline, False
-        self._write(frames, sent)
-
-    def _refusal_of(self, subject: str) -> JetStreamProviderError | None:
-        """Return why nothing is sent on a subject, as far as the server has said so already."""
-        return self._denied.get(subject) or self._unanswered.missing(subject)
-
-    def _encoded(self, index: int, flight: JobInFlight) -> bytes | None:
-        """Return a job as it is sent; ``None`` where it is too large, which is then its fate."""
-        headers, payload, limit = encode_headers(flight.job.headers), flight.payload, self._connection.max_payload
-        if len(payload) + len(headers) > limit:
-            # The server would close the connection.
-            self.fail(index, flight.job, too_large(f"the server's limit of {limit} bytes"))
-            return None
-        reply = b"%b%d" % (self._reply_prefix, index)
-        return encode_message(encode_subject(flight.job.subject), payload, headers, reply)
-
-    def _write(self, frames: Sequence[bytes], indexes: Sequence[int]) -> None:
-        if not frames:
-            return
-        try:
-            self._connection.write(b"".join(frames), len(frames))
-        except UnreachableError as error:
-            # While the connection is lost, the jobs are sent again after their deadline.
-            if self._connection.is_connected or self._connection.is_closed:
-                for index in indexes:
-                    flight = self._jobs[index]
-                    self._remove(index)
-                    self.fail(index, flight.job, error, certain=not flight.answer_lost)
+        self._writer.send_together(flights)
 
     @property
     def has_room_for_bytes(self) -> bool:
         """Whether the jobs in flight are small enough together for another one."""
-        return self._bytes <= _MAX_BYTES
+        return self._table.has_room_for_bytes
 
     async def wait_until_at_most(self, count: int) -> None:
         """Wait until no more jobs than these are in flight."""
-        while len(self._jobs) > count or self._bytes > _MAX_BYTES:
+        while len(self) > count or not self.has_room_for_bytes:
             self._progress.clear()
-            seconds = next(iter(self._jobs.values())).deadline - time.monotonic()
             try:
-                async with asyncio.timeout(max(0.0, seconds)):
+                async with asyncio.timeout(self.seconds_left()):
                     await self._progress.wait()
             except TimeoutError:
                 await self.send_late()
 
     def seconds_left(self) -> float:
         """Return the seconds until a job has to be sent again; endless without jobs."""
-        return max(
-            0.0, min((flight.deadline for flight in self._jobs.values()), default=float("inf")) - time.monotonic()
-        )
+        return max(0.0, self._table.deadline - time.monotonic())
 
     async def send_late(self) -> None:
         """Send the jobs again that have no answer in time, or whose pause is over."""
         now = time.monotonic()
-        for index, flight in [(index, flight) for index, flight in self._jobs.items() if flight.deadline <= now]:
+        self._table.part_late_runs(now)
+        late = sorted(index for index, flight in self._table.jobs.items() if flight.deadline <= now)
+        for index, flight in [(index, self._table.jobs[index]) for index in late]:
             # Its answer may have come while another job was sent.
-            if index not in self._jobs or flight.deadline > time.monotonic():
+            if index not in self._table.jobs or flight.deadline > time.monotonic():
                 continue
             error = await self._passing_error(flight) if flight.is_passing else self._silence(flight)
-            if index not in self._jobs:
+            if index not in self._table.jobs:
                 continue
             if error:
-                self._remove(index)
-                self.fail(index, flight.job, error, certain=not flight.answer_lost)
+                self._writer.give_up(index, error)
             else:
-                self._send_again(index, flight)
+                self._writer.send_again(index, flight)
 
     def _silence(self, flight: JobInFlight) -> UnreachableError | None:
         """Return the error of a job that had no answer, unless it is to be sent again."""
@@ -227,79 +193,101 @@ class JobsInFlight:
             return self.away
         return None
 
-    def _send_again(self, index: int, flight: JobInFlight) -> None:
-        self._jobs.move_to_end(index)
-        flight.deadline, flight.is_passing = time.monotonic() + self._limits.ack_timeout, False
-        if frame := self._encoded(index, flight):
-            self._write([frame], [index])
-        else:
-            self._remove(index)
-
-    def _remove(self, index: int) -> None:
-        self._bytes -= len(self._jobs.pop(index).payload)
-
     def _on_denied(self, denial: PermissionDeniedError) -> None:
         unheard = denial.subject == f"{self._inbox}.*"
         if unheard:
             self.away = denial
         elif denial.action == "publish":
-            self._denied[denial.subject] = denial
-        for index, flight in list(self._jobs.items()):
+            self._writer.denied[denial.subject] = denial
+        self._table.part_all_runs()
+        for index, flight in list(self._table.jobs.items()):
             if unheard or denial.subject == flight.job.subject:
-                self._remove(index)
+                self._table.remove(index)
                 self.fail(index, flight.job, denial, certain=not (unheard or flight.answer_lost))
                 self._progress.set()
 
-    def _on_run(self, acknowledged: Sequence[tuple[int, int]]) -> None:
+    def _on_run(self, indexes: Sequence[int], sequences: Sequence[int]) -> None:
         """Record jobs that the queue's stream has stored and didn't have: nearly all answers."""
-        report, jobs = self.report, self._jobs
+        report = self.report
         self._last_answer, self.silent = time.monotonic(), False
-        sequences, size, stored = report.sequences, 0, 0
-        for index, sequence in acknowledged:
-            if flight := jobs.pop(index, None):
-                size += len(flight.payload)
-                sequences[index] = sequence
+        stored = self._table.runs.record(indexes, sequences)
+        if stored < len(indexes) and self._table.jobs:
+            stored += self._record_each(indexes, sequences)
+        if stored:
+            self._note_stored(stored, report.destination.stream if report.destination else report.stream)
+        self._progress.set()
+
+    def _note_stored(self, count: int, stream: str | None) -> None:
+        self.away = self.full_since = None
+        self.report.stream = stream
+        self._stored(count + len(self))
+
+    def _record_in_run(self, index: int, ack: PubAck) -> bool:
+        """Record a PubAck, where nothing else came for the jobs of its run; return whether that was so."""
+        report, job = self.report, self._table.runs.job(index) if ack.duplicate else None
+        if (report.destination and report.destination.problem(ack)) or (ack.duplicate and job is None):
+            return False
+        if not self._table.runs.record([index], [ack.sequence]):
+            return False
+        if job is None:
+            self._note_stored(1, ack.stream)
+            return True
+        self.away, report.stream = None, ack.stream
+        report.duplicates += 1
+        report.repeated.append(RepeatedJob(index, job.job_id, ack.sequence, job.key.body_digest))
+        self._stored(1 + len(self))
+        return True
+
+    def _record_each(self, indexes: Sequence[int], sequences: Sequence[int]) -> int:
+        report, stored = self.report, 0
+        for index, sequence in zip(indexes, sequences, strict=True):
+            if flight := self._table.jobs.get(index):
+                self._table.remove(index)
+                report.sequences[index] = sequence
                 stored += 1
                 if flight.job.scheduled:
                     report.scheduled.add(index)
-        self._bytes -= size
-        if stored:
-            self.away = self.full_since = None
-            report.stream = report.destination.stream if report.destination else report.stream
-            self._stored(stored + len(jobs))
-        self._progress.set()
+        return stored
 
     def _on_answer(self, subject: bytes, _reply: bytes, _headers: bytes | None, payload: bytes) -> None:
         number = subject[len(self._reply_prefix) :]
-        if not number.isdigit():
-            return
-        index = int(number)
-        flight = self._jobs.get(index)
+        if number.isdigit():
+            self._take_answer(int(number), payload)
+
+    def _take_answer(self, index: int, payload: bytes) -> None:
         ack = refusal = None
         try:
             # An empty answer is the server's own: no stream answers on the subject.
-            ack = parse_publish_ack(flight.job.subject if flight else "", payload) if payload else None
+            ack = parse_publish_ack("", payload) if payload else None
         except ApiError as error:
             refusal = error
         except UnreachableError:
             # From a subscriber to the subject that is no stream; the stream's own answer may still come.
-            if flight:
+            self._table.part_run_of(index)
+            if flight := self._table.jobs.get(index):
                 flight.foreign_answer = True
             return
         self._last_answer, self.silent = time.monotonic(), False
         self._progress.set()
-        if flight is None:
+        if ack and self._record_in_run(index, ack):
+            return
+        self._table.part_run_of(index)
+        if (flight := self._table.jobs.get(index)) is None:
             return
         if ack is None and (refusal is None or is_passing(refusal)):
             self._retry_soon(index, flight, refusal)
             return
-        self._remove(index)
+        self._table.remove(index)
         if ack:
             self._record(index, flight, ack)
-        elif refusal and is_full(refusal) and not self.takes_no_refused:
+        elif refusal:
+            self._refuse(index, flight, refusal)
+
+    def _refuse(self, index: int, flight: JobInFlight, refusal: ApiError) -> None:
+        if is_full(refusal) and not self.takes_no_refused:
             self.full_since = self.full_since or time.monotonic()
             self.refused[index], self.refusal = flight, refusal
-        elif refusal:
+        else:
             self.fail(index, flight.job, job_error(refusal))
 
     def _retry_soon(self, index: int, flight: JobInFlight, refusal: ApiError | None) -> None:
@@ -308,7 +296,6 @@ class JobsInFlight:
         flight.passing, flight.is_passing = flight.passing + 1, True
         flight.refusal = job_error(refusal) if refusal else None
         flight.deadline = now + _PASSING_PAUSE
-        self._jobs.move_to_end(index, last=False)
 
     def _record(self, index: int, flight: JobInFlight, ack: PubAck) -> None:
         self.away = None
@@ -318,7 +305,7 @@ class JobsInFlight:
             return
         if not ack.duplicate:
             self.full_since = None
-        self._stored(1 + len(self._jobs))
+        self._stored(1 + len(self))
         self.report.add_acknowledged(index, ack, scheduled=flight.job.scheduled)
         if ack.duplicate and flight.attempts == 1 and not flight.passing:
             job = flight.job

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal
 
 from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, REDRIVE_COUNT
-from airflow_provider_jetstream.jetstream.origin import short_digest
+from airflow_provider_jetstream.jetstream.origin import ShortDigests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _REDRIVE: Final = "redrive:"
+_OBJECT: Final = b"{"
 _REDRIVE_ID = re.compile(r"redrive:([0-9]{1,18}):[0-9A-Za-z_-]{22}")
 _COUNT = re.compile(r"[0-9]{1,18}")
 # In bytes: any publisher can write what it likes, and ids go into headers and events, which have to stay small.
@@ -33,6 +35,17 @@ def job_id_of(headers: Iterable[tuple[str, str]], body: bytes, sequence: int) ->
     :param sequence: its stream sequence
     """
     return stated_job_id(headers, body) or str(sequence)
+
+
+def delivered_job_id(headers: Mapping[str, str], body: bytes, sequence: int) -> str:
+    """Return what :func:`job_id_of` does, for a job whose headers were read into the first value of each name."""
+    message_id = headers.get(MSG_ID)
+    # Most jobs have this form, and a worker looks at each of its jobs.
+    if message_id and message_id.isascii() and JOB_ID not in headers and not body.startswith(_OBJECT):
+        if len(message_id) <= _MAX_FIELD and not message_id.startswith(_REDRIVE):
+            return message_id
+        return str(sequence)
+    return job_id_of(headers.items(), body, sequence)
 
 
 def stated_job_id(headers: Iterable[tuple[str, str]], body: bytes) -> str | None:
@@ -64,10 +77,15 @@ def advisory_of(headers: Iterable[tuple[str, str]], body: bytes) -> str | None:
     return first(headers, JOB_ADVISORY) or body_field(body, "advisory")
 
 
+def delivered_advisory(headers: Mapping[str, str], body: bytes) -> str | None:
+    """Return what :func:`advisory_of` does, for a job whose headers were read into the first value of each name."""
+    return headers.get(JOB_ADVISORY) or (body_field(body, "advisory") if body.startswith(_OBJECT) else None)
+
+
 def body_field(body: bytes, name: Literal["id", "advisory"]) -> str | None:
     """Return a field of a body that is a JSON object: text or a whole number, ``None`` for anything else."""
     # Most bodies have no such field, and finding that out costs much less than parsing them.
-    if not body.startswith(b"{") or b'"%b"' % name.encode() not in body:
+    if not body.startswith(_OBJECT) or b'"%b"' % name.encode() not in body:
         return None
     try:
         value = json.loads(body).get(name)
@@ -85,7 +103,12 @@ def redrive_message_id(stream: str, sequence: int, time: str, redrives: int) -> 
     :param time: when the letter's job was stored, in the server's own text
     :param redrives: how often the new job was redriven
     """
-    return f"{_REDRIVE}{redrives}:{short_digest(stream, sequence, time)}"
+    return f"{_REDRIVE}{redrives}:{_digests(stream).of(sequence, time)}"
+
+
+@lru_cache(maxsize=16)
+def _digests(stream: str) -> ShortDigests:
+    return ShortDigests(stream)
 
 
 def redrives_of(headers: Iterable[tuple[str, str]]) -> int:
@@ -118,6 +141,8 @@ def _is_exact(text: str) -> bool:
 
 
 def _is_usable(text: str, most: int = _MAX_FIELD) -> bool:
+    if text.isascii():
+        return 0 < len(text) <= most
     try:
         # What isn't UTF-8 can't be sent in an event.
         return 0 < len(text.encode()) <= most

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
@@ -51,3 +54,14 @@ class JobInFlight:
     passing: int = 0
     is_passing: bool = False
     refusal: JetStreamProviderError | None = None
+
+    def encode(self, reply: bytes, limit: int) -> bytes | None:
+        """Return it as it is sent; ``None`` where it is too large.
+
+        :param reply: the subject for its answer
+        :param limit: the size of the largest message, after which the server closes the connection
+        """
+        headers = encode_headers(self.job.headers)
+        if len(self.payload) + len(headers) > limit:
+            return None
+        return encode_message(encode_subject(self.job.subject), self.payload, headers, reply)

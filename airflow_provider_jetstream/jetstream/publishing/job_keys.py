@@ -8,6 +8,8 @@ trace say which try has sent a job, so they don't count.
 from __future__ import annotations
 
 import json
+from array import array
+from collections import deque
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -54,12 +56,54 @@ class JobKey:
         return str(self.parts[0]) if len(self.parts) == 1 else None
 
 
-class JobKeys:
-    """The keys of the jobs of one call."""
+class RunContents:
+    """The contents of a run of jobs without ids.
 
-    def __init__(self) -> None:
+    :param name: what the content of each begins with
+    :param find: finds the contents of all runs up to this one
+    :ivar counts: how many equal jobs came before each; ``None`` where no job is equal to another one
+    """
+
+    __slots__ = ("_bodies", "_digests", "_find", "_name", "counts")
+
+    def __init__(self, name: bytes, bodies: Sequence[bytes], find: Callable[[RunContents], None]) -> None:
+        self._name = name
+        self._bodies = bodies
+        self.counts: list[int] | None = None
+        self._digests: list[bytes] | None = None
+        self._find = find
+
+    @property
+    def digests(self) -> list[bytes]:
+        """Those of the contents."""
+        if self._digests is None:
+            self._find(self)
+        return self._digests or []
+
+    def digest(self) -> list[bytes]:
+        """Digest the contents, and return the digests."""
+        self._digests, self._bodies = [sha256(self._name + body).digest() for body in self._bodies], ()
+        return self._digests
+
+
+class JobKeys:
+    """The keys of the jobs of one call.
+
+    :param is_whole: whether all jobs are prepared before one is sent: the contents of runs are then digested as they
+        are sent, while the server stores those before
+    """
+
+    def __init__(self, *, is_whole: bool = False) -> None:
+        self._is_whole = is_whole
+        # Of a source that isn't whole, one thread prepares jobs while another one sends: nothing waits there.
+        self._waiting: deque[RunContents] = deque()
         # The position of the first job with an id; the number of jobs with a content.
         self._known = DigestTable(8)
+        # Of runs, as long as none of their jobs may have the id or the content of another one.
+        self._contents: set[int] = set()
+        self._content_digests = array("Q")
+        self._ids: set[int] = set()
+        self._id_texts: list[tuple[int, bytes]] = []
         self._name: tuple[tuple[str, str | None], bytes] = (("", None), b"")
 
     def key_of(
@@ -81,8 +125,9 @@ class JobKeys:
         :raises JobError: a job before it has the same id
         """
         digest = sha256(body or b"").digest()
+        self._note_exactly()
         if given_id is not None:
-            place = sha256(b"id " + given_id.encode("utf-8", "surrogatepass")).digest()[:DIGEST_BYTES]
+            place = _place(given_id.encode("utf-8", "surrogatepass"))
             if (first := self._known.get(place)) is not None:
                 raise JobError(
                     f"jobs {int.from_bytes(first)} and {index} both have the id {given_id!r}, and only one of them"
@@ -93,15 +138,89 @@ class JobKeys:
         if body is None:
             return JobKey(("not sent", index), digest)
         named = (subject, partition_key if PLACEHOLDER in subject else None)
-        if declared:
-            name = _line(*named, *declared)
-        else:
-            # That of most jobs is the one of the job before.
-            if self._name[0] != named or not self._name[1]:
-                self._name = (named, _line(*named))
-            name = self._name[1]
+        name = _line(*named, *declared) if declared else self._line_of(named)
         content = sha256(name + body)
         return JobKey((content.hexdigest(), self._known.increment(content.digest()[:DIGEST_BYTES])), digest)
+
+    def _line_of(self, named: tuple[str, str | None]) -> bytes:
+        # That of most jobs is the one of the job before.
+        if self._name[0] != named or not self._name[1]:
+            self._name = (named, _line(*named))
+        return self._name[1]
+
+    def contents_of(self, subject: str, bodies: Sequence[bytes]) -> RunContents:
+        """Return the contents of a run of jobs without ids.
+
+        :param subject: that of all jobs
+        """
+        run = RunContents(self._line_of((subject, None)), bodies, self._find)
+        self._waiting.append(run)
+        if not self._is_whole:
+            self._find(run)
+        return run
+
+    def _find(self, last: RunContents) -> None:
+        """Digest runs in their order up to this one: a job's number depends on those before it."""
+        while self._waiting:
+            run = self._waiting.popleft()
+            run.counts = self._counts_of(run.digest())
+            if run is last:
+                return
+
+    def _counts_of(self, digests: Sequence[bytes]) -> list[int] | None:
+        if not len(self._known):
+            words = array("Q", b"".join(digests))
+            starts = words[::4].tolist()
+            if len(set(starts)) == len(starts) and self._contents.isdisjoint(starts):
+                self._contents.update(starts)
+                kept = array("Q", bytes(DIGEST_BYTES * len(digests)))
+                kept[::2], kept[1::2] = words[::4], words[1::4]
+                self._content_digests.extend(kept)
+                return None
+            self._move_to_table()
+        return [self._known.increment(digest[:DIGEST_BYTES]) for digest in digests]
+
+    def note_ids(self, index: int, ids: Sequence[str], text: bytes) -> bool:
+        """Note the given ids of a run of jobs; return ``False``, with nothing noted, where one may be known already.
+
+        :param index: that of the first job
+        :param text: the ids, each followed by a line feed but for the last
+        """
+        if len(self._known):
+            places = [_place(given_id) for given_id in text.split(b"\n")]
+            if len(set(places)) < len(places) or any(self._known.position(place) is not None for place in places):
+                return False
+            for number, place in enumerate(places, index):
+                self._known.set(place, number.to_bytes(8))
+            return True
+        hashes = set(map(hash, ids))
+        if len(hashes) < len(ids) or not self._ids.isdisjoint(hashes):
+            return False
+        self._ids |= hashes
+        self._id_texts.append((index, text))
+        return True
+
+    def _note_exactly(self) -> None:
+        """Move what runs have noted to the table, with those that wait."""
+        if self._waiting:
+            self._find(self._waiting[-1])
+        self._move_to_table()
+
+    def _move_to_table(self) -> None:
+        """Move what runs have noted to the table, which knows how often and where."""
+        if self._content_digests:
+            digests = self._content_digests.tobytes()
+            for start in range(0, len(digests), DIGEST_BYTES):
+                self._known.increment(digests[start : start + DIGEST_BYTES])
+            self._content_digests, self._contents = array("Q"), set()
+        for first, text in self._id_texts:
+            for index, given_id in enumerate(text.split(b"\n"), first):
+                self._known.set(_place(given_id), index.to_bytes(8))
+        self._id_texts, self._ids = [], set()
+
+
+def _place(given_id: bytes) -> bytes:
+    return sha256(b"id " + given_id).digest()[:DIGEST_BYTES]
 
 
 def declared_content(

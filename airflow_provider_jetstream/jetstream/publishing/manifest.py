@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -151,6 +152,10 @@ class Manifest:
             return True
         return not (earlier.closed or has_ended)
 
+    def are_new(self, first: int, run: OutgoingRun) -> bool:
+        """Note a run that is about to be sent; return ``False``, with nothing noted, where one may be stored."""
+        return self._known.is_empty and self._rows.note_run(first, run)
+
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored.
 
@@ -252,7 +257,7 @@ class Manifest:
         is_known = all(failure.certain for failure in report.failures)
         # A try that Airflow has given up goes on beside the one that has begun since.
         is_latest = self._begun is not None and head.begun_by == self._begun.begun_by
-        count = len(self._known) + self._rows.added if self._idempotency_key is not None else _job_count(report)
+        count = len(self._known) + self._rows.added if self._idempotency_key is not None else report.job_count
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
         recorded = self._rows.recorded(published_head(head, report))
         is_complete = is_known and is_latest and not self._rows.overflows
@@ -300,7 +305,7 @@ class Manifest:
         """Record what a task has published after :meth:`announce`."""
         if not self._records or not self._stored:
             return
-        closed = {"closed": True, "published": _job_count(report)} if self._opened else {}
+        closed = {"closed": True, "published": report.job_count} if self._opened else {}
         last_seen = self._stored.record
 
         def concluded(stored: ManifestHead | None) -> ManifestHead:
@@ -341,7 +346,3 @@ class Manifest:
         except NotFoundError:
             return False
         return covered_by_any(subjects, manifest_filter(self._queue.name))
-
-
-def _job_count(report: PublishReport) -> int:
-    return sum(1 for sequence in report.sequences if sequence) + len(report.extra)

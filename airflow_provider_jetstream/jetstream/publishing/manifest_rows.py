@@ -7,9 +7,11 @@ head names by their sequences in the events stream. Nobody else can add one.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
@@ -21,12 +23,14 @@ from airflow_provider_jetstream.jetstream.origin import digest_of
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead, parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -82,6 +86,7 @@ class ManifestRows:
         self._recorded: set[bytes] = set()
         # By position: message id and body digest of each job that isn't known to be stored yet.
         self._noted: dict[int, bytes] = {}
+        self._runs: list[_NotedRun] = []
         self._fills_at = self._page_bytes // ROW_BYTES
         self.added = 0
 
@@ -98,11 +103,15 @@ class ManifestRows:
     @property
     def may_fill_page(self) -> bool:
         """Whether enough jobs were noted to fill a page once they are stored."""
-        return len(self._noted) >= self._fills_at
+        return self._noted_jobs >= self._fills_at
 
     def postpone(self) -> None:
         """Store no page until as many further jobs were noted."""
-        self._fills_at = len(self._noted) + self._page_bytes // ROW_BYTES
+        self._fills_at = self._noted_jobs + self._page_bytes // ROW_BYTES
+
+    @property
+    def _noted_jobs(self) -> int:
+        return len(self._noted) + sum([len(run.bodies) for run in self._runs])
 
     def resume(self, head: ManifestHead, *, renews_pages: bool = False) -> None:
         """Go on with the rows of an earlier try.
@@ -114,6 +123,15 @@ class ManifestRows:
         rows = inline_rows(head)
         self._recorded = set(_split(rows))
         self._inline = bytearray() if renews_pages else bytearray(rows)
+
+    def note_run(self, first: int, run: OutgoingRun) -> bool:
+        """Note a run that is about to be sent, and return true."""
+        if isinstance(run, UniformRun):
+            self._runs.append(_NotedRun(first, *run.row_columns()))
+        else:
+            for offset in range(len(run)):
+                self.note(first + offset, run.job(offset))
+        return True
 
     def note(self, index: int, job: OutgoingJob) -> None:
         """Note a job that is about to be sent."""
@@ -131,6 +149,7 @@ class ManifestRows:
         :return: whether a page was stored
         """
         sequences = report.sequences
+        self._take_runs(sequences, only_full=only_full)
         for index in [index for index in self._noted if index < len(sequences) and sequences[index]]:
             self._inline += self._noted.pop(index) + sequences[index].to_bytes(8)
             self.added += 1
@@ -144,6 +163,18 @@ class ManifestRows:
             stored = True
         return stored
 
+    def _take_runs(self, sequences: array[int], *, only_full: bool) -> None:
+        waiting: list[_NotedRun] = []
+        for run in self._runs:
+            if rows := run.rows(sequences):
+                self._inline += rows
+                self.added += len(run.bodies)
+            elif only_full:
+                waiting.append(run)
+            else:
+                self._noted.update(run.unfinished())
+        self._runs = waiting
+
     def recorded(self, head: ManifestHead) -> ManifestHead:
         """Return a head with the rows, and with those that another run of its idempotency key has added meanwhile."""
         for row in _split(inline_rows(head)):
@@ -156,6 +187,38 @@ class ManifestRows:
             # A retry searches for the jobs.
             return head.model_copy(update={"rows": "", "pages": [], "unrecorded_from": head.queue_from})
         return head.model_copy(update={"rows": b64encode(self._inline).decode(), "pages": sorted(self._pages)})
+
+
+@dataclass(frozen=True, slots=True)
+class _NotedRun:
+    """Jobs that follow each other, none of which was known to be stored.
+
+    :param ids: message ids, as two numbers each
+    :param bodies: the beginnings of the digests of bodies
+    """
+
+    first: int
+    ids: array[int]
+    bodies: array[int]
+
+    def rows(self, sequences: array[int]) -> bytes:
+        """Return the rows of the jobs; nothing unless all of them are stored."""
+        count = len(self.bodies)
+        stored = sequences[self.first : self.first + count]
+        if len(stored) < count or 0 in stored:
+            return b""
+        if sys.byteorder == "little":
+            stored.byteswap()
+        rows = array("Q", bytes(ROW_BYTES * count))
+        rows[::4], rows[1::4], rows[2::4], rows[3::4] = self.ids[::2], self.ids[1::2], self.bodies, stored
+        return rows.tobytes()
+
+    def unfinished(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the index of each job, and its row without its sequence."""
+        ids, bodies = self.ids.tobytes(), self.bodies.tobytes()
+        for place in range(len(self.bodies)):
+            digest = ids[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
+            yield self.first + place, digest + bodies[place * BODY_DIGEST_BYTES : (place + 1) * BODY_DIGEST_BYTES]
 
 
 def _split(rows: bytes | bytearray) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -14,15 +15,18 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, JobError, NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs
-from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import RUN_SIZE, SINGLE_JOBS
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
+    from types import TracebackType
+    from typing import Self
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
+    from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, RepeatedJob
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -63,6 +69,25 @@ class Publication:
     by_key: bool = False
     events_from: int = 1
     advised: AdvisedJobs = field(default_factory=lambda: AdvisedJobs.of(None))
+    _saving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait until what is being recorded is; where publishing failed, record no more."""
+        if self._saving and error:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+        else:
+            await self._end_saving()
+
+    async def _end_saving(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving:
+            await saving
 
     @classmethod
     async def begin(
@@ -108,7 +133,7 @@ class Publication:
 
     def prepare(
         self, jobs: Iterable[object] | AsyncIterable[object], subject: str | None, job_id: JobIdSource | None
-    ) -> Iterator[OutgoingJob]:
+    ) -> PreparedJobs:
         """Give every job its subject, id and headers; see :func:`prepare_jobs`.
 
         :raises JobError: a job of a list can't be published as it is
@@ -124,23 +149,35 @@ class Publication:
             by_key=self.by_key,
             limit=SizeLimit.of(self.queue, config) if self.queue else None,
             job_id=job_id,
-            check=self.stored.check,
+            check=None if self.stored.is_empty else self.stored.check,
             captured=(config.get("subjects") or ()) if config else captured,
             contents=self.head.contents if self.head else CONTENTS,
         )
-        return self.advised.collect(prepared)
+        # Jobs that differ in body and ids only name no advisory subject.
+        return prepared.then(self.advised.note) if self.advised.advisory_subjects else prepared
+
+    @property
+    def run_size(self) -> int:
+        """How many jobs are sent together at most."""
+        return RUN_SIZE if self.stored.is_empty else SINGLE_JOBS
+
+    def are_new(self, first: int, run: OutgoingRun) -> bool:
+        """Note a run that is about to be sent; return ``False``, with nothing noted, where one may be stored."""
+        return self.manifest is None or self.manifest.are_new(first, run)
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored."""
         return self.manifest.sequence_of(index, job) if self.manifest else None
 
     async def save_progress(self, report: PublishReport) -> None:
-        """Record the jobs that are stored by now, now and then."""
+        """Record the jobs that are stored by now, now and then, while others are sent."""
         is_due = self.manifest is not None and self.manifest.is_due
         if len(report.repeated) >= _COMPARED_AT_ONCE or (is_due and report.repeated):
             await self._compare_repeated(report)
-        if self.manifest and is_due:
-            await self.manifest.save_progress(report)
+        if self._saving and self._saving.done():
+            await self._end_saving()
+        if self.manifest and is_due and not self._saving:
+            self._saving = asyncio.create_task(self.manifest.save_progress(report))
 
     async def _compare_repeated(self, report: PublishReport) -> None:
         """Refuse jobs in whose place the server has stored others, under the same message ids.
@@ -169,6 +206,7 @@ class Publication:
 
     async def complete(self, report: PublishReport) -> None:
         """Add to the report what this publication knows of its jobs, once the fate of each is known."""
+        await self._end_saving()
         await self._compare_repeated(report)
         report.advised = self.advised.sequences(report)
         report.events_from = self.events_from

@@ -7,11 +7,12 @@ answer is sent again under the same id, and reported by its index if it stays un
 from __future__ import annotations
 
 from math import ceil, isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job_in_flight import SendingLimits
 from airflow_provider_jetstream.jetstream.publishing.job_reader import JobReader
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import NothingKnown
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication, stream_info_of
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.publishing.sender import JobSender
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource
+    from airflow_provider_jetstream.jetstream.publishing.known_jobs import KnownJobs
     from airflow_provider_jetstream.jetstream.publishing.report import Destination, PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+_NOTHING_KNOWN: Final = NothingKnown()
 
 
 async def publish(
@@ -59,15 +63,16 @@ async def publish(
     info = await stream_info_of(connection, queue) if queue and queue.events and origin else None
     resumes = origin is not None and origin.max_tries is not None
     publication = await Publication.begin(connection, queue, origin, info=info, resumes=resumes)
-    report = await publish_prepared(
-        connection,
-        publication.prepare(jobs, subject, job_id),
-        stored_sequence=publication.sequence_of,
-        rate=rate,
-        room_timeout=room_timeout,
-        destination=publication.destination,
-        progress=publication.save_progress,
-    )
+    async with publication:
+        report = await publish_prepared(
+            connection,
+            publication.prepare(jobs, subject, job_id),
+            known=publication,
+            rate=rate,
+            room_timeout=room_timeout,
+            destination=publication.destination,
+            progress=publication.save_progress,
+        )
     await publication.conclude(report)
     report.raise_for_failures()
     return report
@@ -77,10 +82,10 @@ async def publish_prepared(
     connection: Connection,
     jobs: Iterable[OutgoingJob],
     *,
-    window: int = 512,
+    window: int = 1024,
     ack_timeout: float = 5.0,
     attempts: int = 3,
-    stored_sequence: Callable[[int, OutgoingJob], int | None] = lambda _index, _job: None,
+    known: KnownJobs = _NOTHING_KNOWN,
     rate: float | None = None,
     room_timeout: float = 0.0,
     away_timeout: float = 60.0,
@@ -94,12 +99,12 @@ async def publish_prepared(
     :param window: the largest number of unacknowledged jobs
     :param ack_timeout: seconds to wait for an acknowledgement before a job is sent again
     :param attempts: the largest number of times that a job is sent
-    :param stored_sequence: returns the stream sequence of a job that is known to be stored, and isn't sent again
+    :param known: the jobs that are known to be stored, and aren't sent again
     :param rate: jobs per second at most; as fast as possible where absent
     :param room_timeout: how many seconds a full queue may store no job before the jobs that it refuses are given up
     :param away_timeout: how many seconds the server may say that it can't store a job just now
     :param destination: the queue's stream; a job that another one stores is a failure, and ends publishing
-    :param progress: awaited after each job
+    :param progress: awaited after the jobs that were sent together
     :param stopped: returns whether to stop; the jobs that aren't sent by then are missing in the report
     :return: the report, which includes the jobs that failed, and what the source raised; nothing is raised for either
     :raises JobError: the rate isn't above 0
@@ -112,7 +117,7 @@ async def publish_prepared(
     sender = JobSender(connection, in_flight, limits, RateLimiter(rate), stopped)
     sender.report.destination = destination
     async with sender, JobReader(jobs, in_flight) as reader:
-        await sender.send_each(reader, stored_sequence, progress or _no_progress)
+        await sender.send_each(reader, known, progress or _no_progress)
     return sender.report
 
 

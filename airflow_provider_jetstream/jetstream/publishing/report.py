@@ -149,6 +149,11 @@ class PublishReport:
         """How many jobs are stored."""
         return len(self.sequences) - len(self.failures)
 
+    @property
+    def job_count(self) -> int:
+        """How many jobs of the task are stored, those included that it doesn't name any more."""
+        return len(self.sequences) - self.sequences.count(0) + len(self.extra)
+
     def reject(self, repeated: RepeatedJob, error: JetStreamProviderError) -> None:
         """Record that what the server has stored in the place of a job is another one."""
         self.sequences[repeated.index] = 0

@@ -17,10 +17,11 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.publishing.in_flight import JobsInFlight
 from airflow_provider_jetstream.jetstream.publishing.job_in_flight import JobInFlight
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import NothingKnown
 from airflow_provider_jetstream.jetstream.publishing.refusals import full_text, is_full_subject, too_old
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
     from types import TracebackType
     from typing import Self
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.job_in_flight import SendingLimits
     from airflow_provider_jetstream.jetstream.publishing.job_reader import JobReader
+    from airflow_provider_jetstream.jetstream.publishing.known_jobs import KnownJobs
+    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
     from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 
@@ -37,7 +40,7 @@ _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
 # So many failures are reported; they are held in memory.
 _MAX_FAILURES = 10_000
-# After so many jobs, bytes or seconds, other tasks of the event loop run.
+# After so many jobs, bytes or seconds, other tasks of the event loop run. A run counts as one, since it takes as long.
 _YIELD_JOBS = 64
 _YIELD_BYTES = 256 << 10
 _YIELD_SECONDS = 0.005
@@ -84,15 +87,15 @@ class JobSender:
     async def send_each(
         self,
         jobs: JobReader,
-        stored_sequence: Callable[[int, OutgoingJob], int | None],
+        known: KnownJobs,
         progress: Callable[[PublishReport], Awaitable[None]],
     ) -> None:
         """Send jobs as they come, until they end or publishing is stopped, and wait until the fate of each is known.
 
         What their source raises is noted in the report.
 
-        :param stored_sequence: returns the stream sequence of a job that is known to be stored, and isn't sent again
-        :param progress: awaited after each job, and while the next one is awaited
+        :param known: the jobs that are stored already, and aren't sent again
+        :param progress: awaited after the jobs that were sent together, and while the next one is awaited
         """
         while not self._stopped():
             if self._is_over():
@@ -101,9 +104,10 @@ class JobSender:
             if self._sends_at_once():
                 if await self._wait_for_window():
                     continue
-                room = min(self._window - len(self._in_flight), _YIELD_JOBS)
+                room = min(self._window - len(self._in_flight), known.run_size)
                 if ready := jobs.take_ready(room, _YIELD_BYTES):
-                    await self._yield(len(ready), self._send_ready(ready, stored_sequence))
+                    self._send_ready(ready, known)
+                    await self._yield(_YIELD_JOBS, ready.size)
                     await progress(self.report)
                     continue
             try:
@@ -119,7 +123,7 @@ class JobSender:
                 await progress(self.report)
                 continue
             index = len(self.report.sequences)
-            if sequence := stored_sequence(index, job):
+            if sequence := known.sequence_of(index, job):
                 self.report.add_stored(sequence, scheduled=job.scheduled)
             else:
                 await self._send(index, job)
@@ -157,25 +161,27 @@ class JobSender:
         await self._in_flight.wait_until_at_most(self._window - 1)
         return True
 
-    def _send_ready(
-        self, ready: Sequence[OutgoingJob], stored_sequence: Callable[[int, OutgoingJob], int | None]
-    ) -> int:
-        """Send jobs in one write, and return the size of their bodies."""
-        report, size = self.report, 0
+    def _send_ready(self, ready: OutgoingRun, known: KnownJobs) -> None:
+        """Send jobs in one write."""
+        sequences, first = self.report.sequences, len(self.report.sequences)
+        if known.are_new(first, ready):
+            if self._in_flight.takes(ready):
+                sequences.frombytes(bytes(len(ready) * sequences.itemsize))
+                self._in_flight.send_run(first, ready)
+                return
+            known = NothingKnown()
         flights: list[tuple[int, JobInFlight]] = []
         try:
-            for job in ready:
-                index = len(report.sequences)
-                if sequence := stored_sequence(index, job):
-                    report.add_stored(sequence, scheduled=job.scheduled)
+            for offset in range(len(ready)):
+                index, job = first + offset, ready.job(offset)
+                if sequence := known.sequence_of(index, job):
+                    self.report.add_stored(sequence, scheduled=job.scheduled)
                     continue
-                report.sequences.append(0)
+                sequences.append(0)
                 if flight := self._flight(index, job):
-                    size += len(flight.payload)
                     flights.append((index, flight))
         finally:
             self._in_flight.send_together(flights)
-        return size
 
     async def _yield(self, count: int, size: int) -> None:
         """Let other tasks run, such as the one that writes to the connection."""

@@ -103,7 +103,7 @@ class StoredJobs:
 
         :raises JobError: it is
         """
-        if job.key.given_id is None or self._is_empty or (known := self._value_of(index, job)) is None:
+        if job.key.given_id is None or self.is_empty or (known := self._value_of(index, job)) is None:
             return
         body_digest, sequence = known
         found = job.key.body_digest[:BODY_DIGEST_BYTES]
@@ -120,7 +120,7 @@ class StoredJobs:
 
         :raises JobError: its given id is stored with another body
         """
-        if self._is_empty:
+        if self.is_empty:
             return None
         self.check(index, job)
         if (digest := digest_of(job.message_id)) and (position := self._own.position(digest)) is not None:
@@ -130,7 +130,8 @@ class StoredJobs:
         return known[1] if known else None
 
     @property
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
+        """Whether no job is known to be stored."""
         return not (len(self._own) or len(self._others) or self._other_ids or self._earlier)
 
     def is_recorded(self, job: OutgoingJob) -> bool:

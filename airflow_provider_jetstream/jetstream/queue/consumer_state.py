@@ -79,6 +79,10 @@ class ConsumerState:
         settled = settled_sequence(self.delivered, self.ack_floor, self.in_flight, self.held_above)
         return max(settled, self.settlement.sequence) if self.settlement else settled
 
+    def may_have_open(self, sequence: int) -> bool:
+        """Return whether one of the open deliveries may be that of a stored job."""
+        return self.in_flight > 0 and sequence <= self.delivered
+
     def proves_death(self, sequence: int, *, has_evidence: bool, requeued_at: datetime | None = None) -> bool:
         """Return whether the consumer will never again deliver a job that is still stored.
 

@@ -9,17 +9,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import WithJsonSchema
 
 from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, PARTITIONS
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import PriorityPolicy, consumer_problems
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_size
+from airflow_provider_jetstream.jetstream.units import (
+    DURATION_FORM,
+    NANOSECONDS,
+    SIZE_FORM,
+    parse_duration,
+    parse_size,
+)
 
 # Before the models, which pydantic builds in full only where these names are already known.
-Duration = Annotated[int, BeforeValidator(parse_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]
+Duration = Annotated[int, BeforeValidator(parse_duration), WithJsonSchema(DURATION_FORM)]
+Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(SIZE_FORM)]
 
 
 def _require_utf8(text: str) -> str:
@@ -29,7 +36,6 @@ def _require_utf8(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_require_utf8)]
-
 _DAY = 86_400 * NANOSECONDS
 
 

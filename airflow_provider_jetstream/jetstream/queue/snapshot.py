@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
@@ -82,7 +83,8 @@ class QueueSnapshot:
     @property
     def captures_markers(self) -> bool:
         """Whether atomic redrives leave markers in the queue."""
-        return covered_by_any(self.config.get("subjects") or [], marker_filter(self.queue))
+        # Asked for every dead letter.
+        return _capture(tuple(self.config.get("subjects") or ()), marker_filter(self.queue))
 
     @property
     def empty_companions(self) -> frozenset[str]:
@@ -97,6 +99,11 @@ class QueueSnapshot:
                 if covers(filter_, subject):
                     return consumer
         return None
+
+
+@lru_cache(maxsize=64)
+def _capture(subjects: tuple[str, ...], filter_: str) -> bool:
+    return covered_by_any(subjects, filter_)
 
 
 async def take_snapshot(connection: Connection, queue: WorkQueue, *, census: bool = False) -> QueueSnapshot:

@@ -61,18 +61,22 @@ async def store_copies(connection: Connection, jobs: Sequence[RedrivenJob]) -> l
     """
     messages = [(job.subject, job.content.body) for job in jobs]
     answers = await store_each(connection, messages, [job.headers for job in jobs])
-    return [await _checked(connection, job, answer) for job, answer in zip(jobs, answers, strict=True)]
+    stored: list[int | JetStreamProviderError] = []
+    for job, answer in zip(jobs, answers, strict=True):
+        if isinstance(answer, PubAck) and answer.duplicate:
+            stored.append(await _checked(connection, job, answer))
+        else:
+            stored.append(_stored_sequence(job, answer))
+    return stored
 
 
-async def _checked(
-    connection: Connection, job: RedrivenJob, answer: PubAck | ApiError | TransientError
-) -> int | JetStreamProviderError:
-    """Return the stream sequence of a copy, or why it isn't known to be stored.
+async def _checked(connection: Connection, job: RedrivenJob, answer: PubAck) -> int | JetStreamProviderError:
+    """Return the stream sequence of a copy whose id was stored before, or why it isn't known to be stored.
 
     The id of a copy is no secret: a publisher may have stored another job under it, which must not replace this one.
     """
     stored = _stored_sequence(job, answer)
-    if isinstance(stored, JetStreamProviderError) or not (isinstance(answer, PubAck) and answer.duplicate):
+    if isinstance(stored, JetStreamProviderError):
         return stored
     try:
         message = await get_message(connection, job.stream, stored)

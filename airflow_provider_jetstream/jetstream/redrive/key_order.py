@@ -285,7 +285,7 @@ class KeyOrder:
                     key.awaited = None
                     died = f"is dead again ({why})" if why else "is gone, and how it ended isn't known"
                     key.stopped = f"the job before it, {sequence} of {self._storing.name}, {died}"
-            report.results_at.clear()
+            report.results_at = {}
 
     def close(self, report: RedriveReport) -> None:
         """Report the letters that stay where they are for the sake of the order."""

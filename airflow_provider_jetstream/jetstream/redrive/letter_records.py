@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.letter_actions import CommonFields, LetterAction
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import copied_from
@@ -14,13 +15,27 @@ from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.log import Action, AuditLog
+    from airflow_provider_jetstream.jetstream.audit.letter_ranges import Action
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
+_LONGEST_ID = 200
+_MOST_KNOWN = 1_000
+
 # A letter with a new job, or a parked one, and the record of that.
-Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
+Done: TypeAlias = "tuple[DeadLetter, LetterAction]"
+
+
+@dataclass(slots=True, eq=False)
+class _ActionOnLetter(LetterAction):
+    letter: DeadLetter | None = None
+
+    @property
+    def job_id(self) -> str | None:
+        # Only a record about one letter has it.
+        return readable_text(self.letter.job_id)[:_LONGEST_ID] if self.letter else None
 
 
 class LetterRecords:
@@ -32,6 +47,9 @@ class LetterRecords:
     def __init__(self, audit: AuditLog, request: RedriveRequest) -> None:
         self._audit = audit
         self._request = request
+        # The wave whose letters are redriven, where the redrive has waves.
+        self.wave: int | None = None
+        self._known: dict[tuple[Any, ...], CommonFields] = {}
 
     def record(
         self,
@@ -43,7 +61,7 @@ class LetterRecords:
         changes: dict[str, Any] | None = None,
         new_stream: str | None = None,
         left_out: dict[str, str] | None = None,
-    ) -> LetterRecord:
+    ) -> LetterAction:
         """Build the record of one action on a letter.
 
         :param new_sequence: the sequence of the new job or of the parked letter
@@ -52,28 +70,38 @@ class LetterRecords:
         :param new_stream: the stream of the new job, where it isn't the letter's own
         :param left_out: headers for which the new job had no room
         """
-        return LetterRecord(
-            stream=letter.death.stream,
-            created=letter.death.created,
-            sequence=letter.sequence,
+        common = self._common(letter, action, subject, new_stream)
+        return _ActionOnLetter(
+            *(common, letter.death.sequence, new_sequence, copied_from(letter), letter.death.died_at),
+            *(changes, left_out, letter),
+        )
+
+    def _common(self, letter: DeadLetter, action: Action, subject: str, new_stream: str | None) -> CommonFields:
+        death, redrives = letter.death, letter.redrives + (action != "parked")
+        error = death.error_class, death.error_message, death.explanation
+        key = action, subject, new_stream, redrives, self.wave, death.stream, death.consumer, death.reason, error
+        if common := self._known.get(key):
+            return common
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        common = self._known[key] = CommonFields(
+            stream=death.stream,
+            created=death.created,
             action=action,
-            new_sequence=new_sequence,
             new_stream=new_stream,
-            copy_of=copied_from(letter),
             subject=readable_text(subject),
-            consumer=letter.death.consumer,
-            left_out=left_out,
-            redrives=letter.redrives + (action != "parked"),
-            reason=letter.death.reason.value,
-            died_at=letter.death.died_at,
-            fingerprint=letter.death.fingerprint,
+            consumer=death.consumer,
+            redrives=redrives,
+            reason=death.reason.value,
+            fingerprint=death.fingerprint,
             why=self._request.why,
             who=self._request.who,
             run=self._request.run,
-            changes=changes,
+            wave=self.wave,
         )
+        return common
 
-    def of_copy(self, job: RedrivenJob, sequence: int) -> LetterRecord:
+    def of_copy(self, job: RedrivenJob, sequence: int) -> LetterAction:
         """Build the record of a letter whose new job was just stored."""
         return self.record(
             *(job.letter, "redriven"),
@@ -84,7 +112,7 @@ class LetterRecords:
             left_out=dict(job.left_out) or None,
         )
 
-    def of_begun(self, letter: DeadLetter) -> LetterRecord:
+    def of_begun(self, letter: DeadLetter) -> LetterAction:
         """Build the record of a letter whose new job an earlier redrive has stored."""
         # The subject that this request names may be one of another queue than the one that stores the new job.
         subject = letter.subject if self._request.target else self._request.subject or letter.subject

@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
+from airflow_provider_jetstream.jetstream.redrive.body_difference import body_difference
 from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
@@ -46,8 +47,10 @@ class Preview:
     :param parked: how many would be parked
     :param failed: original sequence → why it would stay a dead letter; the first hundred
     :param failures: how many would stay dead letters
+    :param causes: why they would stay → how many; the first hundred causes
+    :param changed: how many of the redriven would get another body or other headers, by a transform or a patch
     :param groups: the letters by cause
-    :param sample: the first few letters
+    :param sample: the first few letters; with a patch, the first few that it changes
     :param uncertain: more jobs that may be dead: they can't be identified yet, or are gone unaccounted for
     :param undeliverable: jobs that match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
@@ -60,6 +63,8 @@ class Preview:
     parked: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     failures: int = 0
+    causes: dict[str, int] = field(default_factory=dict)
+    changed: int = 0
     groups: LetterGroups = field(default_factory=LetterGroups)
     sample: list[dict[str, Any]] = field(default_factory=list)
     uncertain: int = 0
@@ -74,6 +79,8 @@ class Preview:
         self.failures += 1
         if len(self.failed) < _NAMED_FAILURES:
             self.failed[sequence] = why
+        if why in self.causes or len(self.causes) < _NAMED_FAILURES:
+            self.causes[why] = self.causes.get(why, 0) + 1
 
     def as_json(self) -> dict[str, Any]:
         """Return the preview in a form that fits an XCom: counts, the largest groups and a sample."""
@@ -86,6 +93,8 @@ class Preview:
             "parked": self.parked,
             "failed": self.failures,
             "failures": dict(list(self.failed.items())[:20]),
+            "causes": dict(sorted(self.causes.items(), key=lambda cause: -cause[1])[:20]),
+            "changed": self.changed,
             "groups": [{"group": list(key), "count": group.count} for key, group in self.groups.largest()[:100]],
             "sample": self.sample,
             "uncertain": self.uncertain,
@@ -163,7 +172,7 @@ def preview_letter(
         result.parked += 1
         return
     try:
-        content = repaired_content(letter, request.transform)
+        content = repaired_content(letter, request.transform, request.body_patch)
         target.check_subject(content.subject, request.subject or letter.subject)
         job = redriven_job(letter, content, request.subject, limits)
         if room:
@@ -178,7 +187,9 @@ def preview_letter(
         result.add_failure(letter.sequence, str(error))
         return
     result.redriven += 1
-    if len(result.sample) < _SAMPLE:
+    result.changed += content.changes is not None
+    # Of a patch, people want to see what it changes.
+    if len(result.sample) < _SAMPLE and (request.patch is None or content.changes):
         result.sample.append(
             {
                 "sequence": letter.sequence,
@@ -190,5 +201,6 @@ def preview_letter(
                 "redrives": letter.redrives,
                 "body": job.content.body[:_BODY_SHOWN].decode("utf-8", "replace"),
                 "changes": job.content.changes,
+                "difference": body_difference(letter.body, job.content.body),
             }
         )

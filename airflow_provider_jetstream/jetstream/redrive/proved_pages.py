@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # What was proved longer ago than this is proved again before anything is done with it.
 PROOF_SECONDS: Final = 0.5
+# How many pages are proved at the same time as the next one: while the answers of one arrive, the others are judged.
+_AHEAD: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,15 @@ class ProvedPage:
 class ProvedPages:
     """Reads the pages of a scan in order; an async context manager.
 
-    :param reads_ahead: whether the next page is read while the caller works on the one before
+    :param reads_ahead: whether the next pages are read while the caller works on the one before
     """
 
     def __init__(self, scan: Scan, selection: Selection, *, reads_ahead: bool) -> None:
         self._scan = scan
-        self._pages = scan.pages(selection)
+        ahead = _AHEAD if reads_ahead else 0
+        self._pages = scan.pages(selection, ahead=ahead)
+        # When the pages were asked for, of which the first is the next one.
+        self._began: deque[float] = deque(maxlen=ahead + 1)
         self._reads_ahead = reads_ahead
         self._reading: asyncio.Task[ProvedPage | None] | None = None
 
@@ -68,8 +74,9 @@ class ProvedPages:
         return page
 
     async def _read(self) -> ProvedPage | None:
-        began = time.monotonic()
+        self._began.append(time.monotonic())
         if (page := await anext(self._pages, None)) is None:
             return None
         await self._scan.record_handled()
-        return ProvedPage(page.letters, page.dismissed, began)
+        # Its proof began as soon as the scan was asked for one so far before it.
+        return ProvedPage(page.letters, page.dismissed, self._began[0])

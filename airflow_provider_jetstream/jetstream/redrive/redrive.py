@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
-from contextlib import nullcontext
+import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.errors import LeaseLostError
-from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
-from airflow_provider_jetstream.jetstream.redrive.claims import Claims
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, LeaseHeldError, LeaseLostError
+from airflow_provider_jetstream.jetstream.redrive.gates import Gates
 from airflow_provider_jetstream.jetstream.redrive.key_order import KeyOrder, check_order
-from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
-from airflow_provider_jetstream.jetstream.redrive.proved_pages import PROOF_SECONDS, ProvedPages
-from airflow_provider_jetstream.jetstream.redrive.recovery import recover
+from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import redrive_lease
+from airflow_provider_jetstream.jetstream.redrive.redrive_step import RedriveStep
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
-from airflow_provider_jetstream.jetstream.redrive.requeueing import Requeueing
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.jetstream.redrive.run_progress import RunProgress, finish_run
-from airflow_provider_jetstream.jetstream.redrive.steps import Steps
-from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget, own_request, read_target
+from airflow_provider_jetstream.jetstream.redrive.supervision import Supervision
+from airflow_provider_jetstream.jetstream.redrive.target import own_request, read_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from datetime import datetime
+    from collections.abc import Awaitable, Callable, Collection
 
-    from airflow_provider_jetstream.jetstream.audit.lease import Lease
-    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.wave_outcome import WaveWait
 
 log = logging.getLogger(__name__)
 
@@ -71,32 +61,147 @@ async def redrive_dead_letters(
     :raises LeaseLostError: another operation took the lease, since this one was cut off from the server for too long;
         what it did so far is done
     """
+    return (await advance_redrive(connection, queue, request, progress=progress, stopped=stopped))[0]
+
+
+async def advance_redrive(
+    connection: Connection,
+    queue: WorkQueue,
+    request: RedriveRequest | None = None,
+    *,
+    progress: Callable[[RedriveReport], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
+    patience: float = math.inf,
+    ended: bool = False,
+) -> tuple[RedriveReport, WaveWait | None]:
+    """Do as :func:`redrive_dead_letters` does, but await jobs and people no longer than a caller has the patience for.
+
+    :param patience: for how many seconds they are awaited at one go
+    :param ended: whether the jobs of the wave that is awaited are known to have ended
+    :return: also the wave whose jobs are to be awaited; a call with the same ``run`` goes on then. ``None`` where there
+        is none: the report's state says whether the redrive is over, paused or at a gate
+    """
     request, report = own_request(request or RedriveRequest(), queue), RedriveReport()
-    if request.order_key is None:
-        await _redrive_once(connection, queue, request, report, progress, stopped)
-        return report
     check_order(request, queue)
-    async with KeyOrder(connection, queue, request, stopped) as order:
+    supervision = Supervision(connection, queue, request, report, stopped)
+    step = partial(_step, connection, queue, supervision, progress)
+    return report, await supervise(connection, supervision, step, stopped, patience, ended=ended)
+
+
+async def advance_gates(
+    connection: Connection,
+    queue: WorkQueue,
+    request: RedriveRequest,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    patience: float = math.inf,
+    ended: bool = False,
+) -> tuple[RedriveReport, WaveWait | None, bool]:
+    """Do as :func:`advance_redrive` does, up to where letters are to be redriven, which another program does.
+
+    :param request: with waves, and with a ``run`` under which that program goes on with the same redrive
+    :return: also whether letters are to be redriven now
+    """
+    request, report = own_request(request, queue), RedriveReport()
+    supervision = Supervision(connection, queue, request, report, stopped)
+    wave = await supervise(connection, supervision, None, stopped, patience, ended=ended)
+    return report, wave, supervision.letters_are_due
+
+
+async def supervise(
+    connection: Connection,
+    supervision: Supervision,
+    step: Callable[[], Awaitable[None]] | None,
+    stopped: Callable[[], bool],
+    patience: float = math.inf,
+    *,
+    ended: bool = False,
+) -> WaveWait | None:
+    """Run a redrive step by step until it is over: await jobs and people in between, and obey these.
+
+    :param step: begins the redrive, or goes on with it, with the lease: the letters of a wave, or all of them.
+        ``None`` where another program does that, which is left to it with ``letters_are_due`` set
+    :param stopped: called a few times a second
+    :param patience: for how many seconds jobs and people are awaited at one go
+    :param ended: whether the jobs of the wave that is awaited are known to have ended
+    :return: the wave whose jobs are to be awaited; ``None`` where there is none
+    """
+    queue = supervision.queue
+    async with supervision:
+        park = partial(_park, connection, queue, supervision.request, stopped)
+        gates = Gates(connection, supervision, park, patience, ended=ended)
+        await supervision.open()
         while True:
-            await _redrive_once(connection, queue, request, report, progress, stopped, order)
+            if supervision.may_redrive:
+                if step is None:
+                    supervision.letters_are_due = True
+                    return None
+                try:
+                    await step()
+                except LeaseHeldError:
+                    # Whoever pauses or aborts a redrive ends its wait for the lease, not its program.
+                    if supervision.caller_stops or not supervision.stopped():
+                        raise
+                    supervision.report.cancelled = True
+            if not await gates.go_on():
+                break
+            supervision.may_redrive = True
+        return await supervision.wave_wait()
+
+
+async def _step(
+    connection: Connection,
+    queue: WorkQueue,
+    supervision: Supervision,
+    progress: Callable[[RedriveReport], None],
+) -> None:
+    """Redrive the letters of a wave, or all of them where there are no waves."""
+    request, report = supervision.request, supervision.report
+    if request.order_key is None:
+        await _redrive_once(connection, queue, supervision, progress)
+        return
+    async with KeyOrder(connection, queue, request, supervision.stopped) as order:
+        while True:
+            await _redrive_once(connection, queue, supervision, progress, order)
             order.take_results(report)
             if report.cancelled or not await order.wait():
                 break
         order.close(report)
-    if request.run and not (request.keep_open or report.cancelled or report.failures):
-        await finish_run(connection, queue, request.run)
-    return report
+    if not (request.keep_open or report.cancelled):
+        await finish_run(connection, queue, str(request.run), state=supervision.final_state)
+        report.state, report.reason = supervision.final_state, supervision.final_reason
+
+
+async def _park(
+    connection: Connection,
+    queue: WorkQueue,
+    request: RedriveRequest,
+    stopped: Callable[[], bool],
+    sequences: Collection[int],
+    why: str,
+) -> int:
+    """Park letters of a wave that died again; return how many of them are parked."""
+    selection = Selection(sequences=frozenset(sequences))
+    parking = RedriveRequest(selection, max_redrives=0, why=why, who=request.who, lease_timeout=request.lease_timeout)
+    report = RedriveReport()
+    async with Supervision(connection, queue, parking, report, stopped, is_recorded=False) as supervision:
+        await _redrive_once(connection, queue, supervision, lambda _: None)
+    # Those that this program parked before it was killed count, too.
+    scan, named, parked = await Scan.begin(connection, queue), sorted(sequences), 0
+    for start in range(0, len(named), PAGE):
+        jobs = await scan.classify(named[start : start + PAGE])
+        parked += sum(isinstance(job, DeadLetter) and job.parked is not None for job in jobs)
+    return parked
 
 
 async def _redrive_once(
     connection: Connection,
     queue: WorkQueue,
-    request: RedriveRequest,
-    report: RedriveReport,
+    supervision: Supervision,
     progress: Callable[[RedriveReport], None],
-    stopped: Callable[[], bool],
     order: KeyOrder | None = None,
 ) -> None:
+    request, stopped = supervision.request, supervision.stopped
     # What was scanned before another operation released the lease isn't so any more.
     async with redrive_lease(connection, queue, request, stopped) as lease:
         # The jobs of earlier waves are in flight.
@@ -112,186 +217,19 @@ async def _redrive_once(
         log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.reason, choice.guarantee)
         await scan.account()
         intents = IntentLog(connection, scan.audit, lease.operation)
-        running = RunProgress(scan.audit, queue.name, request, report, progress)
-        redrive = _Redrive(
-            *(connection, queue, request, scan, intents, target, choice, report, running, stopped), order=order
+        running = RunProgress(scan.audit, supervision, progress)
+        redrive = RedriveStep(
+            *(connection, queue, request, scan, intents, target, choice, supervision, running), order=order
         )
-        await redrive.begin(lease, intents)
-        await redrive.run()
-        if intents.open_since is not None:
-            lease.leave_open()
-
-
-class _Redrive:
-    def __init__(
-        self,
-        connection: Connection,
-        queue: WorkQueue,
-        request: RedriveRequest,
-        scan: Scan,
-        intents: IntentLog,
-        target: RedriveTarget,
-        choice: ProtocolChoice,
-        report: RedriveReport,
-        progress: RunProgress,
-        stopped: Callable[[], bool],
-        *,
-        order: KeyOrder | None = None,
-    ) -> None:
-        self._connection = connection
-        self._queue = queue
-        self._request = request
-        self._scan = scan
-        self._progress = progress
-        self._stopped = stopped
-        self._order = order
-        self._rate_limiter = order.rate_limiter if order else RateLimiter(request.rate)
-        report.protocol, report.guarantee = choice.protocol, choice.guarantee
-        report.target = target.stream if target.is_other else None
-        report.uncertain, report.undeliverable = scan.uncertain, scan.undeliverable
-        report.risks = (*scan.risks, *target.risks)
-        self._report = report
-        self._claims = Claims.of_scan(connection, scan.context)
-        self._steps = Steps(
-            *(connection, queue, scan.snapshot, request, choice.protocol, intents, self._report),
-            claims=self._claims,
-            rest_in_place=choice.rest_in_place,
-            target=target,
-            gathers_entries=True,
-        )
-
-        self._requeueing = Requeueing(
-            *(scan, self._steps, report, stopped),
-            wait_until=lambda moment: _wait_until(scan, moment),
-            on_requeued=progress.report_now,
-        )
-
-    async def begin(self, lease: Lease, intents: IntentLog) -> None:
-        """Add to the report what earlier tries did, and finish what redrives began that were cut off."""
-        scan = self._scan
-        await self._progress.begin(resumes=self._is_first)
-        await recover(self._connection, scan.context, scan.classify, self._steps, intents, lease.open_since)
-        # What they left open that still is, this redrive has recorded once more.
-        lease.open_since = intents.open_since
-
-    @property
-    def _is_first(self) -> bool:
-        return self._order is None or not self._order.is_listed
-
-    async def run(self) -> None:
         try:
-            async with self._claims or nullcontext():
-                await self._run()
-        except LeaseLostError as error:
-            done = f"{len(self._report.redriven)} letters were redriven and {len(self._report.parked)} parked before"
-            raise LeaseLostError(f"{error}; {done}") from None
-
-    async def _run(self) -> None:
-        order, selection = self._order, self._request.selection
-        if self._is_first:
-            await require_sequences(self._scan, selection, {*self._report.redriven, *self._report.parked})
-        if self._report.protocol == Protocol.IN_PLACE:
-            selection = Selection(sequences=frozenset(await self._requeueing.requeue_all(Selection())))
-        if order and self._scan.audit:
-            await self._redrive_wave(order, self._scan.audit, selection)
-        else:
-            await self._redrive_pages(selection)
-        await self._requeueing.requeue_rest()
-        await self._steps.finished_entries.remove()
-        self._report.risks = tuple(dict.fromkeys((*self._report.risks, *self._scan.risks)))
-        complete = not self._report.cancelled and not self._report.failures
-        finished = complete and not self._request.keep_open and self._order is None
-        await self._progress.report_now(finished=finished)
-
-    async def _redrive_pages(self, selection: Selection) -> None:
-        # With a rate, a page that was proved early would only have to be proved again.
-        pages = ProvedPages(self._scan, selection, reads_ahead=self._request.rate is None)
-        async with pages:
-            while not self._report.cancelled and (proved := await pages.next()):
-                await self._steps.clean_up(proved.dismissed)
-                await self._redrive(proved.letters, proved.at)
-
-    async def _redrive_wave(self, order: KeyOrder, audit: AuditLog, selection: Selection) -> None:
-        """Redrive the first letter of each key, as far as the jobs before have completed."""
-        if order.is_listed:
-            await self._scan.named_unaccounted(selection)
-        else:
-            async for page in self._scan.pages(selection):
-                await self._scan.record_handled()
-                await self._steps.clean_up(page.dismissed)
-                await order.add(page.letters, audit)
-            order.end_listing()
-        wave = await order.next_wave(audit)
-        for start in range(0, len(wave), PAGE):
-            # Not by a selection: these letters were selected, but the request doesn't name them.
-            results, proved_at = await self._scan.classify(wave[start : start + PAGE]), time.monotonic()
-            letters = [job for job in results if isinstance(job, DeadLetter)]
-            dismissed = [job for job in results if isinstance(job, NotDead)]
-            order.dismiss(dismissed)
-            await self._steps.clean_up(dismissed)
-            selected = [letter for letter in letters if (letter.parked is not None) == selection.parked]
-            await self._redrive(selected, proved_at)
-
-    async def _redrive(self, letters: Sequence[DeadLetter], proved_at: float) -> None:
-        waiting = list(letters)
-        while waiting:
-            if self._stopped():
-                self._report.cancelled = True
-                return
-            batch = waiting[: self._rate_limiter.batch_size(PAGE)]
-            del waiting[: len(batch)]
-            await self._rate_limiter.wait(len(batch))
-            waited = await _wait_until(self._scan, max(letter.ready_at for letter in batch))
-            # Meanwhile a slow worker may have finished a job, or a server that crashed may have forgotten a death.
-            if waited or time.monotonic() - proved_at > PROOF_SECONDS:
-                batch = await self._prove_again(batch, waited=waited)
-            if self._claims and batch:
-                batch, waiting[:0] = await self._claim(self._claims, batch)
-            self._rate_limiter.consume(len(batch))
-            await self._steps.redrive(batch)
-            self._rate_limiter.record_stored(len(batch))
-            await self._progress.report_if_due()
-
-    async def _claim(self, claims: Claims, letters: Sequence[DeadLetter]) -> tuple[list[DeadLetter], list[DeadLetter]]:
-        """Return the letters that no handler can get, and those to be claimed once more after them."""
-        began = time.monotonic()
-        found = await claims.claim(letters)
-        ready, later = found.ready, found.busy
-        if not ready and not found.gone:
-            log.info("%d letters are left to the handlers that have their entries", len(later))
-            self._report.left_to_handlers.extend(letter.sequence for letter in later)
-            later = []
-        for letter in found.gone:
-            self._report.add_gone(letter.sequence)
-        if ready and time.monotonic() - began > PROOF_SECONDS:
-            ready = await self._prove_again(ready, waited=True)
-        return ready, later
-
-    async def _prove_again(self, letters: Sequence[DeadLetter], *, waited: bool) -> list[DeadLetter]:
-        ended: list[NotDead] = []
-        dead: list[DeadLetter] = []
-        for job in await self._scan.classify_again(letters, refresh=waited):
-            if isinstance(job, DeadLetter) and self._is_selected(job):
-                dead.append(job)
-            elif isinstance(job, DeadLetter) or job.status == Status.STALE:
-                self._report.add_failure(job.sequence, "its consumer or its stream was deleted or recreated meanwhile")
-            else:
-                ended.append(job)
-        if self._order:
-            self._order.dismiss(ended)
-        await self._steps.clean_up(ended)
-        return dead
-
-    def _is_selected(self, letter: DeadLetter) -> bool:
-        reason = letter.death.reason
-        return reason != Reason.UNDELIVERABLE or reason in (self._request.selection.reasons or ())
-
-
-async def _wait_until(scan: Scan, moment: datetime) -> bool:
-    """Wait until a moment by the server's clock; return whether it was in the future."""
-    if moment <= scan.snapshot.taken_at:
-        return False
-    clock = await ServerClock.read(scan.connection, scan.queue.name)
-    if (seconds := clock.seconds_until(moment)) > 0:
-        await asyncio.sleep(seconds)
-    return seconds > 0
+            await redrive.begin(lease, intents)
+            if supervision.may_redrive:
+                await redrive.run()
+        except LeaseLostError:
+            raise
+        except JetStreamProviderError as error:
+            await supervision.fail(error)
+            raise
+        finally:
+            if intents.open_since is not None:
+                lease.leave_open()

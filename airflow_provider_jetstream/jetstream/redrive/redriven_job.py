@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, wire_size
 from airflow_provider_jetstream.jetstream.client.wire_text import is_encodable, readable_text
 from airflow_provider_jetstream.jetstream.contract import (
     JOB_ID,
@@ -122,17 +123,7 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
     :raises CopyTooLargeError: it is too large
     :raises RedriveError: it can't be sent
     """
-    death = letter.death
-    added = {
-        REDRIVE_COUNT: str(letter.redrives + 1),
-        REDRIVE_STREAM: death.stream,
-        REDRIVE_SEQUENCE: str(death.sequence),
-        REDRIVE_CONSUMER: death.consumer or "",
-        **_first_id(letter, content),
-        MSG_ID: redrive_message_id(death.stream, death.sequence, letter.time, letter.redrives + 1),
-    }
-    own = (pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS and pair[0] not in added)
-    headers = Headers([*own, *added.items()])
+    headers = _headers(letter, content)
     size = _size(letter, content.body, headers)
     target = content.subject or subject or letter.subject
     check_subject(letter, target)
@@ -149,13 +140,49 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
     )
 
 
-def _first_id(letter: DeadLetter, content: Content) -> dict[str, str]:
+def _headers(letter: DeadLetter, content: Content) -> Headers:
+    death, redrives = letter.death, letter.redrives + 1
+    sequence, consumer = str(death.sequence), death.consumer or ""
+    first_id = _first_id(letter, content)
+    message_id = redrive_message_id(death.stream, death.sequence, letter.time, redrives)
+    added = (
+        (REDRIVE_COUNT, str(redrives)),
+        (REDRIVE_STREAM, death.stream),
+        (REDRIVE_SEQUENCE, sequence),
+        (REDRIVE_CONSUMER, consumer),
+        *first_id,
+        (MSG_ID, message_id),
+    )
+    if content.headers:
+        names = ORIGIN_HEADERS.union(name for name, _ in added)
+        return Headers([*(pair for pair in content.headers if pair[0] not in names), *added])
+    if first_id or (around := _encoded_around(redrives, death.stream, consumer)) is None:
+        return Headers(added)
+    return Headers(added, b"%b%b%b%b\r\n\r\n" % (around[0], sequence.encode(), around[1], message_id.encode()))
+
+
+@lru_cache(maxsize=64)
+def _encoded_around(redrives: int, stream: str, consumer: str) -> tuple[bytes, bytes] | None:
+    """Return the encoded headers of a copy around the letter's sequence, up to the message id at their end.
+
+    :return: ``None`` where they aren't in this order
+    """
+    pairs = [(REDRIVE_COUNT, str(redrives)), (REDRIVE_STREAM, stream), (REDRIVE_SEQUENCE, "0")]
+    block = encode_headers(Headers([*pairs, (REDRIVE_CONSUMER, consumer), (MSG_ID, "0")]))
+    before, sequence, rest = block.partition(f"{REDRIVE_SEQUENCE}: ".encode())
+    between, message_id, end = rest.partition(f"{MSG_ID}: ".encode())
+    if end != b"0\r\n\r\n" or MSG_ID.encode() in before:
+        return None
+    return before + sequence, between[1:] + message_id
+
+
+def _first_id(letter: DeadLetter, content: Content) -> Pairs:
     """Return the header by which a new job is known as the original was, where nothing else in it says so."""
     own = stated_job_id(letter.headers, letter.body)
     if own is None or header_job_id(letter.headers) or header_job_id(content.headers):
-        return {}
+        return ()
     # Text of a body may have what no header can.
-    return {JOB_ID: own} if own != body_field(content.body, "id") and own.isprintable() else {}
+    return ((JOB_ID, own),) if own != body_field(content.body, "id") and own.isprintable() else ()
 
 
 def _without_optional(headers: Headers, excess: int) -> Headers | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 
 ORIGIN_HEADERS = frozenset({REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONSUMER})
 
@@ -75,12 +76,14 @@ class Content:
     subject: str | None = None
 
 
-def repaired_content(letter: DeadLetter, transform: Transform | None) -> Content:
-    """Return the content of a letter's new job, repaired by a transform if there is one.
+def repaired_content(letter: DeadLetter, transform: Transform | None, patch: JsonPatch | None = None) -> Content:
+    """Return the content of a letter's new job, repaired by a transform or a patch if there is one.
 
-    :raises RedriveError: the transform raised, or returned something that can't be sent
+    :raises RedriveError: the transform raised, or returned something that can't be sent; or the patch can't be applied
     """
     own = tuple(pair for pair in letter.headers if not is_servers(pair[0]))
+    if patch is not None:
+        return _patched(letter, patch, own)
     if transform is None:
         return Content(letter.body, own)
     try:
@@ -104,6 +107,15 @@ def repaired_content(letter: DeadLetter, transform: Transform | None) -> Content
     return Content(body, (*unchanged, *added), _changes(letter.body, body, own, repair.headers), repair.subject)
 
 
+def _patched(letter: DeadLetter, patch: JsonPatch, own: Pairs) -> Content:
+    body = patch.patched(letter.body)
+    if body == letter.body:
+        return Content(body, own)
+    # The fields of a record are shortened, and as Python reads them: the digests say which bodies these were.
+    digests = {"before": sha256(letter.body).hexdigest(), "after": sha256(body).hexdigest()}
+    return Content(body, own, (_changes(letter.body, body, own, {}) or {}) | {"sha256": digests})
+
+
 def _check_headers(letter: DeadLetter, headers: object) -> None:
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
         raise JobError(f"expected headers by name, found {headers!r}")
@@ -111,7 +123,9 @@ def _check_headers(letter: DeadLetter, headers: object) -> None:
         raise JobError(f"expected the job's own headers, found {reserved[0]}, which records its redrives")
     for name, values in headers.items():
         for value in values if isinstance(values, tuple) else (values,):
-            check_headers(letter.job_id, {} if value is None else {name: value})
+            # What is stored can be sent, even if it isn't UTF-8.
+            kept = value is None or (name, value) in letter.headers
+            check_headers(letter.job_id, {} if kept else {name: value})
 
 
 def _values(values: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes, RedriveState, Wave
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
@@ -84,6 +85,11 @@ class RedriveReport:
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     :param resumed: how many of the redriven and parked letters an earlier try had handled
     :param cancelled: whether it was stopped before the end
+    :param redrive: the redrive's id, by which it is read, paused, resumed and aborted
+    :param state: its state
+    :param reason: why it is in this state; empty where the state says it
+    :param outcomes: what became of the redriven letters as far as this redrive has awaited it; the others are unknown
+    :param waves: its waves so far
     """
 
     protocol: Protocol = Protocol.COPY
@@ -101,6 +107,11 @@ class RedriveReport:
     risks: tuple[str, ...] = ()
     resumed: int = 0
     cancelled: bool = False
+    redrive: str = ""
+    state: RedriveState = RedriveState.PLANNED
+    reason: str = ""
+    outcomes: RedriveOutcomes = field(default_factory=RedriveOutcomes)
+    waves: tuple[Wave, ...] = ()
     # Sequences are added nearly in order: a higher one than all before needs no search.
     _highest_parked: int = field(default=0, init=False, repr=False, compare=False)
     _highest_gone: int = field(default=0, init=False, repr=False, compare=False)
@@ -163,6 +174,11 @@ class RedriveReport:
             "to_sequences": sequence_ranges(filter(None, self.redriven.new_sequences()))[:_REPORTED_RANGES],
             "failures": dict(sorted(self.failed.items())[:_REPORTED_FAILURES]),
             "risks": [str(risk) for risk in self.risks],
+            "redrive": self.redrive,
+            "state": self.state.value,
+            "reason": self.reason,
+            "outcomes": self.outcomes.model_dump(),
+            "waves": [wave.model_dump(mode="json", exclude={"cursor", "returned"}) for wave in self.waves],
         }
 
     def raise_for_failures(self) -> None:
@@ -182,3 +198,12 @@ class RedriveReport:
                 f"{done} dead letters were redriven, {self.failures} stayed where they were: {named};"
                 " running it again is safe"
             )
+
+
+def problem_of(report: RedriveReport) -> str:
+    """Return what :meth:`RedriveReport.raise_for_failures` raises as text; empty where it raises nothing."""
+    try:
+        report.raise_for_failures()
+    except RedriveError as error:
+        return str(error)
+    return ""

@@ -15,10 +15,12 @@ from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.function_problem import function_problem
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.order_key import order_key_problem
+from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen, WaveSize, checked_waves
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
@@ -77,8 +79,16 @@ class RedriveRequest:
     :param lease_timeout: seconds to wait at most for another operation that changes the queue's letters
     :param census: whether to pause consumers until nothing of them is in flight, for their ack wait and half a minute
         at most, so that more letters are certain; needs nats-server 2.11
+    :param waves: how many letters each wave brings back, ``rest`` as the last one for all that remain, such as
+        ``[10, 100, "rest"]``: the ends of a wave's jobs are awaited before the next; one wave without a gate where
+        absent
+    :param stop_when: when the redrive stops at the gate after a wave, until a person resumes or aborts it: a
+        :class:`~airflow_provider_jetstream.jetstream.StopWhen`, its dict, or the share of a wave's jobs that may die
+        again; where absent, 0.2
     :param keep_open: whether the redrive stays open in the audit once all letters are handled, because a caller that
         waits for the jobs may be cut off in that too
+    :param patch: operations by RFC 6902 on the letters' JSON bodies, in place of a transform: a
+        :class:`~airflow_provider_jetstream.jetstream.JsonPatch`, its JSON text or its operations
     :raises RedriveRequestError: a field has an invalid value, or fields exclude each other
     """
 
@@ -96,8 +106,12 @@ class RedriveRequest:
     lease_timeout: float = LEASE_TIMEOUT
     census: bool = False
     keep_open: bool = False
+    waves: Sequence[WaveSize] = ()
+    stop_when: StopWhen | Mapping[str, Any] | float | None = None
+    patch: JsonPatch | Sequence[Mapping[str, Any]] | str | None = None
 
     def __post_init__(self) -> None:
+        self._parse()
         if unusable := self._type_problem() or self._limit_problem():
             raise RedriveRequestError(unusable)
         if self.subject is not None and (problem := subject_problem(self.subject, wildcards=False)):
@@ -109,7 +123,7 @@ class RedriveRequest:
             )
         if self.run is not None and ("." in self.run or subject_problem(self.run, wildcards=False)):
             raise RedriveRequestError(f"expected a key without dots, wildcards and white space, found {self.run!r}")
-        if problem := self._target_problem():
+        if problem := self._target_problem() or self._wave_problem() or self._patch_problem():
             raise RedriveRequestError(problem)
         if self.order_key is not None and (problem := order_key_problem(self.order_key)):
             raise RedriveRequestError(problem)
@@ -120,6 +134,13 @@ class RedriveRequest:
                 f"expected nothing but the protocol, found {', '.join(fields)}: a redrive in place brings back all"
                 " letters of a consumer as they are; leave them out, or use another protocol"
             )
+
+    def _parse(self) -> None:
+        object.__setattr__(self, "waves", checked_waves(self.waves))
+        if self.stop_when is not None:
+            object.__setattr__(self, "stop_when", StopWhen.of(self.stop_when))
+        if self.patch is not None:
+            object.__setattr__(self, "patch", JsonPatch.of(self.patch))
 
     @property
     def operation(self) -> str:
@@ -136,11 +157,23 @@ class RedriveRequest:
             "subject": self.subject,
             "target": self.target is not None,
             "transform": self.transform,
+            "patch": self.patch,
             "rate": self.rate,
             "max_redrives": self.max_redrives is not None,
             "order_key": self.order_key,
+            "waves": self.waves,
         }
         return tuple(name for name, is_set in fields.items() if is_set)
+
+    @property
+    def stop_rule(self) -> StopWhen:
+        """When it stops at the gate after a wave."""
+        return StopWhen() if self.stop_when is None else StopWhen.of(self.stop_when)
+
+    @property
+    def body_patch(self) -> JsonPatch | None:
+        """What it changes in the letters' bodies."""
+        return None if self.patch is None else JsonPatch.of(self.patch)
 
     def must_park(self, letter: DeadLetter) -> bool:
         """Return whether a letter is to be parked rather than redriven."""
@@ -185,6 +218,27 @@ class RedriveRequest:
                 f"expected a subject of {self.target.name} for the new jobs, found none: a letter's own subject belongs"
                 " to its own queue; name one, or have a transform name one for each letter"
             )
+        return ""
+
+    def _wave_problem(self) -> str:
+        """Return why the redrive can't go in waves as the request says; empty if it can."""
+        if self.stop_when is not None and not self.waves:
+            return "expected waves beside stop_when, found none: name them, such as [10, 100, 'rest']"
+        if self.waves and self.order_key is not None:
+            return (
+                "expected either waves or order_key, found both: a redrive in the order of each key has waves of its"
+                " own, and a job that dies again holds only the letters of its key up"
+            )
+        if self.waves and self.max_redrives == 0:
+            return "expected letters that become jobs in waves, found max_redrives 0, which parks all: leave waves out"
+        return ""
+
+    def _patch_problem(self) -> str:
+        """Return why the letters can't be patched; empty if they can."""
+        if self.patch is not None and self.transform is not None:
+            return "expected either a patch or a transform, found both: have the transform do what the patch does"
+        if self.patch is not None and self.max_redrives == 0:
+            return "expected letters that become jobs for a patch, found max_redrives 0, which parks all as they are"
         return ""
 
     def _audit_problem(self) -> str:

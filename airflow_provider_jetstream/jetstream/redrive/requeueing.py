@@ -87,11 +87,7 @@ class Requeueing:
 
     def _with_letters(self) -> list[tuple[ConsumerState, datetime]]:
         """Return the consumers that may have stored letters, and when no worker can be working on one any more."""
-        died_at: dict[str, datetime] = {}
-        for _, entries in self._scan.index.jobs():
-            for entry in entries:
-                if entry.consumer:
-                    died_at[entry.consumer] = max(entry.recorded_at, died_at.get(entry.consumer, entry.recorded_at))
+        died_at = self._scan.index.last_recorded()
         found: list[tuple[ConsumerState, datetime]] = []
         for name, consumer in self._scan.snapshot.consumers.items():
             if consumer.dead or (consumer.dead is None and name in died_at):

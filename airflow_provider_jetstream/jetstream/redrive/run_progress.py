@@ -1,4 +1,4 @@
-"""The progress of one redrive: in the log, for its caller, and in the audit where the request has a key."""
+"""The progress of one redrive: in the log, for its caller, and in the audit."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import time
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.redrive_control import read_record
+from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState, redrive_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, RedriveError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.audit.log import RunRecord
+    from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.supervision import Supervision
 
 log = logging.getLogger(__name__)
 
@@ -25,91 +28,121 @@ _PROGRESS_SECONDS = 5.0
 
 
 class RunProgress:
-    """The progress of one redrive.
+    """The progress of one step of a redrive, with the lease.
 
-    :param report: what it has done so far
-    :param on_progress: called with the report
+    :param audit: with the lease
+    :param supervision: the redrive
+    :param on_progress: called with its report
     """
 
-    def __init__(
-        self,
-        audit: AuditLog | None,
-        queue: str,
-        request: RedriveRequest,
-        report: RedriveReport,
-        on_progress: Callable[[RedriveReport], None],
-    ) -> None:
+    def __init__(self, audit: AuditLog, supervision: Supervision, on_progress: Callable[[RedriveReport], None]) -> None:
         self._audit = audit
-        self._queue = queue
-        self._request = request
-        self._report = report
+        self._supervision = supervision
         self._on_progress = on_progress
-        self._record: RunRecord | None = None
         self._reported_at = time.monotonic()
 
-    async def begin(self, *, resumes: bool = True) -> None:
-        """Begin to record the progress, or go on with that of an earlier try.
+    async def begin(self, scan: Scan) -> None:
+        """Begin to record the progress, or go on with that of an earlier try, which is added to the report.
 
-        :param resumes: whether what the earlier try has done is added to the report
         :raises RedriveError: the audit takes no records
         :raises LeaseLostError: the operation doesn't have its lease any more
         """
-        run = self._request.run
-        if run is None or self._audit is None:
+        supervision, request, audit = self._supervision, self._supervision.request, self._audit
+        if not supervision.is_recorded:
             return
+        last = scan.context.audit["state"]["last_seq"] if scan.context.audit else 0
+        redrive, start = supervision.id, last + 1
         try:
-            self._record = await self._audit.begin_run(run, self._request.who, self._request.why)
+            if supervision.has_key and supervision.run_record is None:
+                supervision.run_record = await audit.begin_run(
+                    str(request.run), request.who, request.why, supervision.id
+                )
+            resumes = False
+            if supervision.run_record:
+                resumes = supervision.run_record.redrive != supervision.id
+                start = supervision.run_record.from_sequence
+                redrive = supervision.run_record.redrive or redrive
+            await supervision.begin(audit, scan, redrive, start, resumes=resumes)
         except LeaseLostError:
             raise
         except (ApiError, TransientError) as error:
+            if not (supervision.has_key or request.waves):
+                # Nothing is stored without an intent, so each letter fails for the same reason.
+                log.warning("The redrive couldn't be recorded: %s", error)
+                supervision.record = None
+                return
             raise RedriveError(
-                f"expected {self._audit.stream} to record the redrive, found: {error}; nothing was redriven: see to it"
+                f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: see to it"
                 " that the audit takes records, then run it again"
             ) from None
-        if not resumes:
-            return
-        report = self._report
-        async for letter in self._audit.letters_of_run(self._record):
-            if letter.action == "parked":
-                report.add_parked(letter.sequence)
-            else:
-                report.add_redriven(letter.sequence, letter.new_sequence or letter.sequence, letter.new_stream)
-            report.resumed += 1
-        if report.resumed:
-            log.info("Continuing a redrive that has already handled %d letters", report.resumed)
 
     async def report_if_due(self) -> None:
         """Report the progress unless that was done a moment ago."""
         if time.monotonic() - self._reported_at > _PROGRESS_SECONDS:
             await self.report_now()
 
-    async def report_now(self, *, finished: bool = False) -> None:
+    async def report_now(self) -> None:
         """Report the progress.
 
-        :param finished: whether the redrive is complete
         :raises LeaseLostError: the operation doesn't have its lease any more
         """
+        await self._report(ends=False, finished=False)
+
+    async def end(self, *, finished: bool) -> None:
+        """Report the end of the step.
+
+        :param finished: whether a redrive without waves is complete
+        :raises LeaseLostError: the operation doesn't have its lease any more
+        """
+        await self._report(ends=True, finished=finished)
+
+    async def _report(self, *, ends: bool, finished: bool) -> None:
         self._reported_at = time.monotonic()
-        report = self._report
+        supervision, report = self._supervision, self._supervision.report
         log.info(
             "Redriving %s: %d letters redriven, %d parked, %d failed, %d were no dead letters",
-            *(self._queue, len(report.redriven), len(report.parked), report.failures, len(report.gone)),
+            *(supervision.queue.name, len(report.redriven), len(report.parked), report.failures, len(report.gone)),
         )
         self._on_progress(report)
-        if self._record and self._audit:
-            update = {"report": report.as_json(), "finished": finished}
-            try:
-                await self._audit.record_progress(self._record.model_copy(update=update))
-            except LeaseLostError:
-                raise
-            except (ApiError, TransientError) as error:
-                log.warning("The progress of the redrive couldn't be recorded: %s", error)
+        try:
+            if ends:
+                finished = await supervision.end_step(self._audit, finished=finished)
+            else:
+                await supervision.save(RedriveState.RUNNING, audit=self._audit)
+            if supervision.run_record:
+                update = {"report": report.as_json(), "finished": finished}
+                await self._audit.record_progress(supervision.run_record.model_copy(update=update))
+        except LeaseLostError:
+            raise
+        except (ApiError, TransientError) as error:
+            log.warning("The progress of the redrive couldn't be recorded: %s", error)
 
 
-async def finish_run(connection: Connection, queue: WorkQueue, run: str) -> None:
-    """Record that a redrive is complete which was left open; nothing is raised where that isn't possible."""
+async def finish_run(
+    connection: Connection,
+    queue: WorkQueue,
+    run: str,
+    outcomes: RedriveOutcomes | None = None,
+    state: RedriveState = RedriveState.FINISHED,
+) -> None:
+    """Record that a redrive is complete which was left open; nothing is raised where that isn't possible.
+
+    :param run: its key
+    :param outcomes: what became of its letters, where they were awaited
+    :param state: ``failed`` where another redrive of the key goes on
+    """
     try:
-        if audit := await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"]):
+        created = (await stream_info(connection, queue.name))["created"]
+        if (audit := await AuditLog.open(connection, queue, created)) is None:
+            return
+        record = await audit.open_run(run)
+        if state.is_over:
             await audit.finish_run(run)
+        redrive = (record.redrive if record else None) or run
+        found = await read_record(connection, audit, redrive)
+        if found and not found.state.is_over:
+            update = {"state": state, "reason": "", **({"outcomes": outcomes} if outcomes else {})}
+            body = found.model_copy(update=update).model_dump_json(exclude={"at"}).encode()
+            await audit.store(redrive_subject(audit.queue, redrive), body)
     except (ApiError, TransientError) as error:
         log.warning("The end of the redrive couldn't be recorded, so another one of its key would go on: %s", error)

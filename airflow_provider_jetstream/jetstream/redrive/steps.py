@@ -8,13 +8,16 @@ together.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, task_key_of
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
 from airflow_provider_jetstream.jetstream.errors import (
@@ -25,7 +28,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.publishing.manifest_store import renew_manifests
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs, store_parked
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.finished_entries import FinishedEntries
@@ -33,16 +35,16 @@ from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRe
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, parked_headers, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
+from airflow_provider_jetstream.jetstream.redrive.stored_letters import LEAST_OVERLAPPED, StoredBatch, StoredLetters
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.intent import IntentLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
-    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.claims import Claims
@@ -90,6 +92,7 @@ class Steps:
         self._dead_letter_queue = snapshot.companions[require_dead_letters(queue).name]
         self._request = request
         self._target = target or RedriveTarget(queue, snapshot)
+        self._check_subject = lru_cache(maxsize=256)(self._target.check_subject)
         config = self._target.snapshot.config
         self._limits = CopyLimits.of(connection, config, protocol, request.protocol)
         self._room = CopyRoom(connection, config, self._dead_letter_queue["config"])
@@ -97,16 +100,21 @@ class Steps:
         self._intents = intents
         self._audit = intents.audit
         self._report = report
-        self._removes_entries = removes_entries
         self._claims = claims
         self._rest_in_place = rest_in_place
-        self._unknown: set[int] = set()
+        self._overlaps = False
+        self._finishing: asyncio.Task[set[int]] | None = None
         self.records = LetterRecords(intents.audit, request)
         self.without_room: dict[int, str] = {}
         # A handler would get entries that were claimed, so these don't stay.
         gathers = gathers_entries and claims is None
         self.finished_entries = FinishedEntries(
             connection, queue, self._dead_letter_queue["config"], report, gathers=gathers
+        )
+        self._stored_letters = StoredLetters(
+            *(connection, queue, self._target, self._audit, self.records, self.finished_entries, report),
+            claims=claims,
+            removes_entries=removes_entries,
         )
         # Letters of which an earlier redrive may have stored a new job, and why that isn't known.
         self.set_aside: Mapping[int, str] = {}
@@ -129,6 +137,9 @@ class Steps:
             no_room |= await self._room.for_parked(
                 to_park, {letter.sequence: self._why_parked(letter) for letter in to_park}
             )
+            if no_room and self._finishing:
+                await self.finish_stored()
+                continue
             now = [*begun, *to_park, *(job.letter for job in jobs)]
             freed = any(letter.source == BodySource.QUEUE for letter in now if letter.sequence not in no_room)
             await self._redrive(
@@ -136,6 +147,8 @@ class Steps:
                 [letter for letter in to_park if letter.sequence not in no_room],
                 [job for job in jobs if job.letter.sequence not in no_room],
             )
+            if no_room:
+                await self.finish_stored()
             begun, to_park = [], [letter for letter in to_park if letter.sequence in no_room]
             jobs = [job for job in jobs if job.letter.sequence in no_room]
             if not freed:
@@ -174,8 +187,19 @@ class Steps:
 
         :param begun: letters whose new jobs are stored
         """
-        self._intents.mark()
-        self._unknown.clear()
+        if len(jobs) < LEAST_OVERLAPPED or not self._overlaps:
+            await self.finish_stored()
+            return await self._finish(await self._store(begun, to_park, jobs))
+        batch = await self._store(begun, to_park, jobs)
+        await self.finish_stored()
+        self._finishing = asyncio.create_task(self._finish(batch))
+        return set()
+
+    async def _store(
+        self, begun: Sequence[DeadLetter], to_park: Sequence[DeadLetter], jobs: Sequence[RedrivenJob]
+    ) -> StoredBatch:
+        """Record the intents of letters and store their new jobs or their parked records."""
+        batch = StoredBatch(self._intents.begin_batch())
         if error := await self._record_intents(to_park, jobs):
             why = (
                 f"nothing was stored, since {self._audit.stream} couldn't record what is about to be ({error}): see to"
@@ -192,12 +216,42 @@ class Steps:
             begun = [letter for letter in begun if letter.sequence not in failed]
             to_park = [letter for letter in to_park if letter.sequence not in failed]
             jobs = [job for job in jobs if job.letter.sequence not in failed]
-        stored = [(letter, self.records.of_begun(letter)) for letter in begun]
-        stored += [done for done in await map_concurrently(self._park, to_park) if done] + await self._copy(jobs)
-        recorded = await self.finish(stored)
-        if not self._unknown:
-            self._intents.close()
+        batch.done += ((letter, self.records.of_begun(letter)) for letter in begun)
+        batch.done += [done for done in await map_concurrently(partial(self._park, batch), to_park) if done]
+        await self._copy(batch, jobs)
+        return batch
+
+    async def _finish(self, batch: StoredBatch) -> set[int]:
+        """Record letters that are stored and remove what is left of them; return the sequences of those recorded."""
+        recorded = await self._stored_letters.finish(batch.done)
+        if not batch.is_unknown and all(record.sequence in recorded for _, record in batch.done):
+            self._intents.close(batch.intents)
         return recorded
+
+    @asynccontextmanager
+    async def overlapping(self) -> AsyncIterator[None]:
+        """Store the new jobs of a batch while those of the one before are recorded and its originals removed.
+
+        In this block :meth:`redrive` returns before the rest is done; :meth:`finish_stored` waits for it.
+        """
+        self._overlaps = True
+        try:
+            yield
+            await self.finish_stored()
+        finally:
+            self._overlaps = False
+            if self._finishing:
+                # As where the process ends here.
+                self._finishing.cancel()
+                with suppress(asyncio.CancelledError, Exception):
+                    await self._finishing
+                self._finishing = None
+
+    async def finish_stored(self) -> None:
+        """Wait until what :meth:`redrive` has stored is recorded, and the originals are removed."""
+        if self._finishing:
+            await self._finishing
+        self._finishing = None
 
     async def _record_intents(
         self, to_park: Sequence[DeadLetter], jobs: Sequence[RedrivenJob]
@@ -221,37 +275,9 @@ class Steps:
             return error
         return None
 
-    async def finish(self, stored: Sequence[Done]) -> set[int]:
-        """Record letters that are stored, and remove their originals and their entries.
-
-        :param stored: letters with a new job, or parked ones
-        :return: the stream sequences of those whose record is stored
-        """
-        if not stored:
-            return set()
-        failed = await self.records.write(stored)
-        for sequence, why in failed.items():
-            self._report.add_failure(sequence, why)
-        self._unknown |= failed.keys()
-        recorded = [done for done in stored if done[1].sequence not in failed]
-        await self._renew_origins(recorded)
-        entries: list[int] = []
-        for letter, record in await self._remove_originals(recorded):
-            left = self._claims.release(letter) if self._claims else letter.entries
-            if record.action == "parked":
-                self._report.add_parked(letter.sequence)
-                # Where parking was cut off before, the letter's entries include its own parked one.
-                entries += (entry for entry in left if entry != record.new_sequence)
-            else:
-                self._report.add_redriven(letter.sequence, record.new_sequence, record.new_stream)
-                entries += left if self._removes_entries else ()
-        await self.finished_entries.add(entries)
-        return {record.sequence for _, record in recorded}
-
     async def finish_begun(self, stored: Sequence[Done]) -> set[int]:
         """Do the same for letters that earlier redrives have stored; their jobs may have ended already."""
-        recorded = await self.finish(stored)
-        self._report.resumed += len(recorded)
+        self._report.resumed += len(recorded := await self._stored_letters.finish(stored))
         return recorded
 
     async def clean_up(self, dismissed: Sequence[NotDead]) -> None:
@@ -280,69 +306,44 @@ class Steps:
     def _why_parked(self, letter: DeadLetter) -> str:
         return self._request.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
 
-    async def _park(self, letter: DeadLetter) -> Done | None:
+    async def _park(self, batch: StoredBatch, letter: DeadLetter) -> Done | None:
         name = self._dead_letter_queue["config"]["name"]
         try:
             entry = await store_parked(self._connection, letter, name, self._why_parked(letter))
         except (RedriveError, TransientError) as error:
-            self._add_unstored(letter, error)
+            self._add_unstored(batch, letter, error)
             return None
         return letter, self.records.record(letter, "parked", new_sequence=entry, subject=letter.subject)
 
-    async def _copy(self, jobs: Sequence[RedrivenJob]) -> list[Done]:
-        done: list[Done] = []
-        for job, sequence in zip(jobs, await store_jobs(self._connection, jobs), strict=True):
+    async def _copy(self, batch: StoredBatch, jobs: Sequence[RedrivenJob]) -> None:
+        answers = await store_jobs(self._connection, jobs)
+        refused = [job for job, answer in zip(jobs, answers, strict=True) if isinstance(answer, RedriveError)]
+        if refused and self._finishing:
+            # The stream may have room once the originals of the batch before are removed.
+            await self.finish_stored()
+            again = iter(await store_jobs(self._connection, refused))
+            answers = [next(again) if isinstance(answer, RedriveError) else answer for answer in answers]
+        for job, sequence in zip(jobs, answers, strict=True):
             if isinstance(sequence, int):
-                done.append((job.letter, self.records.of_copy(job, sequence)))
+                batch.done.append((job.letter, self.records.of_copy(job, sequence)))
                 self._last_copy = max(self._last_copy, sequence)
             else:
-                self._add_unstored(job.letter, sequence)
-        return done
+                self._add_unstored(batch, job.letter, sequence)
 
-    def _add_unstored(self, letter: DeadLetter, error: JetStreamProviderError) -> None:
-        if isinstance(error, TransientError):
-            self._unknown.add(letter.sequence)
+    def _add_unstored(self, batch: StoredBatch, letter: DeadLetter, error: JetStreamProviderError) -> None:
+        batch.is_unknown |= isinstance(error, TransientError)
         self._report.add_failure(letter.sequence, str(error))
 
     def _new_job(self, letter: DeadLetter) -> RedrivenJob | None:
         try:
-            content = repaired_content(letter, self._request.transform)
-            self._target.check_subject(content.subject, self._request.subject or letter.subject)
+            content = repaired_content(letter, self._request.transform, self._request.body_patch)
+            self._check_subject(content.subject, self._request.subject or letter.subject)
             return redriven_job(letter, content, self._request.subject, self._limits)
         except CopyTooLargeError as error:
             if self._rest_in_place:
                 self.without_room[letter.sequence] = str(error)
             else:
                 self._report.add_failure(letter.sequence, str(error))
-            return None
         except RedriveError as error:
             self._report.add_failure(letter.sequence, str(error))
-            return None
-
-    async def _renew_origins(self, done: Sequence[Done]) -> None:
-        """Store the records of the tasks that published letters once more: their copies are younger than the records.
-
-        Before the originals are removed, since nothing keeps the records then.
-        """
-        copies: dict[str, tuple[int, Origin | None]] = {}
-        for letter, record in done:
-            is_ours = record.new_stream == (self._target.stream if self._target.is_other else None)
-            if is_ours and record.action == "redriven" and (key := task_key_of(letter.headers)):
-                last, origin = copies.get(key, (0, None))
-                copies[key] = max(last, record.new_sequence or 0), origin or letter.origin
-        queue, created = self._target.queue, self._target.snapshot.created
-        if copies and queue.events:
-            await renew_manifests(self._connection, queue.name, queue.events.name, created, copies)
-
-    async def _remove_originals(self, done: Sequence[Done]) -> list[Done]:
-        """Remove the original jobs; return the letters whose original is gone."""
-        await self._audit.require_lease()
-        originals = {letter.sequence: letter.death.consumer for letter, _ in done if letter.source == BodySource.QUEUE}
-        try:
-            failed = await remove_originals(self._connection, self._queue.name, originals)
-        except JetStreamProviderError as error:
-            failed = dict.fromkeys(originals, error)
-        for letter, record in done:
-            if letter.sequence in failed:
-                self._report.add_failure(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
-        return [(letter, record) for letter, record in done if letter.sequence not in failed]
+        return None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
+from airflow_provider_jetstream.jetstream.audit.redrive_record import redrive_control_subject
 from airflow_provider_jetstream.jetstream.contract import (
+    SAMPLE_STREAM,
+    SAMPLE_SUBJECT,
     audit_filter,
     cancellation_filter,
     consumer_completion_filter,
@@ -197,6 +200,12 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
     yield from _reads(queue)
     yield from _bulk_reads(queue)
+    if queue.audit:
+        yield _api("STREAM.INFO", queue.audit.name, "the redrives of the queue")
+        yield _sends(redrive_control_subject(queue.name, "*"), "pausing, resuming and aborting redrives")
+    for request in ("STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET", "DIRECT.GET"):
+        yield _api(request, SAMPLE_STREAM, "the history of all queues")
+    yield _sends(SAMPLE_SUBJECT, "the history of all queues")
 
 
 def _redriver(queue: WorkQueue) -> Iterator[Permission]:

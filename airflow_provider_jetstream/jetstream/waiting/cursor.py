@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+_NAMES = ("queue", "created", "events", "dead_letters", "events_created", "dead_letters_created")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,10 @@ class Cursor:
     def __post_init__(self) -> None:
         # It comes back from JSON as a list.
         object.__setattr__(self, "advisory_subjects", tuple(self.advisory_subjects))
+        # Ten thousand triggers of a process have theirs from JSON, with the same few names in them.
+        for name in _NAMES:
+            if type(text := getattr(self, name)) is str:
+                object.__setattr__(self, name, intern(text))
 
     def from_start(self) -> Cursor:
         """Return a cursor that reads everything stored, for jobs that may have ended before this one was taken."""

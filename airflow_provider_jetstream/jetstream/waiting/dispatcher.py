@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -29,7 +28,7 @@ from airflow_provider_jetstream.jetstream.waiting.reconciler import Reconciler
 from airflow_provider_jetstream.jetstream.waiting.stalls import Stalls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterator
+    from collections.abc import Coroutine, Iterator
     from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -147,6 +146,11 @@ class EndDispatcher:
         """Return if the ends that a waiter has are those of its jobs; see :meth:`QueueIdentity.confirm`."""
         await self._identity.confirm(waiter.report.last_end_at)
 
+    async def read_stored(self) -> None:
+        """Wait until the waiters have the ends that are stored by now."""
+        await self._wait_until_read()
+        await self._unconfirmed.join()
+
     def _sources(self) -> Iterator[EndSource]:
         yield self._events
         if self._deaths:
@@ -213,11 +217,13 @@ class EndDispatcher:
                 log.warning("Reading %s failed, trying again: %s", self._cursor.events, error)
                 for end in ends:
                     self._unconfirmed.put_nowait(end)
+                    self._unconfirmed.task_done()
                 await asyncio.sleep(_RETRY_PAUSE)
                 continue
             for end, is_completed in zip(ends, completed, strict=True):
                 if not is_completed:
                     self._dispatch(end, self._deaths)
+                self._unconfirmed.task_done()
 
     async def _is_completed(self, end: JobEnd) -> bool:
         subject = completion_subject(self._cursor.queue, end.consumer, end.sequence)
@@ -238,21 +244,44 @@ class EndDispatcher:
 _dispatchers: WeakKeyDictionary[Connection, dict[tuple[str | None, ...], EndDispatcher]] = WeakKeyDictionary()
 
 
-@asynccontextmanager
-async def shared_dispatcher(connection: Connection, cursor: Cursor) -> AsyncIterator[EndDispatcher]:
-    """Use a connection's one dispatcher of a queue; it stops with its last waiter."""
-    dispatchers = _dispatchers.setdefault(connection, {})
-    key = (cursor.queue, cursor.created, cursor.events, cursor.dead_letters, *cursor.advisory_subjects)
-    dispatcher = dispatchers.get(key)
-    if dispatcher is None or dispatcher.has_failed:
-        dispatcher = dispatchers[key] = EndDispatcher(connection, cursor)
-        dispatcher.start()
-    dispatcher.waiter_count += 1
-    try:
-        yield dispatcher
-    finally:
+class SharedDispatcher:
+    """Uses a dispatcher while the block runs; see :func:`shared_dispatcher`."""
+
+    # Not a generator: there is one for each wait.
+    __slots__ = ("_connection", "_cursor", "_dispatcher")
+
+    def __init__(self, connection: Connection, cursor: Cursor) -> None:
+        self._connection = connection
+        self._cursor = cursor
+        self._dispatcher: EndDispatcher | None = None
+
+    async def __aenter__(self) -> EndDispatcher:
+        connection, cursor = self._connection, self._cursor
+        dispatchers = _dispatchers.setdefault(connection, {})
+        dispatcher = dispatchers.get(key := _key(cursor))
+        if dispatcher is None or dispatcher.has_failed:
+            dispatcher = dispatchers[key] = EndDispatcher(connection, cursor)
+            dispatcher.start()
+        dispatcher.waiter_count += 1
+        self._dispatcher = dispatcher
+        return dispatcher
+
+    async def __aexit__(self, *_: object) -> None:
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is None:
+            return
         dispatcher.waiter_count -= 1
         if not dispatcher.waiter_count:
+            dispatchers, key = _dispatchers.get(self._connection, {}), _key(self._cursor)
             if dispatchers.get(key) is dispatcher:
                 del dispatchers[key]
             await dispatcher.stop()
+
+
+def shared_dispatcher(connection: Connection, cursor: Cursor) -> SharedDispatcher:
+    """Use a connection's one dispatcher of a queue, in an ``async with``; it stops with its last waiter."""
+    return SharedDispatcher(connection, cursor)
+
+
+def _key(cursor: Cursor) -> tuple[str | None, ...]:
+    return (cursor.queue, cursor.created, cursor.events, cursor.dead_letters, *cursor.advisory_subjects)

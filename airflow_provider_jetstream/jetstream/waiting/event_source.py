@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _MAX_RECENT = 50_000
 # Seconds in which further waiters share one reading of the backlog.
 _JOIN_DELAY = 0.05
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class EndSource:
@@ -59,6 +60,8 @@ class EndSource:
         self._queue = cursor.queue
         self._completions = completion_filter(cursor.queue).removesuffix(">")
         self._created = datetime.fromisoformat(cursor.created)
+        # Workers of version 1 of the contract state a job's time in microseconds, and so does this.
+        self._created_nanoseconds = (self._created - _EPOCH) // timedelta(microseconds=1) * 1_000
         self._on_end = on_end
         # By the job's sequence, in the order in which they were read.
         self._recent: dict[int, JobEnd] = {}
@@ -161,8 +164,8 @@ class EndSource:
 
     def _is_of_earlier_stream(self, message: TailedMessage, end: JobEnd) -> bool:
         """Return whether a worker ended a job late that an earlier stream of this name had stored."""
-        stored_at = ended_job_time(message.message_id, end.sequence)
-        return stored_at is not None and stored_at < self._created.timestamp()
+        stored = ended_job_time(message.message_id, end.sequence)
+        return stored is not None and stored < self._created_nanoseconds
 
     def _is_of_other_subject(self, subject: str, end: JobEnd) -> bool:
         """Return whether a worker of another consumer published an end: the subject is what permissions are for."""

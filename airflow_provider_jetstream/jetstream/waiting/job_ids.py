@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -14,12 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import job_ids_subject
+from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.known_jobs import KnownJobs
+    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
 
 # For a page's other fields, its headers, and what the server adds to a message.
 PAGE_RESERVE = 4 * 2**10
@@ -54,11 +58,20 @@ class JobIds:
         self._sequences: Sequence[int] = ()
         self._order: Sequence[int] = ()
 
-    def collect(self, jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
-        """Pass jobs on, and note their ids."""
-        for job in jobs:
-            self._append(job.job_id)
-            yield job
+    def note(self, job: OutgoingJob) -> None:
+        """Note the id of the next job."""
+        self._append(job.job_id)
+
+    def note_run(self, run: OutgoingRun) -> None:
+        """Note the ids of the next jobs."""
+        if not isinstance(run, UniformRun):
+            for offset in range(len(run)):
+                self._append(run.job(offset).job_id)
+            return
+        ids = run.job_ids()
+        ends = accumulate(map(len, ids), initial=len(self._text))
+        self._text += b"".join(ids)
+        self._ends.extend(islice(ends, 1, None))
 
     def _append(self, job_id: str) -> None:
         self._text += job_id.encode("utf-8", "surrogatepass")
@@ -131,3 +144,33 @@ class JobIds:
                 sequences.append(job_sequence)
         ids.locate(sequences)
         return ids
+
+
+class NotedIds:
+    """Notes the ids of jobs that are about to be sent; what is known of the jobs is asked of another.
+
+    :param known: knows which jobs are stored
+    :param ids: gets the ids, in the order of the jobs
+    """
+
+    def __init__(self, known: KnownJobs, ids: JobIds) -> None:
+        self._known = known
+        self._ids = ids
+
+    @property
+    def run_size(self) -> int:
+        """How many jobs are sent together at most."""
+        return self._known.run_size
+
+    def are_new(self, first: int, run: OutgoingRun) -> bool:
+        """Note a run; return ``False``, with nothing noted, where one of its jobs may be stored."""
+        if not self._known.are_new(first, run):
+            return False
+        self._ids.note_run(run)
+        return True
+
+    def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
+        """Note a job, and return its stream sequence; ``None`` where it isn't known to be stored."""
+        sequence = self._known.sequence_of(index, job)
+        self._ids.note(job)
+        return sequence

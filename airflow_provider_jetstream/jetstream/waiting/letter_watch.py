@@ -45,6 +45,8 @@ _PROOF_INTERVAL = 900.0
 _RETRY_PAUSE = 1.0
 _TAIL_PAUSE = 30.0
 _PROOF_PAUSE = 60.0
+# A server that is away makes an error a second.
+_WARNING_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,12 @@ class LetterWatch:
         self._interval = interval
         # Airflow finds a task's log by the context.
         self._context = copy_context()
+        self._warn_after = 0.0
 
     async def check(self, letters: TrackedLetters) -> float:
         """Finish if there are enough letters; return for how many seconds there is no need to look again."""
         selection, group_by, age = self.criteria.selection, self.criteria.group_by, self.criteria.age
-        counted = letters.counted(selection, group_by)
+        counted = await letters.counted(selection, group_by)
         if not counted.reached(self.criteria.count, age):
             groups = [group for group in counted.groups.values() if group.count >= self.criteria.count]
             left = [(age - (counted.at - group.first)).total_seconds() for group in groups]
@@ -95,7 +98,10 @@ class LetterWatch:
         return self._interval
 
     def warn(self, text: str, *arguments: object) -> None:
-        """Log to the waiter's own log."""
+        """Log to the waiter's own log, twice a minute at most."""
+        if time.monotonic() < self._warn_after:
+            return
+        self._warn_after = time.monotonic() + _WARNING_SECONDS
         self._context.run(log.warning, text, *arguments)
 
     def fail(self, error: Exception) -> None:
@@ -117,6 +123,8 @@ class LetterFollower:
         self._fields: frozenset[GroupField] = frozenset()
         self._letters: TrackedLetters | None = None
         self._proof: asyncio.Task[TrackedLetters] | None = None
+        # When the last proof was made that others waited for, and for how many seconds.
+        self._proof_ended = self._proof_took = 0.0
         self._bell, self._proved_once = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.watches: set[LetterWatch] = set()
@@ -170,6 +178,8 @@ class LetterFollower:
             for watch in tuple(self.watches):
                 if watch.criteria.fields <= set(letters.table.fields):
                     pause = min(pause, await watch.check(letters))
+            # Of a proof only another one has to wait: the looks after it read little.
+            began = max(began, self._proof_ended)
             took = time.monotonic() - began
             await self._wait_for_bell(pause - took)
             # At most half of the time is spent on looks.
@@ -185,6 +195,9 @@ class LetterFollower:
             if self._proof:
                 self._proof.cancel()
                 self._proof = None
+            if letters is not None:
+                # At most half of the time is spent on proofs.
+                await asyncio.sleep(self._proof_ended + self._proof_took - time.monotonic())
             return await self._prove()
         if time.monotonic() - letters.proved_at > _PROOF_INTERVAL and self._proof is None:
             self._proof = asyncio.create_task(self._proved(in_background=True))
@@ -203,7 +216,10 @@ class LetterFollower:
         return self._letters
 
     async def _prove(self) -> TrackedLetters:
+        began = time.monotonic()
         letters = await self._proved(in_background=False)
+        self._proof_ended = time.monotonic()
+        self._proof_took = self._proof_ended - began
         self._proved_once.set()
         # A watch that came meanwhile may need more fields.
         self._letters = letters if self._fields <= set(letters.table.fields) else None
@@ -255,9 +271,7 @@ _followers: WeakKeyDictionary[Connection, dict[str, LetterFollower]] = WeakKeyDi
 
 
 @asynccontextmanager
-async def _shared_follower(
-    connection: Connection, queue: WorkQueue, *, vanished: bool
-) -> AsyncIterator[LetterFollower]:
+async def shared_follower(connection: Connection, queue: WorkQueue, *, vanished: bool) -> AsyncIterator[LetterFollower]:
     """Use a connection's one follower of a queue; it stops with its last watch."""
     followers = _followers.setdefault(connection, {})
     key = f"{vanished} {queue.model_dump_json()}"
@@ -283,7 +297,7 @@ async def wait_for_dead_letters(
     :raises JetStreamProviderError: as :func:`~.find.summarise_dead_letters` does
     """
     watch = LetterWatch(criteria, interval)
-    async with _shared_follower(connection, queue, vanished=criteria.selection.vanished) as follower:
+    async with shared_follower(connection, queue, vanished=criteria.selection.vanished) as follower:
         follower.add(watch)
         try:
             return await watch.finished

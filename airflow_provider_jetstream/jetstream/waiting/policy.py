@@ -65,6 +65,8 @@ class WaitPolicy:
         if self.min_completed is not None:
             completed = len(report.completed)
             return completed >= self.min_completed or completed + len(report.awaited) < self.min_completed
+        if not (report.dead or report.cancelled or report.vanished):
+            return False
         return (
             _exceeds(len(report.dead), self.max_dead)
             or _exceeds(len(report.cancelled), self.max_cancelled)

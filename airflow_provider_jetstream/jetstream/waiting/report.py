@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, MutableSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 from airflow_provider_jetstream.jetstream.waiting.many_sequences import ManySequences
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, MutableSet, Sequence
+    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
@@ -22,6 +25,17 @@ _MAX_NOTE = 500
 _ADDED_AT_ONCE = 20_000
 # From here on a plain set would stop the event loop when it grows.
 _MANY = 100_000
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+# Most reports are about one job, and a triggerer has ten thousand of them: a container is made when something is in it.
+_NONE: Final[frozenset[int]] = frozenset()
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[Any, Any]:
+    return _NOTHING
 
 
 @dataclass(slots=True)
@@ -43,15 +57,15 @@ class WaitReport:
     """
 
     awaited: MutableSet[int]
-    completed: MutableSet[int] = field(default_factory=set)
-    dead: dict[int, str] = field(default_factory=dict)
-    cancelled: dict[int, str] = field(default_factory=dict)
-    vanished: set[int] = field(default_factory=set)
-    results_at: dict[int, int] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
+    completed: AbstractSet[int] = _NONE
+    dead: Mapping[int, str] = field(default_factory=_nothing)
+    cancelled: Mapping[int, str] = field(default_factory=_nothing)
+    vanished: AbstractSet[int] = _NONE
+    results_at: Mapping[int, int] = field(default_factory=_nothing)
+    results: Mapping[str, Any] = field(default_factory=_nothing)
     results_left_out: int = 0
-    unsampled_consumers: dict[str, str] = field(default_factory=dict)
-    attempts: dict[int, int] = field(default_factory=dict)
+    unsampled_consumers: Mapping[str, str] = field(default_factory=_nothing)
+    attempts: Mapping[int, int] = field(default_factory=_nothing)
     last_end_at: datetime | None = None
 
     def record(self, end: JobEnd) -> bool:
@@ -63,22 +77,27 @@ class WaitReport:
             return False
         self.last_end_at = max(self.last_end_at or end.stored_at, end.stored_at)
         self.awaited.discard(sequence)
-        self.dead.pop(sequence, None)
-        self.vanished.discard(sequence)
-        self.attempts.pop(sequence, None)
+        if sequence in self.dead:
+            self.dead = _without(self.dead, sequence)
+        if sequence in self.vanished:
+            self.vanished = _changeable(self.vanished)
+            self.vanished.discard(sequence)
+        if sequence in self.attempts:
+            self.attempts = _without(self.attempts, sequence)
         if end.attempts != 1 and end.kind is not EndKind.VANISHED:
-            self.attempts[sequence] = end.attempts
-        match end.kind:
-            case EndKind.COMPLETED:
-                self.completed.add(sequence)
-                if end.has_result:
-                    self.results_at[sequence] = end.event_sequence
-            case EndKind.CANCELLED:
-                self.cancelled[sequence] = end.note
-            case EndKind.DEAD:
-                self.dead[sequence] = end.note
-            case EndKind.VANISHED:
-                self.vanished.add(sequence)
+            self.attempts = _with(self.attempts, sequence, end.attempts)
+        if end.kind is EndKind.COMPLETED:
+            self.completed = completed = _changeable(self.completed)
+            completed.add(sequence)
+            if end.has_result:
+                self.results_at = _with(self.results_at, sequence, end.event_sequence)
+        elif end.kind is EndKind.CANCELLED:
+            self.cancelled = _with(self.cancelled, sequence, end.note)
+        elif end.kind is EndKind.DEAD:
+            self.dead = _with(self.dead, sequence, end.note)
+        else:
+            self.vanished = vanished = _changeable(self.vanished)
+            vanished.add(sequence)
         return True
 
     def is_unsettled(self, sequence: object) -> bool:
@@ -108,21 +127,37 @@ class WaitReport:
             "cancelled_reasons": dict(sorted(self.cancelled.items())[:_MAX_REASONS]),
             "vanished": len(self.vanished),
             "vanished_sequences": sequence_ranges(self.vanished),
-            "results": self.results,
+            "results": dict(self.results),
             "results_left_out": self.results_left_out,
-            **({"unsampled_consumers": self.unsampled_consumers} if self.unsampled_consumers else {}),
+            **({"unsampled_consumers": dict(self.unsampled_consumers)} if self.unsampled_consumers else {}),
             "details": self._details(),
         }
 
     def _details(self) -> dict[str, Any]:
         """Return what the reports of single jobs need: ranges by what they have in common."""
-        notes = _grouped((sequence, note[:_MAX_NOTE]) for sequence, note in (self.dead | self.cancelled).items())
+        notes = _grouped((sequence, note[:_MAX_NOTE]) for sequence, note in {**self.dead, **self.cancelled}.items())
         return {
             "awaited": ranges_of(self.awaited),
             "with_result": sequence_ranges(self.results_at),
             "attempts": _grouped((sequence, str(count)) for sequence, count in self.attempts.items()),
             "notes": notes[:_MAX_NOTES],
         }
+
+
+def _changeable(sequences: AbstractSet[int]) -> MutableSet[int]:
+    return sequences if isinstance(sequences, MutableSet) else set(sequences)
+
+
+def _with(values: Mapping[_Key, _Value], key: _Key, value: _Value) -> dict[_Key, _Value]:
+    changed = values if isinstance(values, dict) else dict(values)
+    changed[key] = value
+    return changed
+
+
+def _without(values: Mapping[_Key, _Value], key: _Key) -> dict[_Key, _Value]:
+    changed = values if isinstance(values, dict) else dict(values)
+    del changed[key]
+    return changed
 
 
 def _grouped(named: Iterable[tuple[int, str]]) -> list[tuple[str, list[tuple[int, int]]]]:

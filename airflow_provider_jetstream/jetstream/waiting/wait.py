@@ -79,6 +79,8 @@ async def _read_results(connection: Connection, events: str, report: WaitReport)
         return await get_message(connection, events, sequence)
 
     bytes_left, stored = RESULTS_BYTES, sorted(report.results_at)
+    results = dict(report.results)
+    report.results = results
     for start in range(0, len(stored), _BATCH):
         batch = stored[start : start + _BATCH]
         for message in await map_concurrently(read, (report.results_at[sequence] for sequence in batch)):
@@ -90,8 +92,8 @@ async def _read_results(connection: Connection, events: str, report: WaitReport)
                 continue
             bytes_left -= size
             if bytes_left < 0:
-                report.results_left_out = len(stored) - len(report.results)
+                report.results_left_out = len(stored) - len(results)
                 return
             job_id = event.job_id or str(event.stream_seq)
             # Two jobs may have the same id of the user's own.
-            report.results[f"{job_id}#{event.stream_seq}" if job_id in report.results else job_id] = event.result
+            results[f"{job_id}#{event.stream_seq}" if job_id in results else job_id] = event.result

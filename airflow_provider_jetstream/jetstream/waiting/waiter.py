@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextvars import copy_context
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.stalls import Stall, StallPolicy
 
 log = logging.getLogger(__name__)
+
+_NO_JOBS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class Waiter:
@@ -46,7 +49,9 @@ class Waiter:
     ) -> None:
         self.cursor = cursor
         self.report = report
-        self.advised = {digest: job for digest, job in advised.items() if report.is_unsettled(job)}
+        self.advised = (
+            {digest: job for digest, job in advised.items() if report.is_unsettled(job)} if advised else _NO_JOBS
+        )
         self._policy = policy
         self._progress = progress
         self._stall_policy = stall_policy

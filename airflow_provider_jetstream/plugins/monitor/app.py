@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,15 +13,21 @@ from fastapi.responses import FileResponse, JSONResponse
 from airflow_provider_jetstream.airflow_compat import AirflowException
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
+    ArgumentError,
     DeadLetterGoneError,
     JetStreamProviderError,
+    LeaseHeldError,
     NotFoundError,
     QueueDeclarationError,
+    RedriveError,
     RedriveRequestError,
     SelectionError,
+    ServerTooOldError,
 )
 from airflow_provider_jetstream.plugins.monitor import routes
 from airflow_provider_jetstream.plugins.monitor.authorization import page_access, refusal
+from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
+from airflow_provider_jetstream.plugins.monitor.running_service import start_sampling
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -50,8 +57,11 @@ _MEDIA_TYPES = {
     ".svg": "image/svg+xml",
     ".woff2": "font/woff2",
 }
-# The browser revalidates files each time, so a new release is seen at once; the answer is usually 304.
+# The browser revalidates the page each time, so a new release is seen at once. The names of scripts and styles carry a
+# hash of their content.
 _REVALIDATE = {"Cache-Control": "no-cache"}
+_KEEP = {"Cache-Control": "private, max-age=31536000, immutable"}
+_HASHED = re.compile(r"-[0-9a-f]{12}\.(js|css)$")
 
 _UNPROCESSABLE = 422
 _STATUS_CODES = {
@@ -60,6 +70,10 @@ _STATUS_CODES = {
     QueueDeclarationError: status.HTTP_409_CONFLICT,
     SelectionError: _UNPROCESSABLE,
     RedriveRequestError: _UNPROCESSABLE,
+    ArgumentError: _UNPROCESSABLE,
+    ServerTooOldError: status.HTTP_409_CONFLICT,
+    LeaseHeldError: status.HTTP_409_CONFLICT,
+    RedriveError: status.HTTP_409_CONFLICT,
     ApiError: status.HTTP_502_BAD_GATEWAY,
 }
 _UNAVAILABLE = status.HTTP_503_SERVICE_UNAVAILABLE
@@ -76,6 +90,7 @@ def make_app() -> FastAPI:
     app.add_exception_handler(AirflowException, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid_request)
     app.add_middleware(_Headers)
+    start_sampling()
     return app
 
 
@@ -100,6 +115,8 @@ class _Headers:
 async def _answer_error(_: Request, error: Exception) -> JSONResponse:
     status_code = next((code for kind, code in _STATUS_CODES.items() if isinstance(error, kind)), _UNAVAILABLE)
     code = error.code if isinstance(error, JetStreamProviderError) else "airflow"
+    if isinstance(error, LettersUnreadError):
+        code = "scanning"
     headers = {"Retry-After": _RETRY_AFTER} if status_code == _UNAVAILABLE else None
     return JSONResponse({"detail": {"code": code, "message": str(error)}}, status_code, headers)
 
@@ -132,4 +149,4 @@ def _file(path: str) -> FileResponse:
     media_type = _MEDIA_TYPES.get(file.suffix) if file else None
     if file is None or media_type is None:
         raise refusal(status.HTTP_404_NOT_FOUND, "file", "expected a file of the page, found none of that name")
-    return FileResponse(file, media_type=media_type, headers=_REVALIDATE)
+    return FileResponse(file, media_type=media_type, headers=_KEEP if _HASHED.search(file.name) else _REVALIDATE)

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.plugins.monitor.models.queues import Point
+from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueWatch
+from airflow_provider_jetstream.plugins.monitor.models.history import Point
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth
 
 _STEP_SECONDS = 20
 _STEPS = 3600 // _STEP_SECONDS
-_SPARKLINE_POINTS = 60
+SPARKLINE_POINTS = 60
 # Two polls that are far apart, as after a time without viewers, don't make a current rate.
 _LONGEST_INTERVAL = 120.0
 
@@ -38,8 +39,10 @@ class QueueHistory:
     """The history of one queue.
 
     :param rates: between the last two polls
+    :param watch: the states of its parts
     """
 
+    watch: QueueWatch = field(default_factory=QueueWatch)
     rates: Rates = field(default_factory=Rates)
     _points: deque[Point] = field(default_factory=lambda: deque(maxlen=_STEPS))
     _last: QueueHealth | None = None
@@ -67,11 +70,12 @@ class QueueHistory:
         now = datetime.now(UTC).timestamp()
         return [point for point in self._points if now - point.at.timestamp() <= _STEPS * _STEP_SECONDS]
 
-    def sparkline(self) -> list[int]:
-        """Return the pending jobs of the last hour, oldest first: at most 60 numbers, the maximum of each interval."""
-        pending = [point.pending for point in self.points()]
-        width = -(-len(pending) // _SPARKLINE_POINTS) or 1
-        return [max(pending[start : start + width]) for start in range(0, len(pending), width)]
+
+def sparkline(points: list[Point]) -> list[int | None]:
+    """Return pending jobs, oldest first: at most 60 numbers, the maximum of each interval; ``None`` for a gap."""
+    width = -(-len(points) // SPARKLINE_POINTS) or 1
+    groups = (points[start : start + width] for start in range(0, len(points), width))
+    return [max((point.pending for point in group if point.pending is not None), default=None) for group in groups]
 
 
 def _step(at: datetime) -> int:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
-from airflow_provider_jetstream.jetstream.dead_letters.letter import copied_from
 from airflow_provider_jetstream.plugins.monitor.models.letters import (
     Attempt,
     AuditLine,
     LetterDetail,
     LetterLine,
     OriginOfLetter,
-    Payload,
 )
+from airflow_provider_jetstream.plugins.monitor.payload import payload_of
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
+    from collections.abc import Mapping
+
+    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.plugins.monitor.letter_history import LetterHistory
 
 _ACTION_TEXTS = {
     "redriven": "redriven as job {new}",
@@ -29,8 +31,22 @@ _ACTION_TEXTS = {
     "handled": "handled by a handler of the dead letter queue",
     "parked": "parked",
 }
-_DUMP_WIDTH = 16
-_PRINTABLE = range(0x20, 0x7F)
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """Which texts are left out, since the user may not see them.
+
+    :param all: bodies, headers and texts that may quote them
+    :param of_unknown: the same for jobs of tasks that aren't known, whose DAG may be anybody's
+    """
+
+    all: bool = False
+    of_unknown: bool = False
+
+    def hides(self, letter: DeadLetter) -> bool:
+        """Return whether the texts of a letter are left out."""
+        return self.all or (self.of_unknown and is_of_unknown_task(letter))
 
 
 def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
@@ -68,17 +84,17 @@ def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
 
 
 def letter_detail(
-    letter: DeadLetter, records: list[LetterRecord], dead_letter_queue: str, max_bytes: int, *, hidden: bool
+    letter: DeadLetter, history: LetterHistory, dead_letter_queue: str, max_bytes: int, *, hidden: bool
 ) -> LetterDetail:
     """Return all details of a letter.
 
-    :param records: the audit records about it and about the letter that it was redriven from, oldest first
     :param max_bytes: how much of its body is shown
     :param hidden: whether its body, its headers and texts that may quote them are left out
     """
     death = letter.death
     return LetterDetail(
         letter=letter_line(letter, hidden=hidden),
+        state="parked" if letter.parked is not None else "dead",
         source=letter.source.value,
         stored_at=_stored_at(letter),
         first_failed_at=death.first_failed_at,
@@ -88,55 +104,112 @@ def letter_detail(
         headers=[] if hidden else [(readable_text(name), readable_text(value)) for name, value in letter.headers],
         entries=list(letter.entries),
         dead_letter_queue=dead_letter_queue,
-        attempts=_attempts(letter, records),
-        audit=[
-            AuditLine(
-                at=record.at,
-                action=record.action,
-                sequence=record.sequence,
-                new_sequence=record.new_sequence,
-                new_stream=record.new_stream,
-                why=record.why,
-                who=record.who,
-            )
-            for record in reversed(records)
-        ],
+        attempts=_attempts(letter, history.records),
+        audit=_audit_lines(history, hidden=hidden),
     )
 
 
-async def read_records(letter: DeadLetter, audit: AuditLog | None) -> list[LetterRecord]:
-    """Read the audit records about a letter and about the letter that it was redriven from, oldest first."""
-    if audit is None:
-        return []
-    own = [record async for record in audit.history(letter.sequence)]
-    if (redriven_from := copied_from(letter)) is None:
-        return own
-    before = [record async for record in audit.history(redriven_from)]
-    # A letter of another queue may have the same sequence as one of this queue.
-    is_copy = any(record.new_sequence == letter.sequence and not record.new_stream for record in before)
-    return [*before, *own] if is_copy else own
+def ended_detail(history: LetterHistory, dead_letter_queue: str, *, hidden: bool) -> LetterDetail:
+    """Return what the audit holds of a job that was a dead letter and is none any more.
+
+    :param hidden: whether texts that may quote bodies are left out
+    """
+    last = history.own[-1]
+    attempts = [_action(record, history.sequence) for record in history.records]
+    if last.died_at:
+        attempts.append(Attempt(at=last.died_at, what="death", text=_death_text(last.reason, None, last.consumer)))
+    is_copy = last.action == "redriven"
+    return LetterDetail(
+        letter=recorded_line(last),
+        state=last.action,
+        now=history.outcome,
+        next=last.new_sequence if is_copy else None,
+        next_queue=last.new_stream if is_copy else None,
+        source=None,
+        stored_at=None,
+        first_failed_at=None,
+        explanation=None,
+        hidden=hidden,
+        payload=None,
+        headers=[],
+        entries=[],
+        dead_letter_queue=dead_letter_queue,
+        attempts=sorted(attempts, key=lambda attempt: attempt.at or last.at),
+        audit=_audit_lines(history, hidden=hidden),
+    )
+
+
+def recorded_line(record: LetterRecord) -> LetterLine:
+    """Return the line of a letter of which only the audit knows."""
+    return LetterLine(
+        sequence=record.sequence,
+        job_id=readable_text(record.job_id or str(record.sequence)),
+        subject=readable_text(record.subject),
+        consumer=record.consumer,
+        reason=record.reason,
+        error_class=None,
+        error_message=None,
+        error_place=None,
+        fingerprint=record.fingerprint,
+        traceback_digest=None,
+        died_at=record.died_at or record.at,
+        deliveries=None,
+        redrives=record.redrives,
+        size=None,
+        parked=record.why or "parked" if record.action == "parked" else None,
+        origin=None,
+    )
+
+
+def _audit_lines(history: LetterHistory, *, hidden: bool) -> list[AuditLine]:
+    return [
+        AuditLine(
+            at=record.at,
+            action=record.action,
+            sequence=record.sequence,
+            new_sequence=record.new_sequence,
+            new_stream=record.new_stream,
+            why=record.why,
+            who=record.who,
+            user=person_of(record.who),
+            run=record.run,
+            changes=None if hidden else record.changes,
+        )
+        for record in reversed(history.records)
+    ]
+
+
+def person_of(who: Mapping[str, Any]) -> str | None:
+    """Return the name of the person who started an operation, where one did and is named."""
+    name = who.get("person")
+    return readable_text(name) if isinstance(name, str) and name else None
+
+
+def _action(record: LetterRecord, sequence: int) -> Attempt:
+    return Attempt(
+        at=record.at,
+        what=record.action,
+        text=_ACTION_TEXTS[record.action].format(new=record.new_sequence)
+        + (f" of {record.new_stream}" if record.new_stream else "")
+        + (f", {record.why}" if record.why else ""),
+        sequence=record.sequence if record.sequence != sequence else None,
+    )
+
+
+def _death_text(reason: str, deliveries: int | None, consumer: str | None) -> str:
+    times = f" after {deliveries} deliveries" if deliveries else ""
+    return f"{reason}{times}{f' of consumer {consumer}' if consumer else ''}"
 
 
 def _attempts(letter: DeadLetter, records: list[LetterRecord]) -> list[Attempt]:
     death = letter.death
-    attempts = [
-        Attempt(
-            at=record.at,
-            what=record.action,
-            text=_ACTION_TEXTS[record.action].format(new=record.new_sequence)
-            + (f" of {record.new_stream}" if record.new_stream else "")
-            + (f", {record.why}" if record.why else ""),
-            sequence=record.sequence if record.sequence != letter.sequence else None,
-        )
-        for record in records
-    ]
+    attempts = [_action(record, letter.sequence) for record in records]
     if stored := _stored_at(letter):
         attempts.append(Attempt(at=stored, what="stored", text=f"stored as job {letter.sequence}"))
     if death.first_failed_at and death.first_failed_at != death.died_at:
         attempts.append(Attempt(at=death.first_failed_at, what="first_failure", text="failed for the first time"))
-    times = f" after {death.deliveries} deliveries" if death.deliveries else ""
-    consumer = f" of consumer {death.consumer}" if death.consumer else ""
-    attempts.append(Attempt(at=death.died_at, what="death", text=f"{death.reason.value}{times}{consumer}"))
+    text = _death_text(death.reason.value, death.deliveries, death.consumer)
+    attempts.append(Attempt(at=death.died_at, what="death", text=text))
     return sorted(attempts, key=lambda attempt: attempt.at or death.died_at)
 
 
@@ -155,47 +228,3 @@ def is_of_unknown_task(letter: DeadLetter) -> bool:
 
 def _stored_at(letter: DeadLetter) -> datetime | None:
     return datetime.fromisoformat(letter.time) if letter.time else None
-
-
-def payload_of(body: bytes, max_bytes: int) -> Payload:
-    """Return a body as text: indented where it is JSON, unchanged where it is text, else a hexadecimal dump.
-
-    :param max_bytes: how many bytes of it are shown; indented JSON may have four times as many
-    """
-    cut, truncated = body[:max_bytes], len(body) > max_bytes
-    text = _text(cut, truncated=truncated)
-    if text is None:
-        return Payload(kind="hex", text=_hex_dump(cut), size=len(body), truncated=truncated)
-    if not truncated and (indented := _indented(text)) is not None and len(indented) <= 4 * max_bytes:
-        return Payload(kind="json", text=indented, size=len(body), truncated=False)
-    return Payload(kind="text", text=text, size=len(body), truncated=truncated)
-
-
-def _text(cut: bytes, *, truncated: bool) -> str | None:
-    try:
-        text = cut.decode()
-    except UnicodeDecodeError as error:
-        # The cut may go through the middle of a character.
-        if not truncated or error.start < len(cut) - 3:
-            return None
-        text = cut[: error.start].decode()
-    return None if "\0" in text else text
-
-
-def _indented(text: str) -> str | None:
-    try:
-        value = json.loads(text)
-        # Only objects and lists: otherwise every text of digits would be called JSON.
-        is_structured = isinstance(value, (dict, list))
-        return readable_text(json.dumps(value, indent=2, ensure_ascii=False)) if is_structured else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _hex_dump(cut: bytes) -> str:
-    lines = (cut[start : start + _DUMP_WIDTH] for start in range(0, len(cut), _DUMP_WIDTH))
-    return "\n".join(
-        f"{number * _DUMP_WIDTH:08x}  {line.hex(' '):<{3 * _DUMP_WIDTH}} "
-        f"{''.join(chr(byte) if byte in _PRINTABLE else '.' for byte in line)}"
-        for number, line in enumerate(lines)
-    )

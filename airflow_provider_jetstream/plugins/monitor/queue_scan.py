@@ -93,8 +93,18 @@ class QueueScan:
         same_stream = self.scan is not None and self.scan.snapshot.created == next_scan.snapshot.created
         consistent = not next_scan.reconciliation.inconsistent_consumers
         recent = time.monotonic() - self.completed_at < _COMPLETE_SCAN_SECONDS
-        indexed = self.counts is not None and self.index is not None and self.index.complete
-        return same_stream and consistent and recent and indexed
+        return same_stream and consistent and recent and self.counts is not None and self.has_all_letters
+
+    @property
+    def has_all_letters(self) -> bool:
+        """Whether an earlier scan has indexed all letters that there were."""
+        return bool(self.completed_at and self.index is not None and self.index.complete)
+
+    def continued_scan(self) -> Scan | None:
+        """Return the earlier scan whose entries needn't be read again; ``None`` where most of them are of no use."""
+        if not self.completed_at or self.scan is None or 2 * self.scan.index.drops > len(self.scan.index):
+            return None
+        return self.scan
 
     def is_due(self) -> bool:
         """Return whether the pause after the last scan is over."""

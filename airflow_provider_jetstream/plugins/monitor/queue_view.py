@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
-from airflow_provider_jetstream.plugins.monitor.models.queues import ConsumerNumbers, Limit, Problem, QueueNumbers
+from airflow_provider_jetstream.plugins.monitor.models.queues import (
+    ConsumerNumbers,
+    Limit,
+    Problem,
+    QueueNumbers,
+    StateFinding,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-    from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
-    from airflow_provider_jetstream.plugins.monitor.history import QueueHistory, Rates
+    from airflow_provider_jetstream.plugins.monitor.history import QueueHistory
     from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts
 
 
+_MAX_FINDINGS = 50
+
+
 def queue_numbers(
-    connection: str, overview: QueueOverview, history: QueueHistory, letters: LetterCounts | None
+    connection: str,
+    overview: QueueOverview,
+    history: QueueHistory,
+    letters: LetterCounts | None,
+    pending_history: list[int | None],
 ) -> QueueNumbers:
     """Return a queue's numbers.
 
     :param connection: the Airflow connection's id
     :param letters: the counts of the last scan of its dead letters
+    :param pending_history: pending jobs of the last hour
     """
     health, left_over = overview.health, overview.left_over
     identity: dict[str, Any] = {
@@ -58,12 +72,28 @@ def queue_numbers(
         consumers=len(health.consumers),
         open_pulls=pulls,
         limits=_limits(overview.config, overview.state, oldest),
-        state=_state(health, history.rates, pulls),
-        pending_history=history.sparkline(),
+        state=history.watch.state,
+        findings=_findings(history),
+        pending_history=pending_history,
     )
 
 
-def consumer_numbers(overview: QueueOverview, rates: Rates) -> list[ConsumerNumbers]:
+def _findings(history: QueueHistory) -> list[StateFinding]:
+    return [
+        StateFinding(
+            state=found.state,
+            part=found.part,
+            name=found.name,
+            evidence=found.evidence,
+            since=found.since,
+            pending=found.pending,
+        )
+        for found in history.watch.states
+        if found.state not in (QueueState.IDLE, QueueState.WORKING)
+    ][:_MAX_FINDINGS]
+
+
+def consumer_numbers(overview: QueueOverview, history: QueueHistory) -> list[ConsumerNumbers]:
     """Return the numbers of a queue's consumers, sorted by name."""
     if overview.health is None:
         return []
@@ -77,9 +107,18 @@ def consumer_numbers(overview: QueueOverview, rates: Rates) -> list[ConsumerNumb
             open_pulls=consumer.pulls,
             lag=max(0, overview.health.last_sequence - consumer.delivered) if consumer.pending else 0,
             paused=consumer.paused,
-            deliveries_per_second=_rounded(rates.deliveries.get(consumer.name)),
+            deliveries_per_second=_rounded(history.rates.deliveries.get(consumer.name)),
+            state=found.state if found else QueueState.UNKNOWN,
+            evidence=found.evidence if found else "",
+            since=found.since if found else None,
+            partition=consumer.partition,
+            partitions=consumer.partitions,
+            paused_until=consumer.paused_until if consumer.paused else None,
+            max_in_flight=consumer.max_in_flight,
+            ack_wait_seconds=consumer.ack_wait,
         )
         for consumer in sorted(overview.health.consumers.values(), key=lambda consumer: consumer.name)
+        for found in (history.watch.of_consumer(consumer.name),)
     ]
 
 
@@ -100,16 +139,6 @@ def _limits(config: Mapping[str, Any], state: Mapping[str, Any], oldest: float |
         if limit > 0
     ]
     return sorted(limits, key=lambda limit: -limit.share)
-
-
-def _state(health: QueueHealth, rates: Rates, pulls: int) -> Literal["idle", "working", "waiting", "stuck", "unknown"]:
-    if rates.gone:
-        return "working"
-    if health.in_flight:
-        return "waiting"
-    if health.pending:
-        return "waiting" if pulls else "stuck"
-    return "idle"
 
 
 def _rounded(rate: float | None) -> float | None:

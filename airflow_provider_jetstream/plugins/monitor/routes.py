@@ -6,102 +6,46 @@ from typing import Annotated
 from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import ValidationError
 from sqlalchemy import select as sql_select
 
 from airflow_provider_jetstream import __version__
-from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, group_fields
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
+from airflow_provider_jetstream.airflow_compat import conf
+from airflow_provider_jetstream.plugins.monitor import action_routes, letter_routes, running_service
 from airflow_provider_jetstream.plugins.monitor.authorization import (
     may_act,
     may_see_every_dag,
     payloads_hidden,
     permitted_connections,
     permitted_dags,
-    refusal,
-    require_acting,
     require_connection,
     require_run_access,
 )
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
-from airflow_provider_jetstream.plugins.monitor.models.actions import DryRunRequest, Me
-from airflow_provider_jetstream.plugins.monitor.request_origin import require_own_origin
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
+from airflow_provider_jetstream.plugins.monitor.letter_routes import After, Limit, Sequence
+from airflow_provider_jetstream.plugins.monitor.letter_routes import Hidden as HiddenTexts
+from airflow_provider_jetstream.plugins.monitor.models.actions import Me
+from airflow_provider_jetstream.plugins.monitor.models.stored_jobs import JobState
+from airflow_provider_jetstream.plugins.monitor.running_service import json_answer
 from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
 
 router = APIRouter(prefix="/api")
 
 _MAX_INSTANCES = 1_000
-_MAX_BODY_BYTES = 1024 * 1024
-_UNPROCESSABLE = 422
 
 
-@cache
-def service() -> MonitorService:
-    """Return the one monitor service of this process."""
-    return MonitorService(monitor_settings())
-
-
-def parse_selection(
-    reasons: Annotated[list[str] | None, Query()] = None,
-    error_class: str | None = None,
-    fingerprint: str | None = None,
-    traceback_digest: str | None = None,
-    subject: str | None = None,
-    consumer: str | None = None,
-    dag_id: str | None = None,
-    run_id: str | None = None,
-    task_id: str | None = None,
-    *,
-    parked: bool = False,
-) -> Selection:
-    """Parse the selection in a query."""
-    fields = {
-        "reasons": reasons,
-        "error_class": error_class,
-        "fingerprint": fingerprint,
-        "traceback_digest": traceback_digest,
-        "subject": subject,
-        "consumer": consumer,
-        "dag_id": dag_id,
-        "run_id": run_id,
-        "task_id": task_id,
-    }
-    return Selection.of({name: value for name, value in fields.items() if value} | {"parked": parked})
-
-
-def parse_group_by(group_by: Annotated[list[str] | None, Query()] = None) -> tuple[GroupField, ...]:
-    """Parse the fields in a query by which letters are grouped."""
-    return group_fields(group_by or BY_CAUSE)
-
-
-def permitted_selection(selection: Annotated[Selection, Depends(parse_selection)], user: GetUserDep) -> Selection:
-    """Parse the selection in a query, and refuse one by a DAG that the user may not see."""
-    if selection.dag_id is not None:
-        require_run_access(selection.dag_id, user)
-    return selection
-
-
-async def shown_dags(connection: str, queue: str, user: GetUserDep) -> frozenset[str]:
-    """Return the DAGs whose letters a user may see, of those with letters in a queue."""
-    return await run_in_threadpool(permitted_dags, await service().dags(connection, queue), user)
-
-
-Selected = Annotated[Selection, Depends(permitted_selection)]
 Hidden = Annotated[bool, Depends(payloads_hidden)]
-EveryDag = Annotated[bool, Depends(may_see_every_dag)]
 # Databases refuse longer ones, and this character.
 AirflowId = Annotated[str, Query(max_length=250, pattern=r"^[^\x00]*$")]
 ShownConnections = Annotated[tuple[str, ...], Depends(permitted_connections)]
-ShownDags = Annotated[frozenset[str], Depends(shown_dags)]
 _of_queue = APIRouter(prefix="/queues/{connection}/{queue}", dependencies=[Depends(require_connection)])
 
 
 @router.get("/me")
-def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden, connections: ShownConnections) -> Me:
+def me(
+    acting: Annotated[bool, Depends(may_act)], hidden: Hidden, connections: ShownConnections, user: GetUserDep
+) -> Me:
     """Return the user's permissions."""
     settings = monitor_settings()
     return Me(
@@ -111,6 +55,8 @@ def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden, connections: S
         refresh_seconds=settings.refresh,
         connections=list(connections),
         version=__version__,
+        user=user.get_name(),
+        default_timezone=conf.get("core", "default_timezone", fallback="utc"),
     )
 
 
@@ -120,73 +66,55 @@ async def snapshot(connections: ShownConnections, user: GetUserDep, connection: 
     if connection:
         await run_in_threadpool(require_connection, connection, user)
         connections = (connection,)
-    return _json(await service().snapshot(connections))
+    return json_answer(await running_service.service().snapshot(connections))
 
 
 @_of_queue.get("")
 async def queue_detail(connection: str, queue: str) -> Response:
     """Return the details of a queue."""
-    return _json(await service().queue(connection, queue))
+    return json_answer(await running_service.service().queue(connection, queue))
 
 
-@_of_queue.get("/groups")
-async def groups(
+@_of_queue.get("/history")
+async def history(connection: str, queue: str, hours: Annotated[int, Query(ge=1, le=168)] = 1) -> Response:
+    """Return the history of a queue."""
+    return json_answer(await running_service.service().history(connection, queue, hours))
+
+
+@_of_queue.get("/jobs")
+async def stored_jobs(
     connection: str,
     queue: str,
-    selection: Selected,
-    dags: ShownDags,
-    group_by: Annotated[tuple[GroupField, ...], Depends(parse_group_by)],
-) -> Response:
-    """Return the groups of a queue's dead letters."""
-    return _json(await service().groups(connection, queue, selection, group_by, dags=dags))
-
-
-@_of_queue.get("/letters")
-async def letters(
-    connection: str,
-    queue: str,
-    selection: Selected,
-    hidden: Hidden,
-    every_dag: EveryDag,
-    dags: ShownDags,
-    after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
-) -> Response:
-    """Return a page of a queue's dead letters."""
-    shown = service().letters(
-        connection, queue, selection, after, limit, hidden=hidden, hidden_of_unknown=not every_dag, dags=dags
-    )
-    return _json(await shown)
-
-
-@_of_queue.get("/letters/{sequence}")
-async def letter(
-    connection: str,
-    queue: str,
-    sequence: Annotated[int, Path(ge=1, lt=2**63)],
-    hidden: Hidden,
-    every_dag: EveryDag,
     user: GetUserDep,
+    state: JobState = "pending",
+    consumer: Annotated[str | None, Query(max_length=250)] = None,
+    after: After = 0,
+    limit: Limit = 50,
 ) -> Response:
-    """Return the details of a dead letter."""
-    answer = await service().letter(connection, queue, sequence, hidden=hidden, hidden_of_unknown=not every_dag)
+    """Return a page of a queue's jobs that are no dead letters."""
+
+    @cache
+    def may_see(dag_id: str | None) -> bool:
+        return may_see_every_dag(user) if dag_id is None else bool(permitted_dags([dag_id], user))
+
+    page = running_service.service().job_page(connection, queue, state, consumer, after, limit, may_see)
+    return json_answer(await page)
+
+
+@_of_queue.get("/jobs/{sequence}")
+async def stored_job(
+    connection: str, queue: str, sequence: Sequence, hiding: HiddenTexts, user: GetUserDep
+) -> Response:
+    """Return the details of a stored job."""
+    answer = await running_service.service().job(connection, queue, sequence, hiding)
     if answer.dag_id is not None:
         await run_in_threadpool(require_run_access, answer.dag_id, user)
-    return _json(answer.detail)
-
-
-@_of_queue.post("/dry-run", dependencies=[Depends(require_own_origin), Depends(require_acting)])
-async def dry_run(connection: str, queue: str, request: Request, user: GetUserDep) -> Response:
-    """Count what an action would do."""
-    # Parsed here rather than by FastAPI, which would answer a body that isn't JSON before it checks the origin.
-    parsed = await _body(request)
-    selection = Selection.of(parsed.select)
-    if selection.dag_id is not None:
-        await run_in_threadpool(require_run_access, selection.dag_id, user)
-    return _json(await service().dry_run(connection, queue, selection, parsed.action))
+    return json_answer(answer.content)
 
 
 router.include_router(_of_queue)
+router.include_router(letter_routes.router)
+router.include_router(action_routes.router)
 
 
 def parse_task_query(
@@ -211,21 +139,4 @@ def parse_task_query(
 @router.get("/jobs", dependencies=[Depends(require_run_access)])
 async def jobs(query: Annotated[TaskQuery, Depends(parse_task_query)], connections: ShownConnections) -> Response:
     """Return the jobs of a DAG run, or of one of its tasks."""
-    return _json(await service().jobs(query, connections))
-
-
-async def _body(request: Request) -> DryRunRequest:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise refusal(413, "request", f"expected a body of at most {_MAX_BODY_BYTES} bytes, found a larger one")
-    try:
-        return DryRunRequest.model_validate_json(body)
-    except ValidationError as error:
-        message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise refusal(_UNPROCESSABLE, "request", message) from None
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+    return json_answer(await running_service.service().jobs(query, connections))

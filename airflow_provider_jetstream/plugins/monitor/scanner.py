@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
-from heapq import merge
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter, Selection
+from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.plugins.monitor.letter_index import IndexedLetter, LetterIndex
+from airflow_provider_jetstream.plugins.monitor.indexed_letter import IndexedLetter
+from airflow_provider_jetstream.plugins.monitor.letter_index import MAX_LETTERS, LetterIndex
 from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts
 from airflow_provider_jetstream.plugins.monitor.queue_scan import QueueScan, dead_in
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
 
 _MAX_CHANGED = 20_000
-_FEW_ENTRIES = 500
+_COMPARED_AT_ONCE = 500
+_FEW_ENTRIES = 50
 # The maximum age of a scan while jobs come and go but no entry is added.
 _REQUESTED_MAX_AGE = 15.0
 _BACKGROUND_MAX_AGE = 60.0
 # Of all queues of a server; the index that was used longest ago is dropped first.
-_MAX_LETTERS = 2_000_000
+_MAX_LETTERS = 1_250_000
 _PAGE_BYTES = 8 * 2**20
 _SMALLEST_PAGE = 8
 _LONGEST_PAUSE = 1.0
@@ -132,44 +133,58 @@ class Scanner:
         letters = overview.dead_letter_queue
         if letters is not None and letters["state"]["messages"] > _FEW_ENTRIES:
             connection = await read_ahead(connection, queue.name, queue.companion_names())
-        scan = await Scan.begin(connection, queue)
+        scan = await Scan.begin(connection, queue, since=queue_scan.continued_scan())
         scan.page_size = _page_size(scan)
         index = await self._update_index(queue_scan, scan) if queue_scan.can_reuse(scan) else None
         if index is None:
-            index = LetterIndex()
-            if not queue_scan.completed_at:
-                # People see the first letters while the others are being read.
-                queue_scan.index, queue_scan.scan = index, scan
-            async for page in _throttled_pages(scan, EveryLetter()):
-                for letter in page:
-                    index.add(letter.sequence, IndexedLetter.of(letter))
-                queue_scan.letters_seen = len(index)
-            queue_scan.completed_at = time.monotonic()
+            index = await self._read_all(queue_scan, scan)
         await scan.account(as_recorded=True)
         queue_scan.index, queue_scan.scan, queue_scan.risks = index, scan, scan.risks
         seconds, lost = time.monotonic() - started, scan.dismissed[Status.LOST]
         queue_scan.counts = _counts(index, scan.uncertain, seconds, lost)
 
+    async def _read_all(self, queue_scan: QueueScan, scan: Scan) -> LetterIndex:
+        """Read and index each letter; what was indexed before is changed as far as it isn't the same."""
+        index = queue_scan.index if queue_scan.index and queue_scan.has_all_letters else LetterIndex()
+        if not queue_scan.completed_at:
+            # People see the first letters while the others are being read.
+            queue_scan.index, queue_scan.scan = index, scan
+        # Letters that are added go behind these.
+        before, known, seen = index.columns.sequence, len(index), 0
+        changes: dict[int, IndexedLetter | None] = {}
+        async for page in _throttled_pages(scan, EveryLetter()):
+            for letter in page:
+                indexed = IndexedLetter.of(letter)
+                while seen < known and before[seen] <= letter.sequence:
+                    if before[seen] < letter.sequence:
+                        changes[before[seen]] = None
+                    seen += 1
+                if letter.sequence > index.last:
+                    index.add(letter.sequence, indexed)
+                elif index.differs(letter.sequence, indexed):
+                    changes[letter.sequence] = indexed
+            queue_scan.letters_seen += len(page)
+        changes |= dict.fromkeys(before[seen:known])
+        if changes:
+            await index.change(changes)
+        queue_scan.completed_at = time.monotonic()
+        return index
+
     async def _update_index(self, queue_scan: QueueScan, scan: Scan) -> LetterIndex | None:
         """Index the letters, reading only jobs with new entries; ``None`` where there are too many of those."""
-        before, changed = queue_scan.index or LetterIndex(), set(scan.reconciliation.orphans)
-        for sequence, entries in scan.index.jobs():
-            if before.find(sequence, _last(entries)) is None:
-                changed.add(sequence)
-                if len(changed) > _MAX_CHANGED:
-                    return None
-        read: dict[int, IndexedLetter] = {}
+        index = queue_scan.index or LetterIndex()
+        orphans = set(scan.reconciliation.orphans)
+        found = await _compare(index, scan, orphans)
+        if found is None:
+            return None
+        changed, changes = found
+        if len(index) + len(changed) > MAX_LETTERS:
+            return None
         async for page in _throttled_pages(scan, EveryLetter(sequences=frozenset(changed))):
-            read |= {letter.sequence: IndexedLetter.of(letter) for letter in page}
-            queue_scan.letters_seen = len(read)
-        index = LetterIndex()
-        without_entry = ((sequence, ()) for sequence in sorted(changed) if sequence not in scan.index)
-        for sequence, entries in merge(scan.index.jobs(), without_entry, key=lambda job: job[0]):
-            letter = read.get(sequence)
-            if letter is None and sequence not in changed:
-                letter = before.find(sequence, _last(entries))
-            if letter is not None:
-                index.add(sequence, letter)
+            changes |= {letter.sequence: IndexedLetter.of(letter) for letter in page}
+            queue_scan.letters_seen += len(page)
+        if changes:
+            await index.change(changes)
         return index
 
     def _drop_indexes(self) -> None:
@@ -181,22 +196,52 @@ class Scanner:
                 scan.index = scan.scan = None
 
 
-async def _throttled_pages(scan: Scan, selection: Selection) -> AsyncGenerator[tuple[DeadLetter, ...], None]:
+async def _compare(
+    index: LetterIndex, scan: Scan, orphans: set[int]
+) -> tuple[set[int], dict[int, IndexedLetter | None]] | None:
+    """Return which jobs have to be read, and what is no letter any more as far as that is known.
+
+    :param orphans: jobs without an entry, which are read each time
+    :return: ``None`` where too many have to be read
+    """
+    changed, gone = set(orphans), dict[int, IndexedLetter | None]()
+    sequences, position = index.columns.sequence, 0
+    worked = time.thread_time()
+    for number, (sequence, entries) in enumerate(scan.index.jobs(), 1):
+        while position < len(sequences) and sequences[position] < sequence:
+            gone[sequences[position]] = None
+            position += 1
+        if position < len(sequences) and sequences[position] == sequence:
+            position += 1
+        if not index.has(sequence, _last(entries)):
+            changed.add(sequence)
+        if len(changed) > _MAX_CHANGED:
+            return None
+        if number % _COMPARED_AT_ONCE == 0:
+            await asyncio.sleep(time.thread_time() - worked)
+            worked = time.thread_time()
+    gone |= dict.fromkeys([*sequences[position:], *changed])
+    return changed, gone
+
+
+async def _throttled_pages(scan: Scan, selection: EveryLetter) -> AsyncGenerator[tuple[DeadLetter, ...], None]:
     worked = time.thread_time()
     async for page in scan.pages(selection):
         yield page.letters
+        # The page copies no bodies and leaves the archive alone.
+        scan.unpreserved.clear()
         # The other half of the core is the API server's, whose threads share one interpreter lock.
         await asyncio.sleep(time.thread_time() - worked)
         worked = time.thread_time()
 
 
 def _counts(index: LetterIndex, uncertain: int = 0, seconds: float = 0.0, lost: int = 0) -> LetterCounts:
-    parked = index.count(Selection(parked=True))
     return LetterCounts(
-        certain=len(index) - parked,
+        certain=index.counted[False],
         uncertain=uncertain,
-        parked=parked,
+        parked=index.counted[True],
         lost=lost,
+        complete=index.complete,
         scanned_at=datetime.now(UTC),
         scan_seconds=round(seconds, 3),
     )

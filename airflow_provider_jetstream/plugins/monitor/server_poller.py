@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.airflow_compat import AirflowException
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, UnreachableError
+from airflow_provider_jetstream.jetstream.client.consumer_pause import PAUSE_LEVEL
+from airflow_provider_jetstream.jetstream.errors import (
+    ConnectionSettingsError,
+    DeadlineError,
+    JetStreamProviderError,
+    TransientError,
+    UnreachableError,
+)
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
-from airflow_provider_jetstream.plugins.monitor.history import QueueHistory
-from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, Problem
+from airflow_provider_jetstream.plugins.monitor.history import SPARKLINE_POINTS, QueueHistory, sparkline
+from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, Problem, ServerState
 from airflow_provider_jetstream.plugins.monitor.queue_view import problem_of, queue_numbers
 from airflow_provider_jetstream.plugins.monitor.scanner import Scanner
+from airflow_provider_jetstream.plugins.monitor.shared_history import SharedHistory
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
+    from datetime import timedelta
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
+    from airflow_provider_jetstream.plugins.monitor.models.history import Point
 
-# After so long without a request, polling ends and the connection is closed.
+# After so long without a request, polling ends.
 IDLE_SECONDS = 30.0
+# For so long the connection is open without a request, so that the letters that were proved can be shown at once.
+KEPT_SECONDS = 900.0
 FIRST_POLL_SECONDS = 2.0
 _POLL_SECONDS = 10.0
 _CONNECTION_CHECK_SECONDS = 0.25
+_IDLE_CHECK_SECONDS = 5.0
+_SAMPLES_SECONDS = 5.0
 
 
 class ServerPoller:
@@ -40,8 +55,11 @@ class ServerPoller:
         self.overviews: dict[str, QueueOverview] = {}
         self.histories: dict[str, QueueHistory] = {}
         self.problem: Problem | None = None
-        self.state: Literal["up", "away", "starting"] = "starting"
+        self.error: JetStreamProviderError | AirflowException | None = None
+        self.state: ServerState = "starting"
         self.scanner = Scanner(self.connection)
+        self.shared = SharedHistory()
+        self.has_pauses = False
         self._refresh = refresh
         self._hook = JetStreamHook(conn_id)
         self._server: str | None = None
@@ -50,6 +68,8 @@ class ServerPoller:
         self._requested_time = 0.0
         self._task: asyncio.Task[None] | None = None
         self._polled = asyncio.Event()
+        self._requested = asyncio.Event()
+        self._samples_time = -_SAMPLES_SECONDS
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Open the connection to the server, or use the open one."""
@@ -57,17 +77,41 @@ class ServerPoller:
 
     async def refresh(self) -> None:
         """Start polling if it has stopped, and wait up to 2 seconds for a first poll, or for one after a pause."""
+        was_idle = not self._has_viewers()
         self._requested_time = time.monotonic()
+        self._requested.set()
         if self._task is None:
-            self._polled.clear()
             self._task = asyncio.create_task(self._run())
+        if was_idle:
+            # What was so when somebody last looked needn't be so now.
+            self._polled.clear()
+            if self.state != "up":
+                self.state, self.problem, self.error = "starting", None, None
         stale = self._polled_time == 0.0 or time.monotonic() - self._polled_time > 2 * self._refresh
-        if self.state != "away" and stale:
+        if self.state not in ("away", "refused") and stale:
             try:
                 async with asyncio.timeout(FIRST_POLL_SECONDS):
                     await self._polled.wait()
             except TimeoutError:
                 return
+
+    async def poll_again(self) -> None:
+        """Wait for the next poll of a server that answers, a little longer than two of them are apart."""
+        if self.state == "up":
+            self._polled.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh + FIRST_POLL_SECONDS):
+                    await self._polled.wait()
+
+    def require_usable(self) -> None:
+        """Return unless the server is away or refuses.
+
+        :raises JetStreamProviderError: as the last poll did
+        """
+        if isinstance(self.error, JetStreamProviderError):
+            raise self.error.with_traceback(None)
+        if self.problem is not None:
+            raise ConnectionSettingsError(self.problem.message)
 
     def age(self) -> float | None:
         """Return the age of the last poll in seconds."""
@@ -83,22 +127,60 @@ class ServerPoller:
             age_seconds=self.age(),
             server=self._server,
             queues=[
-                queue_numbers(self.conn_id, overview, self.histories[name], self.scanner.scan_of(name).counts)
+                queue_numbers(
+                    self.conn_id,
+                    overview,
+                    self.histories[name],
+                    self.scanner.scan_of(name).counts,
+                    self.sparkline(name),
+                )
                 for name, overview in self.overviews.items()
             ]
             if with_queues
             else [],
         )
 
+    def points(self, queue: str, time: timedelta) -> list[Point]:
+        """Return a queue's points of the last time, up to an hour: of the shared samples where there are some."""
+        if not self.shared.has(queue):
+            return self.histories[queue].points()
+        now = self.now(queue)
+        return self.shared.points(queue, now - time, now)
+
+    def now(self, queue: str) -> datetime:
+        """Return the time of a queue's last numbers, by the server's clock."""
+        health = self.overviews[queue].health
+        return health.taken_at if health else datetime.now(UTC)
+
+    def sparkline(self, queue: str) -> list[int | None]:
+        """Return a queue's pending jobs of the last hour, for a small chart."""
+        if self.shared.has(queue):
+            return self.shared.sparkline(queue, SPARKLINE_POINTS)
+        return sparkline(self.histories[queue].points())
+
     def _has_viewers(self) -> bool:
         return time.monotonic() - self._requested_time < IDLE_SECONDS
 
+    def _is_kept(self) -> bool:
+        return time.monotonic() - self._requested_time < KEPT_SECONDS
+
+    async def _wait_for_viewers(self, connection: Connection) -> None:
+        self._requested.clear()
+        while self._is_kept() and not self._requested.is_set():
+            if not connection.is_connected:
+                # Restored meanwhile or not: whoever looks next finds out.
+                self.state = "starting"
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_CHECK_SECONDS):
+                    await self._requested.wait()
+
     async def _run(self) -> None:
         try:
-            while self._has_viewers():
+            while self._has_viewers() or (self.state == "up" and self._is_kept()):
                 try:
                     async with self.connection() as connection:
                         self._server = ".".join(map(str, connection.server_version))
+                        self.has_pauses = connection.api_level >= PAUSE_LEVEL
                         await self._poll_repeatedly(connection)
                 except (JetStreamProviderError, AirflowException) as error:
                     self._set_away(error)
@@ -108,32 +190,52 @@ class ServerPoller:
             self._task = None
 
     async def _poll_repeatedly(self, connection: Connection) -> None:
-        while self._has_viewers():
+        while self._is_kept():
+            if not self._has_viewers():
+                await self._wait_for_viewers(connection)
+                continue
             started = time.monotonic()
             try:
+                await self._read_samples(connection)
                 self._set_up(await _inspect_while_connected(connection, self.overviews))
             except DeadlineError as error:
                 # The connection is kept, and so is the scan that uses it.
-                self.state, self.problem = "away", problem_of(error)
+                self.state, self.problem, self.error = "away", problem_of(error), error
                 self._polled.set()
             else:
                 self.scanner.schedule_scans(self.overviews)
             await _sleep_while_connected(connection, self._refresh - (time.monotonic() - started))
 
+    async def _read_samples(self, connection: Connection) -> None:
+        if time.monotonic() - self._samples_time < _SAMPLES_SECONDS:
+            return
+        try:
+            async with asyncio.timeout(_POLL_SECONDS):
+                await self.shared.update(connection)
+            self._samples_time = time.monotonic()
+        except (JetStreamProviderError, TimeoutError) as error:
+            # The numbers of now are shown without a history.
+            self.shared.problem = str(error) or "the server took too long to answer"
+
     def _set_up(self, overviews: list[QueueOverview]) -> None:
         self.overviews = {overview.name: overview for overview in overviews}
         self.histories = {name: self.histories.get(name) or QueueHistory() for name in self.overviews}
         for name, overview in self.overviews.items():
+            watch = self.histories[name].watch
+            watch.remember(self.shared.known(name))
+            watch.compare(overview)
             if overview.health is not None:
                 counts = self.scanner.scan_of(name).counts
                 dead_in_queue = overview.left_over.dead if overview.left_over else None
                 self.histories[name].add(overview.health, counts.certain if counts else dead_in_queue)
-        self.state, self.problem = "up", None
+        self.state, self.problem, self.error = "up", None, None
         self._polled_time, self._polled_at = time.monotonic(), datetime.now(UTC)
         self._polled.set()
 
     def _set_away(self, error: JetStreamProviderError | AirflowException) -> None:
-        self.state = "away"
+        self.error = error
+        # A terminal error stays until a person changes something.
+        self.state = "away" if isinstance(error, TransientError) else "refused"
         if isinstance(error, JetStreamProviderError):
             self.problem = problem_of(error)
         else:

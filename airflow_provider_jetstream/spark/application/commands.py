@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import RedriveError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.report import problem_of
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
+from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters, redrive_next_letters
 from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
 from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
 from airflow_provider_jetstream.spark.dead_letters.report.write import write_report
@@ -28,6 +29,7 @@ from airflow_provider_jetstream.spark.dead_letters.schema import (
     RUN_ID,
     SEQUENCE,
     STATE,
+    STREAM_CREATED,
     TASK_ID,
     TRACEBACK_DIGEST,
 )
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.bulk_redrive.driver import Progress
+    from airflow_provider_jetstream.spark.bulk_redrive.bulk_run import Progress
     from airflow_provider_jetstream.spark.dead_letters.repair_contract import Repairing
 
 log = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ def report(
 def redrive(
     session: SparkSession, connection: Mapping[str, str], arguments: Mapping[str, Any], function: Repairing | None
 ) -> dict[str, Any]:
-    """Redrive dead letters.
+    """Redrive dead letters; of a request with waves, those of the next wave.
 
     :param connection: connection options of the data source
     :param arguments: ``queue``, ``letters``, ``directory``, ``request`` and ``dry_run``
@@ -87,15 +89,16 @@ def redrive(
         letters = _letters(session, queue, connection, arguments["letters"], request, function, directory)
         if arguments["dry_run"]:
             return preview_letters(session, letters, queue, request, connection).as_json()
+        # The task awaits the jobs of a wave, and people, without executors.
+        redrive_all = redrive_next_letters if request.waves else redrive_letters
         with _timed(session, "Redriving"):
-            report = redrive_letters(session, letters, queue, request, connection, progress=_log_progress)
-    problem = ""
-    try:
-        report.raise_for_failures()
-    except RedriveError as error:
-        problem = str(error)
+            report = redrive_all(session, letters, queue, request, connection, progress=_log_progress)
     content = report.as_json() | {"guarantee": report.guarantee}
-    return {"report": content, "awaited": sequence_ranges(sorted(report.awaited_sequences())), "problem": problem}
+    return {
+        "report": content,
+        "awaited": sequence_ranges(sorted(report.awaited_sequences())),
+        "problem": problem_of(report),
+    }
 
 
 COMMANDS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {"report": report, "redrive": redrive}
@@ -121,7 +124,7 @@ def _letters(
         with _timed(session, "Repairing"):
             return repair(letters, function, f"{directory}/repaired")
     # Bodies that don't change needn't be sent to the tasks.
-    return letters.where(letters[STATE] != LOST).select(SEQUENCE)
+    return letters.where(letters[STATE] != LOST).select(SEQUENCE, STREAM_CREATED)
 
 
 @contextmanager

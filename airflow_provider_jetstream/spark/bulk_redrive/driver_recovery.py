@@ -28,9 +28,11 @@ async def recover_letters(
     request: RedriveRequest,
     report: RedriveReport,
     lease: Lease,
+    wave: int | None = None,
 ) -> Mapping[int, str]:
     """Finish the letters of redrives that were cut off, and add them to the report.
 
+    :param wave: the wave that begins, if there are waves
     :return: the letters of which it isn't known whether they have new jobs, and why
     :raises LeaseLostError: somebody else has the lease
     """
@@ -52,6 +54,7 @@ async def recover_letters(
         *(connection, scan.queue, scan.snapshot, request, driver_scan.choice.protocol, intents, report),
         removes_entries=False,
     )
+    steps.records.wave = wave
     # The repairs are in the frame: a letter isn't stored once more without its own.
     await recover(connection, scan.context, classify, steps, intents, lease.open_since, can_repeat=False)
     lease.open_since = intents.open_since

@@ -1,9 +1,10 @@
-"""The driver's scan of a queue before its letters are divided among tasks, and the record of the run."""
+"""The driver's scan of a queue before its letters are divided among tasks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from pyspark.sql import functions as f
 
@@ -15,18 +16,16 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import (
-    ApiError,
-    LeaseLostError,
-    RedriveError,
     RedriveRequestError,
-    TransientError,
 )
 from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
+from airflow_provider_jetstream.spark.bulk_redrive.spark_job import MOST_TASKS
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import load_queue, scanned_jobs
-from airflow_provider_jetstream.spark.dead_letters.schema import CHANGEABLE, REPAIRED, SEQUENCE
+from airflow_provider_jetstream.spark.dead_letters.schema import CHANGEABLE, REPAIRED, SEQUENCE, STREAM_CREATED
+from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from airflow_provider_jetstream.jetstream.audit.log import RunRecord
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 # Jobs that are no longer dead letters may be missing from a frame; with more of them the letters are copied.
@@ -59,6 +57,27 @@ class DriverScan:
     acknowledged: Mapping[int, datetime]
     server_info: Mapping[str, Any]
     jobs: pa.Table
+
+
+def checked_request(request: RedriveRequest, tasks: int | None) -> RedriveRequest:
+    """Return a request for a frame's letters, with a run key.
+
+    :raises SparkOptionError: it has what only a redrive without Spark takes
+    """
+    if request.transform is not None or request.patch is not None:
+        name = "transform" if request.patch is None else "patch"
+        raise SparkOptionError(f"expected repairs in the frame, found a {name} in the request: leave it out")
+    if request.selection.sequences is not None:
+        raise SparkOptionError("expected letters by the frame's rows, found sequences in the request: leave them out")
+    if request.target is not None or request.order_key is not None:
+        name = "order_key" if request.target is None else "target"
+        raise SparkOptionError(
+            f"expected a redrive to the letters' own queue in any order, found {name}: Spark's tasks redrive beside"
+            " each other and check one queue only; redrive without Spark"
+        )
+    if tasks is not None and not 1 <= tasks <= MOST_TASKS:
+        raise SparkOptionError(f"expected from 1 to {MOST_TASKS} tasks, found tasks {tasks}")
+    return request if request.run else replace(request, run=uuid4().hex)
 
 
 async def scan_queue(connection: BlockingConnection, queue: Any, request: RedriveRequest) -> DriverScan:
@@ -118,6 +137,8 @@ def frame_problem(options: Mapping[str, str], letters: DataFrame, scan: DriverSc
     """
     if _has_repairs(letters):
         return "the frame has repaired rows, or doesn't say that they aren't"
+    if _has_rows_of_another_stream(letters, scan):
+        return "the frame has letters of another stream, or of one that was created anew since"
     missing = _missing_jobs(letters, scan)
     incomplete: bool = run_on_own_connection(options, lambda connection: _any_dead(connection, scan, missing))
     return "the frame leaves dead letters out" if incomplete else ""
@@ -127,6 +148,12 @@ def _has_repairs(letters: DataFrame) -> bool:
     if REPAIRED not in letters.columns:
         return bool(set(letters.columns) & set(CHANGEABLE))
     return not letters.where(f.expr(f"coalesce({REPAIRED}, true)")).isEmpty()
+
+
+def _has_rows_of_another_stream(letters: DataFrame, scan: DriverScan) -> bool:
+    if STREAM_CREATED not in letters.columns:
+        return False
+    return not letters.where(f.col(STREAM_CREATED) != scan.scan.snapshot.created).isEmpty()
 
 
 def _missing_jobs(letters: DataFrame, scan: DriverScan) -> list[int]:
@@ -140,6 +167,13 @@ async def _any_dead(connection: BlockingConnection, driver_scan: DriverScan, seq
     """Return whether any of the jobs is a dead letter in circulation, or there are too many to find out."""
     if len(sequences) > _MOST_MISSING:
         return True
+    return bool(await still_dead(connection, driver_scan, sequences, Selection()))
+
+
+async def still_dead(
+    connection: BlockingConnection, driver_scan: DriverScan, sequences: Sequence[int], selection: Selection
+) -> list[int]:
+    """Return which of the jobs are dead letters of a selection."""
     scan = driver_scan.scan
     archive = await ArchiveReader.open(connection, scan.queue, scan.snapshot.created_at)
     audit = AuditLog.from_snapshot(connection, scan.queue, scan.snapshot)
@@ -151,47 +185,10 @@ async def _any_dead(connection: BlockingConnection, driver_scan: DriverScan, seq
         inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
     )
     results = await classifier.classify_all([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
-    return any(isinstance(result, DeadLetter) and Selection().matches(result) for result in results)
+    return [result.sequence for result in results if isinstance(result, DeadLetter) and selection.matches(result)]
 
 
-async def begin_run(
-    connection: BlockingConnection,
-    scan: DriverScan,
-    request: RedriveRequest,
-    report: RedriveReport,
-    lease_token: int | None = None,
-) -> RunRecord:
-    """Record in the audit that a run begins or resumes, and add to the report what an earlier attempt did.
-
-    :param request: with the run's key
-    :param lease_token: the token of the queue's lease
-    :raises LeaseLostError: somebody else has the lease
-    :raises RedriveError: it can't be recorded
-    """
-    audit = audit_log(connection, scan, lease_token)
-    try:
-        record = await audit.begin_run(request.run or "", request.who, request.why)
-        if record.report:
-            # An earlier attempt may have been cancelled.
-            record = record.model_copy(update={"report": {}})
-            await audit.record_progress(record)
-    except LeaseLostError:
-        raise
-    except (ApiError, TransientError) as error:
-        raise RedriveError(
-            f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: make sure that the"
-            " audit stores records, then run it again"
-        ) from None
-    async for letter in audit.letters_of_run(record):
-        if letter.action == "parked":
-            report.add_parked(letter.sequence)
-        else:
-            report.add_redriven(letter.sequence, letter.new_sequence or letter.sequence, letter.new_stream)
-        report.resumed += 1
-    return record
-
-
-def audit_log(connection: BlockingConnection, scan: DriverScan, lease_token: int | None = None) -> AuditLog:
+def audit_log(connection: Connection, scan: DriverScan, lease_token: int | None = None) -> AuditLog:
     """Return the queue's audit over another connection; the queue has one.
 
     :param lease_token: the token of the queue's lease, without which nothing is stored

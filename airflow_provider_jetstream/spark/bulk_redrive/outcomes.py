@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,6 +63,7 @@ class Outcomes:
         content: dict[str, Any] = {"groups": preview.groups.as_json()}
         content |= {"redriven": preview.redriven, "parked": preview.parked, "failures": preview.failures}
         content |= {"failed": list(preview.failed.items()), "sample": preview.sample}
+        content |= {"changed": preview.changed, "causes": preview.causes}
         self._rows.append((0, PREVIEW, None, json.dumps(content)))
 
     def batch(self) -> pa.RecordBatch:
@@ -69,6 +71,12 @@ class Outcomes:
         columns = list(zip(*self._rows, strict=True)) or [()] * len(_SCHEMA)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+def sequences_with(rows: pa.Table, outcome: str) -> list[int]:
+    """Return the letters that have an outcome."""
+    found: list[int] = rows.filter(pc.equal(rows.column("outcome"), outcome)).column("sequence").to_pylist()
+    return found
 
 
 def add_outcomes(report: RedriveReport, rows: pa.Table) -> frozenset[int]:
@@ -98,8 +106,7 @@ def add_previews(preview: Preview, rows: pa.Table) -> bool:
     complete = True
     for sequence, outcome, _, detail in zip(*_columns(rows.sort_by("sequence")), strict=True):
         if outcome == FAILED:
-            preview.failures += 1
-            preview.failed |= {sequence: detail} if len(preview.failed) < _MOST_FAILURES else {}
+            preview.add_failure(sequence, detail)
         elif outcome == NEEDS_RESCAN:
             complete = False
         elif outcome == PREVIEW:
@@ -107,6 +114,9 @@ def add_previews(preview: Preview, rows: pa.Table) -> bool:
             preview.redriven += content["redriven"]
             preview.parked += content["parked"]
             preview.failures += content["failures"]
+            preview.changed += content["changed"]
+            for cause, count in content["causes"].items():
+                preview.causes[cause] = preview.causes.get(cause, 0) + count
             preview.failed = dict([*preview.failed.items(), *content["failed"]][:_MOST_FAILURES])
             sample = sorted([*preview.sample, *content["sample"]], key=lambda letter: letter["sequence"])
             preview.sample = sample[:_SAMPLE]

@@ -12,11 +12,19 @@ from airflow_provider_jetstream.jetstream.client.headers import is_servers
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair
 from airflow_provider_jetstream.spark.dead_letters.entry_table import JOB_SCHEMA, entries_from_columns, unpack_table
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text
-from airflow_provider_jetstream.spark.dead_letters.schema import BODY, HEADERS, REPAIRED, SEQUENCE, SUBJECT
-from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.dead_letters.schema import (
+    BODY,
+    HEADERS,
+    PROBLEM,
+    REPAIRED,
+    SEQUENCE,
+    STREAM_CREATED,
+    SUBJECT,
+)
+from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql.types import StructType
 
@@ -32,6 +40,7 @@ _TYPES: Final = {
     BODY: ("binary", "string"),
     HEADERS: ("array<struct<key:string,value:string>>",),
     REPAIRED: ("boolean",),
+    STREAM_CREATED: ("string",),
 }
 
 
@@ -80,6 +89,11 @@ def used_columns(schema: StructType, known: frozenset[str]) -> tuple[str, ...]:
         )
     for field in schema.fields:
         kinds = _TYPES.get(field.name)
+        if field.name == PROBLEM:
+            raise SparkOptionError(
+                f"expected letters that were checked, found the column {PROBLEM} of a repair's files: read them with"
+                " read_repaired, which checks them"
+            )
         if kinds is None and field.name not in known:
             raise SparkOptionError(
                 f"expected columns among {', '.join(_TYPES)} and those of the letters, found {field.name}: a redrive"
@@ -99,12 +113,14 @@ class RequestedLetter:
 
     :param sequence: the letter's stream sequence
     :param headers: all headers
+    :param created: when the letter's stream was created, in the server's own text; ``None`` where the frame doesn't say
     """
 
     sequence: int
     subject: str | None = None
     body: bytes | None = None
     headers: tuple[tuple[str, str], ...] | None = None
+    created: str | None = None
 
     @classmethod
     def from_row(cls, values: Mapping[str, Any]) -> RequestedLetter:
@@ -114,20 +130,27 @@ class RequestedLetter:
         """
         if values[SEQUENCE] is None:
             raise SparkOptionError(f"expected a {SEQUENCE} in every row, found null: drop rows that are no letters")
+        created = values.get(STREAM_CREATED)
         if values.get(REPAIRED) is False:
-            return cls(values[SEQUENCE])
+            return cls(values[SEQUENCE], created=created)
         body, headers = values.get(BODY), values.get(HEADERS)
         return cls(
             values[SEQUENCE],
             values.get(SUBJECT),
             body.encode() if isinstance(body, str) else body,
             None if headers is None else tuple((pair["key"] or "", pair["value"] or "") for pair in headers),
+            created,
         )
 
     def repair(self, letter: DeadLetter) -> Repair | None:
-        """Return what changes compared with the stored letter; ``None`` where nothing does."""
+        """Return what changes compared with the stored letter; ``None`` where nothing does.
+
+        :raises RepairContractError: a new text has U+FFFD in place of bytes that a frame can't hold
+        """
         body = UNCHANGED if self.body is None or self.body == letter.body else self.body
         subject = None if self.subject in (None, as_valid_text(letter.subject)) else self.subject
+        if subject is not None and _has_lost_bytes(subject, (letter.subject,)):
+            raise _lost_bytes("subject", subject)
         headers = {} if self.headers is None else self._changed_headers(letter)
         if body is UNCHANGED and subject is None and not headers:
             return None
@@ -135,20 +158,53 @@ class RequestedLetter:
 
     def _changed_headers(self, letter: DeadLetter) -> dict[str, tuple[str, ...] | None]:
         """Compare headers by name, without those that only the server or a redrive sets."""
-        requested = _by_name(self.headers or ())
-        stored = _by_name(letter.headers)
+        own = [pair for pair in letter.headers if _is_own(pair[0])]
+        stored = _by_name(own)
+        requested = _by_name(_as_stored([pair for pair in self.headers or () if _is_own(pair[0])], own))
         changed: dict[str, tuple[str, ...] | None] = {}
         for name in dict.fromkeys((*requested, *stored)):
-            if not name or is_servers(name) or name in ORIGIN_HEADERS:
+            if requested.get(name, []) == stored.get(name, []):
                 continue
-            # Spark's strings hold only UTF-8.
-            readable = [as_valid_text(value) for value in stored.get(name, ())]
-            if requested.get(name, []) != readable:
-                changed[name] = tuple(requested[name]) if name in requested else None
+            for value in requested.get(name, ()):
+                if value not in stored.get(name, ()) and _has_lost_bytes(
+                    value, (text for pair in own for text in pair)
+                ):
+                    raise _lost_bytes(f"header {as_valid_text(name)}", value)
+            changed[name] = tuple(requested[name]) if name in requested else None
         return changed
 
 
-def _by_name(headers: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
+def _is_own(name: str) -> bool:
+    return bool(name) and not is_servers(name) and name not in ORIGIN_HEADERS
+
+
+def _as_stored(requested: Sequence[tuple[str, str]], stored: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Give names and values that a frame shows with U+FFFD the bytes with which they are stored."""
+    names: dict[str, str] = {}
+    pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, value in stored:
+        names.setdefault(as_valid_text(name), name)
+        pairs.setdefault((as_valid_text(name), as_valid_text(value)), []).append((name, value))
+    found: list[tuple[str, str]] = []
+    for name, value in requested:
+        # Two of them may look the same: then they are taken in order.
+        same = pairs.get((name, value), [(names.get(name, name), value)])
+        found.append(same.pop(0) if len(same) > 1 else same[0])
+    return found
+
+
+def _has_lost_bytes(text: str, stored: Iterable[str]) -> bool:
+    return "\ufffd" in text and any(as_valid_text(found) != found for found in stored)
+
+
+def _lost_bytes(part: str, text: str) -> RepairContractError:
+    return RepairContractError(
+        f"expected the {part} as it was or without bytes that aren't UTF-8, found {text[:80]!r}, where U+FFFD stands"
+        " for such bytes: set it to text of your own, or leave it as it is"
+    )
+
+
+def _by_name(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for name, value in headers:
         values.setdefault(name, []).append(value)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.audited_letters import RunRecord
 from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
 from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit, read_open_intents
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog, RunRecord
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
@@ -55,6 +56,10 @@ _SNAPSHOT_SECONDS = 0.2
 _EXCLUDED = "the request's selection excludes it"
 _PARKED = "it is parked; select parked to bring it back"
 _REPEATED = "the frame has another row for it, which counts"
+_OTHER_STREAM = (
+    "expected a letter of this stream, created {}, found one of a stream created {}: the queue was created anew, or the"
+    " row is of another queue; read its letters again"
+)
 
 
 class KnownMetrics(AckMetrics):
@@ -82,6 +87,7 @@ class RedriveTask:
     :param rate: letters a second of one task
     :param lease_token: the token of the lease that the driver holds
     :param set_aside: letters of which an earlier redrive may have stored a new job, and why that isn't known
+    :param wave: the wave of the redrive, where it has waves
     :param dry_run: whether to report only what would be done
     """
 
@@ -95,6 +101,7 @@ class RedriveTask:
     rate: float | None
     lease_token: int | None = None
     set_aside: Mapping[int, str] = field(default_factory=dict)
+    wave: int | None = None
     dry_run: bool = False
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,7 +152,7 @@ class _TaskRun:
         since = self._task.lease_token or 1
         opened = await read_open_intents(self._connection, intents.audit, since, intents.operation)
         sequences = (found.sequence for found_for_letter in opened.values() for found in found_for_letter)
-        intents.open_since = min(sequences, default=None)
+        intents.leave_open(sequences)
         return opened
 
     async def _make_classifier(self) -> Classifier:
@@ -167,10 +174,16 @@ class _TaskRun:
         outcomes = Outcomes()
         # The last row of a letter counts.
         by_sequence = {job.row.sequence: job for job in window}
-        remaining = list(by_sequence.values())
+        remaining: list[TaskJob] = []
         for job in window:
             if by_sequence[job.row.sequence] is not job:
                 outcomes.add_failure(job.row.sequence, _REPEATED)
+            elif job.row.created not in (None, self._snapshot.created):
+                # Its sequence is another job's.
+                problem = _OTHER_STREAM.format(self._snapshot.created, job.row.created)
+                outcomes.add_failure(job.row.sequence, problem)
+            else:
+                remaining.append(job)
         while remaining:
             batch = remaining[: self._rate_limiter.batch_size(_WINDOW)]
             del remaining[: len(batch)]
@@ -242,6 +255,7 @@ class _TaskRun:
             *(self._connection, self._queue, self._snapshot, request, protocol, self._intents, report),
             removes_entries=False,
         )
+        steps.records.wave = self._task.wave
         self._connection.run(self._run_steps(steps, report, letters, dismissed))
         self._rate_limiter.record_stored(len(letters))
         outcomes.add_report(report)
@@ -271,6 +285,7 @@ class _TaskRun:
     ) -> None:
         if audit := self._audit:
             redriven = [job.sequence for job in dismissed if job.status == Status.REDRIVEN]
+            audit = await audit.with_ranges_of(redriven)
             for record in await map_concurrently(audit.last_record, redriven):
                 if record and record.run == self._task.request.run:
                     # By an earlier attempt of this task, or by another one at this moment.

@@ -9,6 +9,7 @@ from airflow_provider_jetstream.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
     from airflow_provider_jetstream.spark.dead_letters.repair_contract import Repairing, repair
+    from airflow_provider_jetstream.spark.dead_letters.repaired_letters import read_repaired
     from airflow_provider_jetstream.spark.dead_letters.report.write import ReportSummary, write_report
     from airflow_provider_jetstream.spark.dead_letters.triage_tables import Triage, triage
 
@@ -17,6 +18,7 @@ __all__ = [
     "ReportSummary",
     "Triage",
     "read_letters",
+    "read_repaired",
     "read_snapshot",
     "repair",
     "snapshot",
@@ -29,6 +31,7 @@ __getattr__ = lazy_exports(
     {
         "read": ["read_letters", "read_snapshot", "snapshot"],
         "repair_contract": ["Repairing", "repair"],
+        "repaired_letters": ["read_repaired"],
         "report.write": ["ReportSummary", "write_report"],
         "triage_tables": ["Triage", "triage"],
     },

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, TypeAlias
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.spark.dead_letters.repaired_letters import mark_checked, written_letters
 from airflow_provider_jetstream.spark.dead_letters.schema import (
     BODY,
     CHANGEABLE,
     HEADERS,
     LOST,
-    REPAIR_COLUMNS,
+    PROBLEM,
     REPAIRED,
     SEQUENCE,
     STATE,
+    STREAM_CREATED,
     SUBJECT,
 )
 from airflow_provider_jetstream.spark.errors import RepairContractError
@@ -41,12 +43,13 @@ def repair(letters: DataFrame, function: Repairing, path: str) -> DataFrame:
     The function gets the letters that have a body, with all their columns. It returns those that are to be redriven,
     each once, with their ``sequence``; it may change ``subject``, ``body`` and ``headers``, and leave out any column
     that it doesn't change. A row that it drops isn't redriven. Its result is written before it is checked, so that
-    what is checked is what is redriven, even if the function isn't deterministic.
+    what is checked is what is redriven, even if the function isn't deterministic. Any other driver can read it
+    with :func:`read_repaired`.
 
     :param letters: a snapshot
     :param path: where the function's result is written, as Parquet; overwritten
-    :return: the columns ``sequence``, ``subject``, ``body``, ``headers`` and ``repaired`` (whether the function changed
-        any of the three)
+    :return: the columns ``sequence``, ``subject``, ``body``, ``headers``, ``repaired`` (whether the function changed
+        any of the three) and ``stream_created``
     :raises RepairContractError: the function broke its contract
     """
     before = letters.where(f.col(STATE) != LOST)
@@ -63,12 +66,13 @@ def repair(letters: DataFrame, function: Repairing, path: str) -> DataFrame:
         SEQUENCE,
         *(column.alias(name) for name, column in result.items()),
         f.greatest(*changed).alias(REPAIRED),
-        _problem(unchangeable, result).alias("_problem"),
+        f.col(f"_{STREAM_CREATED}").alias(STREAM_CREATED),
+        _problem(unchangeable, result).alias(PROBLEM),
     )
     checked.write.mode("overwrite").parquet(path)
-    repaired = letters.sparkSession.read.parquet(path)
-    _check_rows(repaired)
-    return repaired.select(*REPAIR_COLUMNS)
+    _check_rows(letters.sparkSession.read.parquet(path))
+    mark_checked(letters.sparkSession, path)
+    return written_letters(letters.sparkSession, path)
 
 
 def _check_columns(before: DataFrame, after: DataFrame) -> None:
@@ -105,7 +109,7 @@ def _problem(unchangeable: list[str], result: dict[str, Column]) -> Column:
 
 
 def _check_rows(repaired: DataFrame) -> None:
-    first_problem = f.first("_problem", ignorenulls=True).alias("problem")
+    first_problem = f.first(PROBLEM, ignorenulls=True).alias("problem")
     counted = repaired.groupBy(SEQUENCE).agg(f.count("*").alias("rows"), first_problem)
     problem = f.coalesce("problem", f.when(f.col("rows") > 1, "a letter more than once: was it joined or exploded?"))
     bad = counted.select(SEQUENCE, problem.alias("problem")).where("problem is not null").orderBy(SEQUENCE)

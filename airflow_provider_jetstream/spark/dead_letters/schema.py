@@ -98,5 +98,7 @@ LETTER_SCHEMA: Final = pa.schema(
 # The columns that a repair may change; any other change or addition is refused.
 CHANGEABLE: Final = (SUBJECT, BODY, HEADERS)
 # The result of a repair and the input of a bulk redrive: ``headers`` as array<struct<key,value>>, ``repaired`` as
-# boolean.
-REPAIR_COLUMNS: Final = (SEQUENCE, *CHANGEABLE, REPAIRED)
+# boolean, and the stream's creation, since a sequence means something in one incarnation of a stream only.
+REPAIR_COLUMNS: Final = (SEQUENCE, *CHANGEABLE, REPAIRED, STREAM_CREATED)
+# Beside these in what a repair writes: what is wrong with a row, null where nothing is.
+PROBLEM: Final = "_problem"

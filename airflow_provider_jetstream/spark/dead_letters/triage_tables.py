@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
 
 LETTERS: Final = "letters"
+_HOUR, _DAY = 3_600, 86_400
 CAUSE: Final[tuple[GroupField, ...]] = ("fingerprint", "reason", "error_class", "traceback_digest")
 
 
@@ -28,6 +29,7 @@ class Triage:
     :param digests: by traceback digest and the error's place in the code
     :param states: by state and source of the body
     :param hours: by hour of death and reason, in order
+    :param days: by UTC day of death and reason, in order
     :param subjects: by subject
     :param consumers: by consumer
     :param origins: by DAG and run
@@ -40,6 +42,7 @@ class Triage:
     digests: DataFrame
     states: DataFrame
     hours: DataFrame
+    days: DataFrame
     subjects: DataFrame
     consumers: DataFrame
     origins: DataFrame
@@ -64,8 +67,6 @@ def triage(letters: DataFrame) -> Triage:
         f.count_distinct("dag_id").alias("dags"),
         f.max("redrive_count").alias("most_redrives"),
     )
-    hour = f.timestamp_seconds(f.floor(f.unix_seconds("died_at") / 3600) * 3600)
-    hours = letters.groupBy(hour.alias("hour"), "reason").agg(f.count("*").alias(LETTERS))
     origins = letters.groupBy("dag_id", "run_id").agg(
         f.count("*").alias(LETTERS), f.count_distinct("task_id").alias("tasks")
     )
@@ -76,11 +77,19 @@ def triage(letters: DataFrame) -> Triage:
         error_classes=_count_by(letters, "error_class"),
         digests=_count_by(letters, "traceback_digest", "error_place"),
         states=_count_by(letters, "state", "body_source"),
-        hours=hours.orderBy("hour", "reason"),
+        hours=_count_by_time(letters, "hour", _HOUR),
+        days=_count_by_time(letters, "day", _DAY),
         subjects=_count_by(letters, "subject"),
         consumers=_count_by(letters, "consumer"),
         origins=_largest_first(origins, "dag_id", "run_id"),
     )
+
+
+def _count_by_time(letters: DataFrame, name: str, seconds: int) -> DataFrame:
+    # Whatever the session's time zone is.
+    start = f.timestamp_seconds(f.floor(f.unix_seconds("died_at") / seconds) * seconds)
+    counts = letters.groupBy(start.alias(f"{name}_start"), "reason").agg(f.count("*").alias(LETTERS))
+    return counts.withColumnRenamed(f"{name}_start", name).orderBy(name, "reason")
 
 
 def _count_by(letters: DataFrame, *columns: str) -> DataFrame:

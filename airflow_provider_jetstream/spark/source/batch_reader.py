@@ -12,14 +12,20 @@ from typing_extensions import override
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
+from airflow_provider_jetstream.spark.source.data_loss import Planned, record_matches
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
+from airflow_provider_jetstream.spark.source.latest_reader import read_latest
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
+    LATEST,
+    Range,
     fetch_method,
     first_sequence,
     last_sequence,
     narrow,
     plan_ranges,
+    range_starts,
+    require_latest,
 )
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from airflow_provider_jetstream.spark.source.options import ReadOptions
-    from airflow_provider_jetstream.spark.source.partition_planner import Range
 
 
 @dataclass(frozen=True)
@@ -40,16 +45,25 @@ class StreamSnapshot:
     """A stream at the time of loading.
 
     :param version: the server's
+    :param planned: what is stored, as far as a loss has to be told from something else later
     """
 
     info: StreamInfo
     version: tuple[int, ...]
+    planned: Planned
 
     @classmethod
     def take(cls, raw_options: Mapping[str, str], options: ReadOptions) -> StreamSnapshot:
         """Read the stream's state from the server."""
         with closing(NatsSocket(socket_settings(raw_options))) as socket:
-            return cls(SourceStream(socket, options.stream).info(), socket.version)
+            return cls.of(SourceStream(socket, options.stream), options)
+
+    @classmethod
+    def of(cls, stream: SourceStream, options: ReadOptions) -> StreamSnapshot:
+        """Read the state of a stream behind an open connection."""
+        info = stream.info()
+        starts = range_starts(max(info.first, options.start.sequence or 1), info.last, options)
+        return cls(info, stream.socket.version, record_matches(stream, info, starts, options.filters))
 
 
 class RangePartition(InputPartition):
@@ -70,7 +84,10 @@ class JetStreamReader(DataSourceReader):
         self._raw_options = dict(raw_options)
         self._options = read_options(raw_options, "read")
         self._columns = RequestedColumns.of(
-            schema, with_headers=self._options.include_headers, decompress=self._options.decompress
+            schema,
+            with_headers=self._options.include_headers,
+            decompress=self._options.decompress,
+            of_bucket=self._options.of_bucket,
         )
         self._snapshot = snapshot
         self._bounds = PushedBounds(subjects=self._options.filters or None)
@@ -82,17 +99,25 @@ class JetStreamReader(DataSourceReader):
             return []
         with closing(NatsSocket(socket_settings(self._raw_options))) as socket:
             stream = SourceStream(socket, options.stream)
-            snapshot = self._snapshot or StreamSnapshot(stream.info(), socket.version)
+            snapshot = self._snapshot or StreamSnapshot.of(stream, options)
             info = snapshot.info
+            if options.latest:
+                require_latest(options, info)
+                task = Range(1, info.last, LATEST, bounds.subjects or (), info.created, detect_loss=False)
+                return [RangePartition(task)]
             method = fetch_method(options, info, snapshot.version)
-            first = first_sequence(stream, options.start, info, fail_on_data_loss=options.fail_on_data_loss)
+            first = first_sequence(stream, options, info)
             first, last = narrow(stream, first, last_sequence(stream, options.end, info), info, bounds)
-        tasks = plan_ranges(first, last, options, info, method, bounds.subjects or ())
+        tasks = plan_ranges(first, last, options, info, method, bounds.subjects or (), snapshot.planned)
         return [RangePartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition; Spark makes one up where there is none."""
-        if isinstance(partition, RangePartition):
+        if not isinstance(partition, RangePartition):
+            return
+        if partition.task.method == LATEST:
+            yield from read_latest(self._raw_options, self._options, self._columns, partition.task.subjects)
+        else:
             yield from read_range(self._raw_options, self._options, self._columns, partition.task)
 
 

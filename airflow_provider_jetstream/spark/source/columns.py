@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.source.key_columns import key_column, row_kind_column
 from airflow_provider_jetstream.spark.wire.arrow_buffers import TIMESTAMP
 from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS
 
@@ -27,7 +28,10 @@ _TYPES = {
     "seq": ("bigint", pa.int64()),
     "timestamp": ("timestamp", TIMESTAMP),
     "headers": (_HEADERS_TYPE, HEADERS),
+    "key": ("string", pa.string()),
+    "rowKind": ("string", pa.string()),
 }
+_OF_BUCKETS = ("key", "rowKind")
 # Columns that this package reads and the data source doesn't offer: the time as the server's text, and the header
 # block as it is on the wire, with its first line.
 TIME_TEXT: Final = "time_text"
@@ -40,9 +44,10 @@ _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 _MOST_DECOMPRESSED = 16 << 20
 
 
-def read_schema(*, with_headers: bool) -> str:
+def read_schema(*, with_headers: bool, of_bucket: bool = False) -> str:
     """Return the DDL of the columns that can be read."""
-    return ", ".join(f"{name} {kind}" for name, (kind, _) in _TYPES.items() if with_headers or name != "headers")
+    absent = [*([] if with_headers else ["headers"]), *([] if of_bucket else _OF_BUCKETS)]
+    return ", ".join(f"{name} {kind}" for name, (kind, _) in _TYPES.items() if name not in absent)
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,9 @@ class RequestedColumns:
     decompress: bool = False
 
     @classmethod
-    def of(cls, schema: StructType, *, with_headers: bool, decompress: bool = False) -> RequestedColumns:
+    def of(
+        cls, schema: StructType, *, with_headers: bool, decompress: bool = False, of_bucket: bool = False
+    ) -> RequestedColumns:
         """Take the columns of a schema, which may be fewer than there are and in another order.
 
         :raises SparkOptionError: one of them can't be read
@@ -68,9 +75,14 @@ class RequestedColumns:
             kind = _TYPES.get(field.name, ("", None))[0]
             if field.dataType.simpleString() != kind:
                 raise SparkOptionError(
-                    f"expected columns of {read_schema(with_headers=True)}, found"
+                    f"expected columns of {read_schema(with_headers=True, of_bucket=of_bucket)}, found"
                     f" {field.name} {field.dataType.simpleString()}: choose among them, and decode bodies with"
                     ' from_json(col("value").cast("string"), …)'
+                )
+            if field.name in _OF_BUCKETS and not of_bucket:
+                raise SparkOptionError(
+                    f"expected the option bucket for the column {field.name}, found none: name the bucket instead of"
+                    " the stream"
                 )
             if field.name == "headers" and not with_headers:
                 raise SparkOptionError("expected includeHeaders true for the column headers, found it false: set it")
@@ -86,7 +98,11 @@ class RequestedColumns:
         ]
         if not fields:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
-        columns = {name: makers[name]() for name in self.names}
+        derived: dict[str, Callable[[], Any]] = {
+            "key": lambda: key_column(makers["subject"]()),
+            "rowKind": lambda: row_kind_column(makers["headers"]()),
+        }
+        columns = {name: (derived.get(name) or makers[name])() for name in self.names}
         if self.decompress and "value" in columns:
             columns["value"] = decompress_bodies(columns["value"])
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))

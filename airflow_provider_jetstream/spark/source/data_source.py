@@ -60,7 +60,7 @@ class JetStreamDataSource(DataSource):
 
         options = read_options(self.options, "load")
         self._snapshot = StreamSnapshot.take(self.options, options)
-        return read_schema(with_headers=options.include_headers)
+        return read_schema(with_headers=options.include_headers, of_bucket=options.of_bucket)
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.message import NO_MESSAGE
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.spark.source.columns import FetchedBatch, first_missing
@@ -81,7 +82,7 @@ class ApiFetch:
             body = json.dumps({"seq": first + index, "next_by_subj": self._subject}).encode()
             reply = socket.new_reply_subject().encode()
             indexes[reply] = index
-            requests.append(b"PUB %b %b %d\r\n%b\r\n" % (target, reply, len(body), body))
+            requests.append(encode_message(target, body, reply=reply))
         socket.send(b"".join(requests))
         answers: list[_Message | None] = [None] * width
         while indexes:

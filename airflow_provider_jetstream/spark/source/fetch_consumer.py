@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
@@ -52,6 +53,7 @@ _BURST = 2 << 20
 _OVERHEAD = 1 << 16
 _SECOND = 1_000_000_000
 _INACTIVE_THRESHOLD = 30 * _SECOND
+_ALL = (1 << 63) - 1
 # Seconds without a byte after which the stream is looked at.
 _IDLE = 1.0
 # The statuses that end a pull normally: all its messages came, or the next one doesn't fit into its bytes.
@@ -99,12 +101,31 @@ class ConsumerFetch:
                     position = fetched.next_sequence
                     yield fetched
         finally:
-            with suppress(JetStreamProviderError):
-                self._stream.api(f"CONSUMER.DELETE.{self._stream.name}.{self._name}")
+            self._delete()
         # The consumer reports that nothing is left; the stream must confirm it.
         unread = self._stream.next_sequence(position, self._subjects or (">",)) if position <= last else None
         if unread is not None and unread <= last:
             raise WireError(f"the consumer ended before message {unread} of {self._stream.name}, which is stored")
+
+    def fetch_latest(self) -> Iterator[FetchedBatch]:
+        """Read the last message of each subject, and what is stored until nothing is left."""
+        pending = self._create(None)
+        position = 1
+        try:
+            while pending:
+                self._pull(_ALL)
+                if not self._receive(position, _ALL):
+                    return
+                if (parsed := self._parse(position, _ALL)) is not None:
+                    fetched, pending = parsed
+                    position = fetched.next_sequence
+                    yield fetched
+        finally:
+            self._delete()
+
+    def _delete(self) -> None:
+        with suppress(JetStreamProviderError):
+            self._stream.api(f"CONSUMER.DELETE.{self._stream.name}.{self._name}")
 
     def _receive(self, position: int, last: int) -> bool:
         """Wait for bytes; return whether there is still something to wait for.
@@ -125,19 +146,25 @@ class ConsumerFetch:
             else:
                 return True
 
-    def _create(self, first: int) -> int:
+    def _create(self, first: int | None) -> int:
+        """Create the consumer, and return how many messages it is to deliver.
+
+        :param first: the first sequence; none for the last message of each subject
+        """
         config: dict[str, Any] = {
             "name": self._name,
             "ack_policy": "none",
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": first,
+            "deliver_policy": "by_start_sequence" if first else "last_per_subject",
             "mem_storage": True,
             "num_replicas": 1,
             "inactive_threshold": _INACTIVE_THRESHOLD,
             "headers_only": "value" not in self._columns and "headers" not in self._columns,
         }
-        if len(self._subjects) == 1:
-            config["filter_subject"] = self._subjects[0]
+        if first:
+            config["opt_start_seq"] = first
+        # The server finds the last message of each subject among those of a filter.
+        if len(self._subjects) == 1 or not (first or self._subjects):
+            config["filter_subject"] = self._subjects[0] if self._subjects else ">"
         elif self._subjects:
             config["filter_subjects"] = list(self._subjects)
         request = {"stream_name": self._stream.name, "config": config}
@@ -150,7 +177,7 @@ class ConsumerFetch:
         while self._outstanding <= (_PULLS - 1) * self._batch and left > self._outstanding:
             count = min(self._batch, left - self._outstanding)
             body = pull_request(count, max_bytes=self._max_bytes, expires=2 * self._socket.timeout)
-            requests += f"PUB {subject} {self._socket.new_reply_subject()} {len(body)}\r\n".encode() + body + b"\r\n"
+            requests += encode_message(subject.encode(), body, reply=self._socket.new_reply_subject().encode())
             self._outstanding += count
         if requests:
             self._socket.send(requests)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError, WireError
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (
@@ -133,7 +134,7 @@ class DirectFetch:
         body = b'{"seq":%d,"next_by_subj":%b,"batch":%d,"max_bytes":%d}' % (first, self._filter, batch, self._max_bytes)
         subject = f"{self._stream.api_prefix}.DIRECT.GET.{self._stream.name}"
         reply = self._socket.new_reply_subject()
-        self._socket.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(body), body))
+        self._socket.send(encode_message(subject.encode(), body, reply=reply.encode()))
 
     def _parse(self, position: int, last: int) -> tuple[FetchedBatch | None, list[bytes]]:
         """Parse the buffer: the messages, and the status of each answer that ended."""

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
+from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.source.data_loss import LIMITS, find_loss, report_loss
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.spark.source.data_loss import Planned
     from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds
-    from airflow_provider_jetstream.spark.source.options import Bound, ReadOptions
+    from airflow_provider_jetstream.spark.source.option_values import Bound
+    from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
 
-log = logging.getLogger(__name__)
-
-LIMITS = "limits"
+# The method of a read that isn't one of sequences.
+LATEST = "latest"
 # The server answers a direct get with many messages since 2.11.
 _BATCHED_DIRECT_GET = (2, 11)
 
@@ -30,8 +31,8 @@ class Range:
     :param method: ``consumer``, ``direct`` or ``api``
     :param subjects: filters; empty for every subject
     :param created: when the stream was created, as the server's text
-    :param detect_loss: whether messages are lost where the stream begins after ``first``
-    :param fail_on_loss: whether a loss is an error
+    :param detect_loss: whether messages that are gone may be lost; those of a work queue were done
+    :param planned: what is known of the messages that were there; none where nothing is
     """
 
     first: int
@@ -40,7 +41,7 @@ class Range:
     subjects: tuple[str, ...]
     created: str
     detect_loss: bool
-    fail_on_loss: bool
+    planned: Planned | None = None
 
 
 def fetch_method(options: ReadOptions, info: StreamInfo, version: tuple[int, ...]) -> str:
@@ -67,29 +68,55 @@ def fetch_method(options: ReadOptions, info: StreamInfo, version: tuple[int, ...
     return "direct" if direct else "api"
 
 
-def first_sequence(stream: SourceStream, bound: Bound, info: StreamInfo, *, fail_on_data_loss: bool) -> int:
+def require_latest(options: ReadOptions, info: StreamInfo) -> None:
+    """Require that the last message of each subject can be read.
+
+    :raises SparkOptionError: only a consumer can do that, and the stream or the options allow none
+    """
+    if info.retention != LIMITS or options.method not in ("auto", "consumer"):
+        found = f"fetchMethod {options.method}" if info.retention == LIMITS else f"{info.retention} retention"
+        raise SparkOptionError(
+            f"latestPerSubject: expected a stream with limits retention and its reading by a consumer, found {found}:"
+            " drop it, or choose in Spark with max_by(value, seq)"
+        )
+
+
+def first_sequence(stream: SourceStream, options: ReadOptions, info: StreamInfo) -> int:
     """Find the first sequence to read.
 
-    :raises DataLossError: the bound's message is no longer stored, and ``fail_on_data_loss`` is set
+    :raises DataLossError: messages from the bound on are lost, and that is an error
+    :raises SparkOptionError: the bound is after the next message
     """
+    bound = options.start
     if bound.time is not None:
         return stream.sequence_at(bound.time, info)
     if bound.sequence is None:
         return info.first if bound.extreme == "earliest" else info.last + 1
-    if bound.sequence < info.first and info.retention == LIMITS:
-        report_loss(
-            f"{stream.name} begins at {info.first}, startingOffsets is {bound.sequence}", fail=fail_on_data_loss
-        )
+    _require_stored("startingOffsets", bound.sequence, info)
+    if loss := find_loss(stream, info, bound.sequence, options.filters):
+        report_loss(f"{stream.name} begins at {info.first}, startingOffsets is {bound.sequence}", options, loss)
     return max(bound.sequence, info.first)
 
 
 def last_sequence(stream: SourceStream, bound: Bound, info: StreamInfo) -> int:
-    """Find the last sequence to read; the bound itself is excluded, as with Spark's Kafka source."""
+    """Find the last sequence to read; the bound itself is excluded, as with Spark's Kafka source.
+
+    :raises SparkOptionError: the bound is after the next message
+    """
     if bound.time is not None:
         return stream.sequence_at(bound.time, info) - 1
     if bound.sequence is not None:
-        return min(bound.sequence - 1, info.last)
+        _require_stored("endingOffsets", bound.sequence, info)
+        return bound.sequence - 1
     return info.last if bound.extreme == "latest" else info.first - 1
+
+
+def _require_stored(option: str, sequence: int, info: StreamInfo) -> None:
+    if sequence > info.last + 1:
+        raise SparkOptionError(
+            f"{option}: expected a sequence up to {info.last + 1}, the next one of the stream, found {sequence}: give"
+            " latest for all that is stored"
+        )
 
 
 def narrow(stream: SourceStream, first: int, last: int, info: StreamInfo, bounds: PushedBounds) -> tuple[int, int]:
@@ -105,34 +132,27 @@ def narrow(stream: SourceStream, first: int, last: int, info: StreamInfo, bounds
 
 
 def plan_ranges(
-    first: int, last: int, options: ReadOptions, info: StreamInfo, method: str, subjects: tuple[str, ...]
+    first: int,
+    last: int,
+    options: ReadOptions,
+    info: StreamInfo,
+    method: str,
+    subjects: tuple[str, ...],
+    planned: Planned | None = None,
 ) -> list[Range]:
     """Divide sequences into one consecutive range per task; none where there are no sequences."""
-    size = last - first + 1
-    if size <= 0:
-        return []
+    edges = [*range_starts(first, last, options), last + 1]
+    detect_loss = info.retention == LIMITS
+    return [
+        Range(start, end - 1, method, subjects, info.created, detect_loss, planned) for start, end in pairwise(edges)
+    ]
+
+
+def range_starts(first: int, last: int, options: ReadOptions) -> list[int]:
+    """Return the first sequence of each task's range."""
+    size = max(0, last - first + 1)
     tasks = options.min_partitions
     if options.max_records:
         tasks = max(tasks, -(-size // options.max_records))
     tasks = min(tasks, size)
-    edges = [first + size * index // tasks for index in range(tasks + 1)]
-    # A message that is gone from a work queue was done.
-    detect_loss = info.retention == LIMITS
-    fail_on_loss = detect_loss and options.fail_on_data_loss
-    return [
-        Range(start, end - 1, method, subjects, info.created, detect_loss, fail_on_loss)
-        for start, end in pairwise(edges)
-    ]
-
-
-def report_loss(finding: str, *, fail: bool) -> None:
-    """Raise an error about messages that are gone, or log a warning.
-
-    :raises DataLossError: ``fail`` is set
-    """
-    if fail:
-        raise DataLossError(
-            f"expected every message to be there still, found that {finding}: messages were purged, expired or deleted"
-            " before they were read; keep them longer, or set failOnDataLoss to false to go on without them"
-        )
-    log.warning("Messages are missing: %s.", finding)
+    return [first + size * index // tasks for index in range(tasks)]

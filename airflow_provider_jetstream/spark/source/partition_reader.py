@@ -12,10 +12,10 @@ from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSock
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import DataLossError
+from airflow_provider_jetstream.spark.source.data_loss import find_loss, report_loss
 from airflow_provider_jetstream.spark.source.fetch_api import ApiFetch
 from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
-from airflow_provider_jetstream.spark.source.partition_planner import report_loss
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _read_subjects(
         try:
             with closing(NatsSocket(settings)) as socket, closing(_Observer(raw_options, options, task)) as observer:
                 stream = SourceStream(socket, options.stream)
-                _require_range(stream, task, position)
+                observer.head = _require_range(stream, options, task, position)
                 fetched = _fetch(stream, observer, options, columns, task, subjects, position, pipelined=not failures)
                 for batch, next_sequence, missing in fetched:
                     if missing is not None:
@@ -115,25 +115,31 @@ def _fetch(
     return ApiFetch(stream, subjects[0], columns, options).fetch(first, task.last)
 
 
-def _require_range(stream: SourceStream, task: Range, first: int) -> None:
+def _require_range(stream: SourceStream, options: ReadOptions, task: Range, first: int) -> int:
+    """Report what is lost of a range, and return at which sequence the stream begins."""
     info = stream.info()
     if info.created != task.created:
         raise DataLossError(
             f"expected the stream {stream.name} that was created at {task.created}, found one created at"
             f" {info.created}: it was deleted and recreated while it was read; read it again"
         )
-    if info.first > first and task.detect_loss:
-        report_loss(f"{stream.name} begins at {info.first} now, and {first} was to be read", fail=task.fail_on_loss)
+    if loss := find_loss(stream, info, first, options.filters, task.planned, last=task.last):
+        report_loss(f"{stream.name} begins at {info.first} now, and {first} was to be read", options, loss)
+    return info.first
 
 
 class _Observer:
-    """Looks at the stream over a second connection, which it opens when it is first used."""
+    """Looks at the stream over a second connection, which it opens when it is first used.
+
+    :ivar head: where the stream began when that was last looked at
+    """
 
     def __init__(self, raw_options: Mapping[str, str], options: ReadOptions, task: Range) -> None:
         self._raw_options = raw_options
-        self._name = options.stream
-        self._detects_loss = task.detect_loss
-        self._fail = task.fail_on_loss
+        self._options = options
+        self._task = task
+        self._watches = task.detect_loss
+        self.head = 0
         self._socket: NatsSocket | None = None
 
     def close(self) -> None:
@@ -145,20 +151,23 @@ class _Observer:
         return self._stream().next_sequence(sequence, subjects)
 
     def check_loss(self, missing: int) -> None:
-        """Report a loss if the stream begins after a sequence that didn't come.
+        """Report a loss if the stream begins after a sequence that didn't come, and nothing explains it.
 
-        Messages that were deleted one by one are no loss.
-
-        :raises DataLossError: it does, and that is an error
+        :raises DataLossError: that is so, and it is an error
         """
-        if not self._detects_loss:
+        if not self._watches:
             return
-        info = self._stream().info()
-        if info.first > missing:
-            report_loss(f"{self._name} begins at {info.first} now, and {missing} was being read", fail=self._fail)
-            # Reported once: the first sequence of a stream never decreases.
-            self._detects_loss = False
+        stream = self._stream()
+        info = stream.info()
+        if info.first <= max(missing, self.head):
+            return
+        # The first sequence of a stream never decreases, and a loss is reported once.
+        self.head = info.first
+        options, task = self._options, self._task
+        if loss := find_loss(stream, info, missing, options.filters, task.planned, last=task.last):
+            report_loss(f"{stream.name} begins at {info.first} now, and {missing} was being read", options, loss)
+            self._watches = False
 
     def _stream(self) -> SourceStream:
         self._socket = self._socket or NatsSocket(socket_settings(self._raw_options))
-        return SourceStream(self._socket, self._name)
+        return SourceStream(self._socket, self._options.stream)

@@ -14,7 +14,7 @@ import numpy as np
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, next_frame
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
-from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, publish_ack_pattern
+from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, publish_ack_frame
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DeadlineError,
@@ -26,6 +26,7 @@ from airflow_provider_jetstream.jetstream.publishing.report import sequence_rang
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from airflow_provider_jetstream.spark.source.row_encoder import PublishBatch
+from airflow_provider_jetstream.spark.source.stored_rows import WRONG_LAST_SEQUENCE, StoredRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -56,15 +57,24 @@ class Publisher:
     :param raw_options: the data source's options, from which the connection is made
     :param options: the same ones, parsed
     :param partition_name: names the rows' partition in errors
+    :param refused: gets the message ids of rows that aren't stored, and why, by the rows' numbers; without it such rows
+        are an error
     """
 
-    def __init__(self, raw_options: Mapping[str, str], options: WriteOptions, partition_name: str) -> None:
+    def __init__(
+        self,
+        raw_options: Mapping[str, str],
+        options: WriteOptions,
+        partition_name: str,
+        refused: dict[int, tuple[str, str]] | None = None,
+    ) -> None:
         self.count = 0
         self.stored = 0
         self.duplicates = 0
         self._raw_options = raw_options
         self._options = options
         self._partition_name = partition_name
+        self._refused = refused
         self._inbox = f"{socket_settings(raw_options).inbox_prefix}.{uuid4().hex}"
         self._reply_prefix = f"{self._inbox}.r".encode()
         # Rows without an acknowledgement, in order, with their sizes; and the batches that they belong to.
@@ -80,20 +90,21 @@ class Publisher:
         self._failures: dict[str, _Failure] = {}
         self._failed = 0
         self._reconnects = 0
+        self._lookup = StoredRows(raw_options, options.stream)
         self._open()
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         self.socket.close()
+        self._lookup.close()
 
     def send(self, rows: EncodedRows) -> None:
         """Publish rows, waiting for acknowledgements where too many rows are in flight.
 
         :raises RowsNotStoredError: so many failed that the remaining rows aren't tried, or the server is away
         """
-        oldest = next(iter(self._in_flight), self.count)
         batch = PublishBatch.from_rows(rows, self.count, self._reply_prefix)
-        self._batches = [*(held for held in self._batches if held.end > oldest), batch]
+        self._batches = [*(held for held in self._batches if held.end > self.settled), batch]
         sizes: dict[int, int] = dict(zip(range(self.count, batch.end), rows.sizes.tolist(), strict=True))
         self.count = batch.end
         problems = {batch.start + row: problem for row, problem in rows.problems.items()}
@@ -122,17 +133,18 @@ class Publisher:
         if self._failures:
             raise RowsNotStoredError(self._report())
 
+    @property
+    def settled(self) -> int:
+        """The number of the first row that is neither stored nor refused."""
+        return next(iter(self._in_flight), self.count)
+
     def _open(self) -> None:
         self.socket = NatsSocket(socket_settings(self._raw_options), self._inbox)
         self._max_payload = self.socket.max_payload
-        acknowledgement = rb"MSG %b(\d+) %b \d+\r\n%b\r\n" % (
-            re.escape(self._reply_prefix),
-            re.escape(self.socket.sid),
-            publish_ack_pattern(self._options.stream),
-        )
+        acknowledgement = publish_ack_frame(self._reply_prefix, self.socket.sid, self._options.stream)
         self._acknowledgement = re.compile(acknowledgement)
-        # Possessive: what was matched is never matched again.
-        self._acknowledgements = re.compile(rb"(?:%b)*+" % acknowledgement)
+        # Atomic: what was matched is never matched again. A possessive repeat goes wrong before Python 3.11.5.
+        self._acknowledgements = re.compile(rb"(?>(?:%b)*)" % acknowledgement)
 
     def _send(self, frames: memoryview) -> None:
         self.socket.send(frames)
@@ -219,6 +231,12 @@ class Publisher:
         try:
             ack = parse_publish_ack("", body)
         except ApiError as error:
+            batch = self._batch_with(index)
+            if error.err_code == WRONG_LAST_SEQUENCE and self._lookup.finds(
+                batch.subject(index).decode(), batch.message_id(index), bytes(batch.frames(index, index + 1))
+            ):
+                self._acknowledge([(b"%d" % index, b"duplicate")])
+                return
             self._refuse(index, f"{error.description} (error {error.err_code})")
         except UnreachableError:
             # From another subscriber to the subject; the stream's own answer may still come.
@@ -248,7 +266,7 @@ class Publisher:
             self._reconnects += 1
             if self._reconnects > _ATTEMPTS:
                 self._give_up(error)
-            self.socket.close()
+            self.close()
             time.sleep(_PAUSE * self._reconnects)
             try:
                 self._open()
@@ -262,8 +280,10 @@ class Publisher:
                 return
 
     def _give_up(self, error: JetStreamProviderError) -> None:
+        # They may be stored: nobody has refused them.
         for index in list(self._in_flight):
-            self._refuse(index, f"no acknowledgement: {error}")
+            self._remove(index)
+            self._count_failure(index, f"no acknowledgement: {error}")
         raise RowsNotStoredError(self._report()) from None
 
     def _too_large(self) -> str:
@@ -274,6 +294,12 @@ class Publisher:
             self._fail(index, reason)
 
     def _fail(self, index: int, reason: str) -> None:
+        if self._refused is not None:
+            self._refused[index] = self._batch_with(index).message_id(index), reason
+        else:
+            self._count_failure(index, reason)
+
+    def _count_failure(self, index: int, reason: str) -> None:
         failure = self._failures.setdefault(reason, _Failure())
         failure.indexes.append(index)
         self._failed += 1

@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.source.server_columns import SERVER_COLUMNS, add_server_headers
 from airflow_provider_jetstream.spark.wire.arrow_buffers import content_and_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from pyspark.sql.types import StructType
@@ -25,12 +26,16 @@ _TYPES = {
     "subject": ("string",),
     "headers": ("array<struct<key:string,value:string>>",),
     "msg_id": ("string",),
+    **{name: column.types for name, column in SERVER_COLUMNS.items()},
 }
+# Headers that have a meaning to the server.
+_NATS_PREFIX = "nats-"
 # Headers that the writer sets itself.
 _RESERVED = {"nats-msg-id", "nats-expected-stream"}
 _FORBIDDEN = ("\r", "\n")
 _CHECKED_SUBJECTS = 100_000
 _DIGEST = 8
+_NULL = "its value is null: leave it out, or store a message without a body with nullValue=empty"
 _AROUND_ID = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n")
 
 
@@ -81,21 +86,34 @@ class RowEncoder:
     :param stream: the only stream that may store the messages
     :param subject: the default for rows without a subject
     :param identity: of the write and the partition
+    :param null_is_empty: whether a row without a value becomes a message without a body
+    :param drop_nats_headers: whether headers that have a meaning to the server are left out
     """
 
-    def __init__(self, stream: str, subject: str | None, identity: str) -> None:
+    def __init__(
+        self,
+        stream: str,
+        subject: str | None,
+        identity: str,
+        *,
+        null_is_empty: bool = False,
+        drop_nats_headers: bool = False,
+    ) -> None:
         self._expected = f"\r\nNats-Expected-Stream: {stream}\r\n".encode()
         self._subject = subject.encode() if subject is not None else None
         self._identity = f"{identity}:".encode()
+        self._null_is_empty = null_is_empty
+        self._drop_nats_headers = drop_nats_headers
         self._index = 0
         self._subject_problems: dict[bytes | None, str | None] = {}
 
     def encode(self, batch: pa.RecordBatch) -> EncodedRows:
         """Encode the rows that follow those of the last call."""
         count, problems = batch.num_rows, dict[int, str]()
-        bodies = _filled(_column(batch, "value"), b"")
+        bodies = self._bodies(_column(batch, "value"), problems)
         subjects = self._subjects(_column(batch, "subject"), problems)
-        lines = _header_lines(batch, problems)
+        own_lines = _header_lines(batch, problems, drop_nats=self._drop_nats_headers)
+        lines = add_server_headers(own_lines, batch, problems)
         ids = self._ids(_column(batch, "msg_id"), [subjects, b"\n", lines, b"\r\n", bodies], problems)
         self._index += count
         header_sizes = _AROUND_ID + len(self._expected) + _lengths(ids) + _lengths(lines)
@@ -104,6 +122,11 @@ class RowEncoder:
         numbers = b" ", _digits(header_sizes), b" ", _digits(sizes)
         rests = _joined(*numbers, start, ids, middle, lines, end, bodies, end)
         return EncodedRows(subjects, ids, rests, sizes, problems)
+
+    def _bodies(self, bodies: pa.BinaryArray, problems: dict[int, str]) -> pa.BinaryArray:
+        if bodies.null_count and not self._null_is_empty:
+            problems.update(dict.fromkeys(_true_rows(pc.is_null(bodies)), _NULL))
+        return _filled(bodies, b"")
 
     def _subjects(self, subjects: pa.BinaryArray, problems: dict[int, str]) -> pa.BinaryArray:
         if self._subject is not None:
@@ -172,9 +195,14 @@ class PublishBatch:
         subject: bytes = self.subjects[index - self.start].as_py()
         return subject
 
+    def message_id(self, index: int) -> str:
+        """Return a row's message id."""
+        msg_id: bytes = self.ids[index - self.start].as_py()
+        return msg_id.decode()
+
     def row_name(self, index: int) -> str:
         """Return a row's subject and message id, for errors."""
-        return f"{self.subject(index).decode()} {self.ids[index - self.start].as_py().decode()}"
+        return f"{self.subject(index).decode()} {self.message_id(index)}"
 
     def chunks(self, without: Sequence[int], rows: int, size: int) -> Iterator[tuple[int, int]]:
         """Divide the rows into chunks that are sent together.
@@ -222,19 +250,29 @@ def _true_rows(mask: pa.BooleanArray) -> list[int]:
     return np.flatnonzero(np.asarray(mask)).tolist() if pc.any(mask).as_py() else []
 
 
-def _header_lines(batch: pa.RecordBatch, problems: dict[int, str]) -> pa.BinaryArray:
-    """Write each row's own headers, every line with its end."""
+def _header_lines(batch: pa.RecordBatch, problems: dict[int, str], *, drop_nats: bool) -> pa.BinaryArray:
+    """Write each row's own headers, every line with its end.
+
+    :param drop_nats: whether to leave out those that have a meaning to the server
+    """
     if "headers" not in batch.schema.names:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
     blocks: list[bytes] = []
-    for row, headers in enumerate(batch.column("headers").to_pylist()):
-        problem = next((problem for header in headers or () if (problem := _header_problem(header))), None)
+    columns = SERVER_COLUMNS.items()
+    reserved = {column.header.lower(): name for name, column in columns if name in batch.schema.names}
+    for row, found in enumerate(batch.column("headers").to_pylist()):
+        headers = [header for header in found or () if not (drop_nats and _is_of_server(header))]
+        problem = next((problem for header in headers if (problem := _header_problem(header, reserved))), None)
         if problem:
             problems.setdefault(row, problem)
             blocks.append(b"")
             continue
-        blocks.append("".join(f"{header['key']}: {header['value'] or ''}\r\n" for header in headers or ()).encode())
+        blocks.append("".join(f"{header['key']}: {header['value'] or ''}\r\n" for header in headers).encode())
     return pa.array(blocks, pa.binary())
+
+
+def _is_of_server(header: dict[str, str] | None) -> bool:
+    return bool(header and (header["key"] or "").lower().startswith(_NATS_PREFIX))
 
 
 def _subject_problem(raw_subject: bytes | None) -> str | None:
@@ -245,10 +283,19 @@ def _subject_problem(raw_subject: bytes | None) -> str | None:
     return f"its subject {subject[:80]!r} can't be used: {problem}" if problem else None
 
 
-def _header_problem(header: dict[str, str] | None) -> str | None:
+def _header_problem(header: dict[str, str] | None, columns: Mapping[str, str]) -> str | None:
+    """Return why a header can't be used.
+
+    :param columns: by header, the columns that set it
+    """
     key, value = (header["key"] or "", header["value"] or "") if header else ("", "")
     if not key or ":" in key or any(character in key + value for character in _FORBIDDEN) or key != key.strip():
         return f"its header {key[:80]!r} can't be used: expected a name without colons, and one line"
     if key.lower() in _RESERVED:
-        return f"its header {key} is set by the writer: use the column msg_id and the option stream"
+        return (
+            f"its header {key} is set by the writer: use the column msg_id and the option stream, or"
+            " leave out what the server gave a meaning with natsHeaders=drop"
+        )
+    if column := columns.get(key.lower()):
+        return f"its header {key} is set by the column {column}: leave out one of the two, or use natsHeaders=drop"
     return None

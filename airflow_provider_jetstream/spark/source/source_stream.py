@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.diagnostics import NOT_ENABLED, decode_answer
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
     WireError,
 )
+from airflow_provider_jetstream.spark.source.stream_limits import StreamLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +42,10 @@ class StreamInfo:
     :param duplicate_window: seconds for which the stream remembers message ids
     :param first: the sequence of the first message, or of the next one where the stream is empty
     :param last: the sequence of the last message that was ever stored
+    :param deleted: how many sequences between these are missing
+    :param oldest: when the first message was stored, in nanoseconds since 1970; no stored message is older
+    :param newest: when the last message was stored
+    :param limits: what the stream removes by itself
     """
 
     created: str
@@ -49,6 +54,10 @@ class StreamInfo:
     duplicate_window: float
     first: int
     last: int
+    deleted: int = 0
+    oldest: int = 0
+    newest: int = 0
+    limits: StreamLimits = field(default_factory=StreamLimits)
 
 
 class _SourceConnection(BlockingConnection):
@@ -130,16 +139,34 @@ class SourceStream:
             # An empty stream's first message is the one after its last.
             first=int(state["first_seq"]) if state["messages"] else last + 1,
             last=last,
+            deleted=int(state.get("num_deleted", 0)),
+            oldest=_state_time(state["first_ts"]),
+            newest=_state_time(state["last_ts"]),
+            limits=StreamLimits.of(info),
         )
 
     def next_message(self, sequence: int, subject: str = ">") -> StoredMessage | None:
         """Read the first message at or after a sequence."""
         return self._connection.run(next_message(self._connection, self.name, max(sequence, 1), subject))
 
+    def next_of(self, sequence: int, subjects: Sequence[str]) -> StoredMessage | None:
+        """Read the first message at or after a sequence that any of the filters matches; all do without filters."""
+        messages = [self.next_message(sequence, subject) for subject in subjects or (">",)]
+        return min((message for message in messages if message), key=lambda message: message.sequence, default=None)
+
     def next_sequence(self, sequence: int, subjects: Sequence[str]) -> int | None:
         """Find the first message at or after a sequence that any of the filters matches."""
-        messages = (self.next_message(sequence, subject) for subject in subjects)
-        return min((message.sequence for message in messages if message), default=None)
+        message = self.next_of(sequence, subjects)
+        return message.sequence if message else None
+
+    def last_of(self, subject: str) -> StoredMessage | None:
+        """Read the last message of a subject."""
+        return self._connection.run(read_message(self._connection, self.name, {"last_by_subj": subject}))
+
+    def count_of(self, subject: str) -> int:
+        """Count the messages of a subject."""
+        state = self.api(f"STREAM.INFO.{self.name}", {"subjects_filter": subject})["state"]
+        return int((state.get("subjects") or {}).get(subject, 0))
 
     def sequence_at(self, time: int, info: StreamInfo) -> int:
         """Find the first message that was stored at or after a time, by bisection.
@@ -157,6 +184,11 @@ class SourceStream:
             else:
                 low = min(message.sequence + 1, high)
         return low
+
+
+def _state_time(text: str) -> int:
+    """Convert a time of a stream's state, which is in the year 1 where there was no message yet."""
+    return max(0, parse_time(text))
 
 
 def parse_time(text: str) -> int:

@@ -5,6 +5,7 @@ An offset is the last sequence that was read, so a batch is the same however oft
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,15 +19,16 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
+from airflow_provider_jetstream.spark.source.data_loss import find_loss, record_matches, report_loss
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
     fetch_method,
     first_sequence,
     plan_ranges,
-    report_loss,
+    range_starts,
 )
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
+
+log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -58,7 +62,10 @@ class JetStreamStreamReader(DataSourceStreamReader):
         self._raw_options = dict(raw_options)
         self._options = read_options(raw_options, "readStream")
         self._columns = RequestedColumns.of(
-            schema, with_headers=self._options.include_headers, decompress=self._options.decompress
+            schema,
+            with_headers=self._options.include_headers,
+            decompress=self._options.decompress,
+            of_bucket=self._options.of_bucket,
         )
         self._socket: NatsSocket | None = None
 
@@ -101,33 +108,44 @@ class JetStreamStreamReader(DataSourceStreamReader):
 
     def _initial_offset(self, stream: SourceStream) -> dict[str, Any]:
         info = stream.info()
-        fail = self._options.fail_on_data_loss
-        return _offset(info, first_sequence(stream, self._options.start, info, fail_on_data_loss=fail) - 1)
+        return _offset(info, first_sequence(stream, self._options, info) - 1)
 
     def _plan(self, stream: SourceStream, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         info = stream.info()
         options = self._options
         first, last = self._last_read(stream, start, info) + 1, int(end["seq"])
         if end["created"] != info.created:
-            report_loss(
-                f"{stream.name} was deleted and recreated after this batch was planned", fail=options.fail_on_data_loss
-            )
+            report_loss(f"{stream.name} was deleted and recreated after this batch was planned", options)
             return []
         method = fetch_method(options, info, stream.socket.version)
-        tasks = plan_ranges(first, last, options, info, method, options.filters)
+        planned = record_matches(stream, info, range_starts(first, last, options), options.filters)
+        tasks = plan_ranges(first, last, options, info, method, options.filters, planned)
         return [RangePartition(task) for task in tasks]
 
     def _last_read(self, stream: SourceStream, start: dict[str, Any], info: StreamInfo) -> int:
         """Return the last sequence that needn't be read again, and report a loss where what follows is gone."""
-        fail, last_read = self._options.fail_on_data_loss, int(start["seq"])
+        options, last_read = self._options, int(start["seq"])
         if start["created"] != info.created:
-            report_loss(f"{stream.name} was deleted and recreated after sequence {last_read} was read", fail=fail)
+            report_loss(f"{stream.name} was deleted and recreated after sequence {last_read} was read", options)
             return info.first - 1
         if last_read > info.last:
-            report_loss(f"{stream.name} ends at {info.last}, and {last_read} was read", fail=fail)
-        if info.retention == "limits" and info.first > last_read + 1:
-            report_loss(f"{stream.name} begins at {info.first}, and {last_read + 1} wasn't read", fail=fail)
+            self._require_past(stream, last_read, info)
+            return info.last
+        oldest = int(start.get("time", 0))
+        if loss := find_loss(stream, info, last_read + 1, options.filters, oldest=oldest):
+            report_loss(f"{stream.name} begins at {info.first}, and {last_read + 1} wasn't read", options, loss)
         return max(last_read, info.first - 1)
+
+    def _require_past(self, stream: SourceStream, last_read: int, info: StreamInfo) -> None:
+        """Refuse a checkpoint of another stream, or of one that was restored from an older state."""
+        finding = f"the checkpoint is at {last_read}, and {stream.name} ends at {info.last}"
+        if self._options.fail_on_data_loss:
+            raise SparkOptionError(
+                f"expected a checkpoint of this stream's past, found that {finding}: it was restored from a backup, or"
+                " the checkpoint belongs to a stream of that name elsewhere; use another checkpoint, or set"
+                f" failOnDataLoss to false to go on with what is stored after {info.last}"
+            )
+        log.warning("Going on after %d: %s.", info.last, finding)
 
     def _query(self, function: Callable[[SourceStream], _Result]) -> _Result:
         """Call a function over the open connection, or over a new one where that has broken since."""
@@ -140,7 +158,9 @@ class JetStreamStreamReader(DataSourceStreamReader):
 
 
 def _offset(info: StreamInfo, sequence: int) -> dict[str, Any]:
-    return {"seq": sequence, "created": info.created}
+    """Make an offset; its time tells later whether what was stored after it can have expired."""
+    time = info.newest if sequence >= info.last else info.oldest
+    return {"seq": sequence, "created": info.created, "time": time}
 
 
 if hasattr(streaming, "datasource"):
@@ -181,11 +201,12 @@ if hasattr(streaming, "datasource"):
                 end = min(end, self._target, key=lambda offset: int(offset["seq"]))
             last_read = self._last_read(stream, start, info)
             if last_read >= end["seq"]:
-                # Nothing new, unless the stream was recreated and its start means nothing here.
-                return start if start["created"] == info.created else {**end, "seq": last_read}
+                # Nothing new, unless the start means nothing here: the stream was recreated or restored.
+                means_this = start["created"] == info.created and int(start["seq"]) <= info.last
+                return start if means_this else {**end, "seq": last_read}
             if isinstance(limit, ReadMaxRows):
                 # A limit counts sequences; gaps are skipped so that they don't make empty batches.
-                sequence = stream.next_sequence(last_read + 1, self._options.filters or (">",))
-                if sequence is not None:
-                    end["seq"] = min(int(end["seq"]), sequence - 1 + limit.max_rows)
+                message = stream.next_of(last_read + 1, self._options.filters)
+                if message and message.sequence - 1 + limit.max_rows < end["seq"]:
+                    end |= {"seq": message.sequence - 1 + limit.max_rows, "time": parse_time(message.time)}
             return end

@@ -18,10 +18,11 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.publisher import Publisher
 from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder, check_schema
+from airflow_provider_jetstream.spark.source.server_columns import SERVER_COLUMNS, require_settings
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -48,8 +49,11 @@ class WrittenRows(WriterCommitMessage):
     duplicates: int
 
 
-class _PartitionWriter:
-    """Writes one partition, for both kinds of writer."""
+class PartitionWriter:
+    """Writes one partition, for all kinds of writes.
+
+    :param purpose: whose options these are
+    """
 
     def __init__(
         self, raw_options: Mapping[str, str], schema: StructType, purpose: Purpose, *, overwrite: bool
@@ -59,13 +63,18 @@ class _PartitionWriter:
         if overwrite:
             raise SparkOptionError('expected mode("append"), found overwrite: a stream can only be added to')
         check_schema(schema, self.options.subject)
+        self._columns = schema.fieldNames()
 
-    def require_duplicate_window(self, socket: NatsSocket) -> float:
+    def require_stream(self, socket: NatsSocket) -> float:
         """Return the stream's duplicate window in seconds.
 
-        :raises SparkOptionError: the window is too short for a retried task
+        :raises SparkOptionError: the window is too short for a retried task, or the stream ignores a column
         """
-        window = SourceStream(socket, self.options.stream).info().duplicate_window
+        stream = SourceStream(socket, self.options.stream)
+        window = stream.info().duplicate_window
+        if any(SERVER_COLUMNS[name].needs for name in self._columns if name in SERVER_COLUMNS):
+            config = stream.api(f"STREAM.INFO.{stream.name}")["config"]
+            require_settings(self._columns, stream.name, config)
         if window < self.options.min_duplicate_window:
             raise SparkOptionError(
                 f"expected a duplicate_window of at least {self.options.min_duplicate_window:g} s on"
@@ -80,19 +89,29 @@ class _PartitionWriter:
         :param identity: of the write
         :raises RowsNotStoredError: some aren't known to be stored
         """
-        context = TaskContext.get()
-        partition = context.partitionId() if context else 0
-        start = time.monotonic()
-        encoder = RowEncoder(self.options.stream, self.options.subject, f"{identity}:{partition}")
+        partition, start = partition_number(), time.monotonic()
+        encoder = self.encoder(identity, partition)
         with closing(Publisher(self.raw_options, self.options, f"partition {partition}")) as publisher:
-            window = self.require_duplicate_window(publisher.socket)
-            for batch in batches:
-                # Rows are copied while they are encoded: few at a time where they are large.
-                size = max(1, min(_ROWS, batch.num_rows * _BYTES // max(batch.nbytes, 1)))
-                for first in range(0, batch.num_rows, size):
-                    publisher.send(encoder.encode(batch.slice(first, size)))
+            window = self.require_stream(publisher.socket)
+            for rows in row_slices(batches):
+                publisher.send(encoder.encode(rows))
             publisher.wait_for_all()
-        if (seconds := time.monotonic() - start) > window:
+        self.warn_if_late(partition, time.monotonic() - start, window)
+        return WrittenRows(publisher.stored, publisher.duplicates)
+
+    def encoder(self, identity: str, partition: int) -> RowEncoder:
+        """Return what makes messages of a partition's rows."""
+        return RowEncoder(
+            self.options.stream,
+            self.options.subject,
+            f"{identity}:{partition}",
+            null_is_empty=self.options.null_is_empty,
+            drop_nats_headers=self.options.drop_nats_headers,
+        )
+
+    def warn_if_late(self, partition: int, seconds: float, window: float) -> None:
+        """Log that a retry of the task would have been too late for the stream's duplicate window."""
+        if seconds > window:
             log.warning(
                 "Partition %d took %.0f s, longer than the duplicate_window of %s (%.0f s): a retry would have stored"
                 " its first rows twice. Raise the window, or write smaller partitions.",
@@ -101,7 +120,20 @@ class _PartitionWriter:
                 self.options.stream,
                 window,
             )
-        return WrittenRows(publisher.stored, publisher.duplicates)
+
+
+def partition_number() -> int:
+    """Return the number of the task's partition, which all attempts of a task have in common."""
+    context = TaskContext.get()
+    return int(context.partitionId()) if context else 0
+
+
+def row_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Divide batches: rows are copied while they are encoded, so few at a time where they are large."""
+    for batch in batches:
+        size = max(1, min(_ROWS, batch.num_rows * _BYTES // max(batch.nbytes, 1)))
+        for first in range(0, batch.num_rows, size):
+            yield batch.slice(first, size)
 
 
 def _log_totals(stream: str, messages: list[WriterCommitMessage | None]) -> None:
@@ -118,11 +150,11 @@ class JetStreamWriter(DataSourceArrowWriter):
     """Writes the rows of a data frame; ``overwrite`` is refused."""
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._writer = _PartitionWriter(raw_options, schema, "write", overwrite=overwrite)
+        self._writer = PartitionWriter(raw_options, schema, "write", overwrite=overwrite)
         # Spark sends this very object to every attempt of every task.
         self._identity = self._writer.options.prefix or uuid4().hex[:16]
         with closing(NatsSocket(socket_settings(raw_options))) as socket:
-            self._writer.require_duplicate_window(socket)
+            self._writer.require_stream(socket)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish a partition."""
@@ -140,7 +172,7 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query; ``overwrite`` is refused."""
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._writer = _PartitionWriter(raw_options, schema, "writeStream", overwrite=overwrite)
+        self._writer = PartitionWriter(raw_options, schema, "writeStream", overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish a partition of a batch."""

@@ -68,6 +68,10 @@ with DAG("as_text", schedule=None, params={"rate": "50", "most": "3", "subject":
     )
     sense >> text
 
+# Its letters are changed by a patch, whose values are rendered.
+with DAG("patched", schedule=None, params={"currency": "EUR"}):
+    redrive("patched", patch=[{"op": "replace", "path": "/currency", "value": "{{ params.currency }}"}], retries=0)
+
 # It is cleared after it succeeded.
 with DAG("cleared", schedule=None):
     redrive("cleared", **WAITING)

@@ -10,8 +10,8 @@ from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 
-JOB_SECONDS = 4.0
-SHORT = ("adaptive", "held", "at_once")
+JOB_SECONDS = {"adaptive": 4.0, "one_second": 1.0, "three_seconds": 3.0, "held": 4.0, "at_once": 4.0}
+SHORT = tuple(JOB_SECONDS)
 
 
 def queue(name: str) -> WorkQueue:
@@ -41,6 +41,8 @@ def waits(name: str, **arguments: Any) -> None:
 
 with DAG("short_waits", schedule=None, params={"hold": 600}):
     waits("adaptive")
+    waits("one_second")
+    waits("three_seconds")
     waits("held", defer_after="{{ params.hold }}")
     waits("at_once", defer_after=0)
     # No worker takes its job, and it can't end soon.

@@ -10,7 +10,8 @@ from airflow_provider_jetstream.jetstream.client.blocking.requests import Reques
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT
 from airflow_provider_jetstream.jetstream.client.direct_get import (
     NO_RESPONDERS,
-    get_batch,
+    get_last_messages,
+    get_limited_batch,
     refuse,
     with_exact_subject,
 )
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _NOT_STORED = b"NATS/1.0 404"
 _MESSAGE = b"NATS/1.0\r\n"
-_BATCH_BYTES = 4 << 20
 # A range is read as a whole where at least one of so many of its sequences is wanted.
 _SPARSE = 2
 
@@ -147,19 +147,10 @@ class DirectReader(StreamReader):
         """Read the last messages of subjects; omits subjects without messages."""
         if not self._batches:
             return await super().get_last(subjects)
-        messages: list[StoredMessage] = []
-        for start in range(0, len(subjects), MAX_CONCURRENT):
-            left = subjects[start : start + MAX_CONCURRENT]
-            while left and (last := await self._get_batch({"multi_last": left})):
-                messages += last
-                # The server ends an answer early where it becomes too large.
-                answered = {message.subject for message in last}
-                left = [subject for subject in left if subject not in answered] if len(last) < len(left) else []
-        return messages
+        return await get_last_messages(self._connection, self._stream, subjects)
 
     async def _get_batch(self, request: Mapping[str, Any], count: int = MAX_CONCURRENT) -> list[StoredMessage]:
-        limits = {"batch": min(count, MAX_CONCURRENT), "max_bytes": _BATCH_BYTES}
-        return await get_batch(self._connection, self._stream, {**request, **limits})
+        return await get_limited_batch(self._connection, self._stream, request, count)
 
 
 def _encode(request: Mapping[str, Any]) -> bytes:

@@ -5,7 +5,8 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, MonitorModel
+from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
+from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState
 
 
 class Me(MonitorModel):
@@ -17,6 +18,8 @@ class Me(MonitorModel):
     :param refresh_seconds: the interval at which servers are polled
     :param connections: ids of the Airflow connections that are shown
     :param version: the package's
+    :param user: the user's name, as the audit will say
+    :param default_timezone: Airflow's ``[core] default_timezone``; all times of the API are in UTC
     """
 
     may_act: bool
@@ -25,6 +28,8 @@ class Me(MonitorModel):
     refresh_seconds: float
     connections: list[str]
     version: str
+    user: str = ""
+    default_timezone: str = "UTC"
 
 
 Act: TypeAlias = Literal["redrive", "park", "in_place"]
@@ -34,10 +39,23 @@ class DryRunRequest(MonitorModel):
     """A request to count what an action would do.
 
     :param select: which letters, as in ``conf``; all in circulation where empty
+    :param patch: a JSON Patch (RFC 6902) of the letters' bodies, as its JSON text; only with ``redrive``
     """
 
     select: dict[str, Any] = Field(default_factory=dict)
     action: Act = "redrive"
+    patch: str | None = Field(default=None, max_length=65_536)
+
+
+class PatchedLetter(MonitorModel):
+    """What a patch changes in one letter.
+
+    :param difference: of the body, in the unified form: JSON with a line for each value, the first forty lines
+    """
+
+    sequence: int
+    job_id: str
+    difference: str
 
 
 class DryRun(MonitorModel):
@@ -49,6 +67,9 @@ class DryRun(MonitorModel):
     :param parked: how many would be parked
     :param failed: how many would stay where they are
     :param failures: sequence → why it would stay; the first 20
+    :param causes: why letters would stay → how many; the 20 most frequent
+    :param changed: how many of the redriven a patch would change
+    :param samples: with a patch, the first five letters that it changes
     :param uncertain: jobs that may be dead but aren't proved yet
     :param undeliverable: jobs that match no consumer's filter
     :param risks: what could be lost in the queue's present state, a sentence each
@@ -61,6 +82,9 @@ class DryRun(MonitorModel):
     parked: int
     failed: int
     failures: dict[str, str]
+    causes: dict[str, int] = Field(default_factory=dict)
+    changed: int = 0
+    samples: list[PatchedLetter] = Field(default_factory=list)
     uncertain: int
     undeliverable: int
     risks: list[str]

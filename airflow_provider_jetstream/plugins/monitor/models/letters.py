@@ -1,9 +1,12 @@
 """Models of dead letters: groups, pages, and the details of one letter."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from airflow_provider_jetstream.plugins.monitor.models.queues import MonitorModel, Problem
+from pydantic import Field
+
+from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
+from airflow_provider_jetstream.plugins.monitor.models.queues import Problem
 
 
 class ScanState(MonitorModel):
@@ -32,6 +35,9 @@ class Group(MonitorModel):
     :param first_seen: when the first letter died
     :param last_seen: when the last letter died
     :param example: the lowest sequence
+    :param share: the part of all letters of these groups, from 0 to 1
+    :param error_message: the error's text, or the worker's explanation, of one of its letters; ``null`` too where it
+        isn't known or payloads are hidden
     :param select: the selection of exactly these letters, for ``letters``, ``dry-run`` and ``conf``; ``null`` where
         there is none, since a letter without an error class can't be selected by its absence
     """
@@ -41,6 +47,8 @@ class Group(MonitorModel):
     first_seen: datetime
     last_seen: datetime
     example: int
+    share: float = 0.0
+    error_message: str | None = None
     select: dict[str, Any] | None
 
 
@@ -91,7 +99,7 @@ class LetterLine(MonitorModel):
     :param died_at: the time of its last failure
     :param deliveries: how often it was delivered, if that is known
     :param redrives: how often it was redriven before
-    :param size: bytes of its body
+    :param size: bytes of its body; ``null`` where only the audit knows of it
     :param parked: why it was parked, if it was
     :param origin: the task that published it
     """
@@ -109,17 +117,18 @@ class LetterLine(MonitorModel):
     died_at: datetime
     deliveries: int | None
     redrives: int
-    size: int
+    size: int | None
     parked: str | None
     origin: OriginOfLetter | None
 
 
 class LetterPage(MonitorModel):
-    """A page of a queue's dead letters, by sequence.
+    """A page of a queue's dead letters.
 
     :param matching: letters that match the selection, on all pages
     :param letters: those of this page; fewer than ``limit`` where some ended since the scan
-    :param next_after: ``after`` of the next page; ``null`` on the last one
+    :param next_after: ``after`` of the next page where letters are sorted by ``sequence``; ``null`` on the last one
+    :param next_offset: ``offset`` of the next page; ``null`` on the last one
     :param gone: how many letters of this page have ended since the scan
     """
 
@@ -127,21 +136,33 @@ class LetterPage(MonitorModel):
     matching: int
     letters: list[LetterLine]
     next_after: int | None
+    next_offset: int | None = None
     gone: int
 
 
 class Payload(MonitorModel):
-    """The body of a job as text; it must not be displayed as anything else.
+    """The body of a job; it must not be displayed as anything else than text.
 
-    :param kind: the form of ``text``: ``json`` indented JSON, ``text`` UTF-8, ``hex`` a dump of 16 bytes a line
+    :param kind: ``json``, ``text`` where it is UTF-8, ``binary``
+    :param raw: the bytes as text, exactly as they are stored; ``null`` where they aren't UTF-8
+    :param hex: a dump of 16 bytes a line, where they aren't UTF-8
+    :param parsed: the same text indented, where it is a JSON object or list; ``null`` where it isn't, or is cut
+    :param notes: what readers of the JSON may take differently, a sentence each, such as a name that comes twice
     :param size: bytes of the whole body
-    :param truncated: whether ``text`` is only the beginning; JSON is then shown as text
+    :param sha256: of the whole body, in hexadecimal; an edit names it
+    :param truncated: whether this is only the beginning; ``…/body`` returns all of it
+    :param text: one of the three, for a page that shows one only
     """
 
-    kind: Literal["json", "text", "hex"]
-    text: str
+    kind: Literal["json", "text", "binary"]
+    raw: str | None = None
+    hex: str | None = None
+    parsed: str | None = None
+    notes: list[str] = Field(default_factory=list)
     size: int
+    sha256: str
     truncated: bool
+    text: str
 
 
 class Attempt(MonitorModel):
@@ -161,12 +182,15 @@ class Attempt(MonitorModel):
 class AuditLine(MonitorModel):
     """An audit record about a letter.
 
-    :param action: ``redriven``, ``requeued`` or ``parked``
+    :param action: ``redriven``, ``requeued``, ``parked`` or ``handled``
     :param sequence: the letter's
     :param new_sequence: the redriven job's
     :param new_stream: the redriven job's queue, where it is another one
     :param why: the reason of the redrive
     :param who: the Airflow task's identifying fields, or those that another program recorded
+    :param user: the person's name in Airflow, where one started it
+    :param run: the id of the redrive
+    :param changes: what was changed in the job, if something was; without texts where payloads are hidden
     """
 
     at: datetime
@@ -176,13 +200,25 @@ class AuditLine(MonitorModel):
     new_stream: str | None
     why: str | None
     who: dict[str, Any]
+    user: str | None = None
+    run: str | None = None
+    changes: dict[str, Any] | None = None
+
+
+LetterState: TypeAlias = Literal["dead", "parked", "redriven", "requeued", "handled", "ended"]
 
 
 class LetterDetail(MonitorModel):
-    """The details of a dead letter.
+    """The details of a dead letter, or of a job that was one.
 
-    :param letter: as in the list
-    :param source: where its body was read from: ``queue``, ``copy`` or ``archive``
+    :param letter: as in the list; of a job that is no dead letter any more, what the audit holds
+    :param state: ``dead`` in circulation, ``parked``; else what became of it: ``redriven`` as another job, ``requeued``
+        in place, ``handled`` by a handler of the dead letter queue, ``ended``
+    :param now: what is known of the job now, a sentence; ``null`` for a dead letter
+    :param next: the sequence of the job that it became, where it was redriven
+    :param next_queue: that job's queue, where it is another one
+    :param source: where its body was read from: ``queue``, ``copy`` or ``archive``; ``null`` where it isn't stored any
+        more
     :param first_failed_at: the time of its first failure, if a worker reported it
     :param explanation: the worker's explanation; ``null`` where payloads are hidden
     :param hidden: whether body, headers and texts are left out, since the user may not see them
@@ -195,7 +231,11 @@ class LetterDetail(MonitorModel):
     """
 
     letter: LetterLine
-    source: str
+    state: LetterState = "dead"
+    now: str | None = None
+    next: int | None = None
+    next_queue: str | None = None
+    source: str | None
     stored_at: datetime | None
     first_failed_at: datetime | None
     explanation: str | None

@@ -1,31 +1,13 @@
 """Models of connections and queues: their numbers, now and over the last hour."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
-from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-
-
-class MonitorModel(BaseModel):
-    """Base of the page's models: immutable, without unknown fields, and with text that JSON can hold."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _make_readable(cls, values: Any) -> Any:
-        return _readable(values)
-
-
-def _readable(value: Any) -> Any:
-    # Text of the wire may stand for any bytes: in subjects, headers, names, and what is made of them.
-    if isinstance(value, str):
-        return readable_text(value)
-    if isinstance(value, dict):
-        return {_readable(name): _readable(item) for name, item in value.items()}
-    return type(value)(map(_readable, value)) if type(value) in (list, tuple) else value
+from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState
+from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
+from airflow_provider_jetstream.plugins.monitor.models.history import Deaths, Point
 
 
 class Problem(MonitorModel):
@@ -59,6 +41,7 @@ class LetterCounts(MonitorModel):
     :param uncertain: jobs that may be dead but aren't proved yet
     :param parked: taken out of circulation
     :param lost: dead letters whose body wasn't preserved, so that they can't be redriven
+    :param complete: whether the page's index holds all of them; the counts are right in any case
     :param scanned_at: when the scan ended
     :param scan_seconds: how long the scan took
     """
@@ -67,14 +50,42 @@ class LetterCounts(MonitorModel):
     uncertain: int
     parked: int
     lost: int = 0
+    complete: bool = True
     scanned_at: datetime
     scan_seconds: float
+
+
+class StateFinding(MonitorModel):
+    """A state of a part of a queue, and what shows it.
+
+    :param state: see ``QueueNumbers.state``
+    :param part: ``queue``, ``consumer`` or ``subject``
+    :param name: of the queue, the consumer or the subject
+    :param evidence: the numbers that show it, a sentence
+    :param since: since when this is known to be so; ``null`` where it was seen just now for the first time
+    :param pending: jobs that wait because of it
+    """
+
+    state: QueueState
+    part: Literal["queue", "consumer", "subject"]
+    name: str
+    evidence: str
+    since: datetime | None = None
+    pending: int = 0
 
 
 class ConsumerNumbers(MonitorModel):
     """The numbers of a consumer.
 
     :param filters: its filter subjects
+    :param state: as of a queue
+    :param evidence: the numbers that show the state, a sentence
+    :param since: since when it is in this state, as far as that is known
+    :param partition: its number among the consumers that divide the jobs, where they do
+    :param partitions: the number of these consumers
+    :param paused_until: until when it is paused
+    :param max_in_flight: the limit of jobs in flight; ``null`` where there is none
+    :param ack_wait_seconds: after which a delivery counts as failed
     :param pending: jobs never delivered
     :param in_flight: delivered and not ended
     :param redelivered: of those, delivered more than once
@@ -94,6 +105,14 @@ class ConsumerNumbers(MonitorModel):
     lag: int
     paused: bool
     deliveries_per_second: float | None
+    state: QueueState = QueueState.UNKNOWN
+    evidence: str = ""
+    since: datetime | None = None
+    partition: int | None = None
+    partitions: int | None = None
+    paused_until: datetime | None = None
+    max_in_flight: int | None = None
+    ack_wait_seconds: float | None = None
 
 
 class QueueNumbers(MonitorModel):
@@ -118,10 +137,14 @@ class QueueNumbers(MonitorModel):
     :param consumers: the number of consumers
     :param open_pulls: of all consumers
     :param limits: limits that are set, nearest first
-    :param state: ``idle`` no jobs, ``working`` jobs end, ``waiting`` jobs are pending or in flight and none ended
-        between the last two polls, ``stuck`` jobs are pending, no worker pulls them and none is in flight
+    :param state: the most urgent of its findings, in this order: ``no_consumer`` jobs are stored, there is no consumer;
+        ``stuck`` jobs are pending, and nobody pulls or none ends; ``unserved`` some jobs have no consumer, or their
+        consumer has no worker while others have; ``full`` the stream takes no more jobs; ``paused``; ``waiting`` jobs
+        are pending or in flight, and none has ended yet; ``working`` jobs end; ``idle`` no jobs; ``unknown``
+    :param findings: what shows the state, most urgent first; without those that are idle or working
     :param problem: why the numbers are missing, if they are
-    :param pending_history: pending jobs over the last hour, oldest first, at most 60 points for a sparkline
+    :param pending_history: pending jobs over the last hour, oldest first, at most 60 points for a sparkline; ``null``
+        for a time without samples
     """
 
     connection: str
@@ -142,17 +165,23 @@ class QueueNumbers(MonitorModel):
     consumers: int = 0
     open_pulls: int = 0
     limits: list[Limit] = Field(default_factory=list)
-    state: Literal["idle", "working", "waiting", "stuck", "unknown"] = "unknown"
+    state: QueueState = QueueState.UNKNOWN
+    findings: list[StateFinding] = Field(default_factory=list)
     problem: Problem | None = None
-    pending_history: list[int] = Field(default_factory=list)
+    pending_history: list[int | None] = Field(default_factory=list)
+
+
+ServerState: TypeAlias = Literal["up", "away", "refused", "starting"]
 
 
 class ConnectionState(MonitorModel):
     """An Airflow connection and the state of its server.
 
     :param connection: the connection's id
-    :param state: ``up``, ``away`` where the server doesn't answer or refuses, ``starting`` before the first answer
-    :param problem: why the server is away and what to do
+    :param state: ``up``; ``starting`` before the first answer; ``away`` where the server doesn't answer, which goes on
+        by itself once it does; ``refused`` where the server refuses this user, its credentials or its encryption, or
+        the Airflow connection can't be used: that needs a person
+    :param problem: why it is ``away`` or ``refused``, and what to do
     :param taken_at: the time of the last successful poll
     :param age_seconds: how long ago that was
     :param server: the server's version
@@ -160,7 +189,7 @@ class ConnectionState(MonitorModel):
     """
 
     connection: str
-    state: Literal["up", "away", "starting"]
+    state: ServerState
     problem: Problem | None = None
     taken_at: datetime | None = None
     age_seconds: float | None = None
@@ -179,24 +208,6 @@ class Snapshot(MonitorModel):
     refresh_seconds: float
 
 
-class Point(MonitorModel):
-    """A queue at one time of the last hour.
-
-    :param pending: jobs never delivered
-    :param in_flight: delivered and not ended
-    :param dead: certain dead letters of the last scan before that time; without a scan, ``dead_in_queue``
-    :param in_per_second: stored a second
-    :param out_per_second: gone a second
-    """
-
-    at: datetime
-    pending: int
-    in_flight: int
-    dead: int | None
-    in_per_second: float | None
-    out_per_second: float | None
-
-
 class QueueDetail(MonitorModel):
     """The details of a queue.
 
@@ -211,12 +222,14 @@ class QueueDetail(MonitorModel):
     :param events: the stream that stores the ends of its jobs
     :param archive: the stream that stores copies of its jobs
     :param audit: the stream that records redrives
-    :param history: the last hour, oldest first
+    :param history: the last hour, oldest first; a gap is a point whose numbers are all ``null``
+    :param deaths: how many jobs died, over the last hour
+    :param max_pause_seconds: the longest pause of a consumer that the page sets; 0 where the server has no pauses
     :param risks: what could be lost in the queue's present state, a sentence each; of the last scan
     """
 
     numbers: QueueNumbers
-    state: Literal["up", "away", "starting"]
+    state: ServerState
     problem: Problem | None = None
     age_seconds: float | None = None
     subjects: list[str] = Field(default_factory=list)
@@ -228,4 +241,6 @@ class QueueDetail(MonitorModel):
     audit: str | None = None
     consumers: list[ConsumerNumbers] = Field(default_factory=list)
     history: list[Point] = Field(default_factory=list)
+    deaths: list[Deaths] = Field(default_factory=list)
+    max_pause_seconds: float = 0.0
     risks: list[str] = Field(default_factory=list)

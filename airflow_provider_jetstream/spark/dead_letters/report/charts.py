@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement
 
@@ -9,12 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _WIDTH, _HEIGHT = 960, 240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 12, 28
+_RIGHT, _TOP, _BOTTOM = 8, 12, 28
 _STEPS = 4
-_LABELS = 8
-_HALF_LABEL = 40
 _GAP = 0.18
-_NICE = (1, 2, 5, 10)
+# Of a step between two lines of the grid, times a power of ten.
+_NICE = (1, 2, 3, 4, 5, 6, 8, 10)
+# A character of a label in 12 px, which is wider in no usual font, and the least space around labels.
+_CHARACTER, _SPACE = 7.5, 8
 
 
 def stacked_columns(buckets: Sequence[tuple[str, Mapping[str, int]]], series: Sequence[str], name: str) -> Element:
@@ -25,18 +27,18 @@ def stacked_columns(buckets: Sequence[tuple[str, Mapping[str, int]]], series: Se
     :param name: describes the chart to screen readers
     """
     svg = Element("svg", {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "class": "trend", "role": "img", "aria-label": name})
-    top = _ceiling(max((sum(counts.values()) for _, counts in buckets), default=0))
-    height = _HEIGHT - _TOP - _BOTTOM
-    for step in range(_STEPS + 1):
-        value = top * step / _STEPS
-        y = _TOP + height - height * step / _STEPS
-        SubElement(svg, "line", _attributes(x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y) | {"class": "grid"})
-        if value.is_integer():
-            _text(svg, _LEFT - 8, y + 4, f"{int(value):,}", "end")
-    width = (_WIDTH - _LEFT - _RIGHT) / max(1, len(buckets))
-    label_step = -(-len(buckets) // _LABELS)
+    step, steps = _axis(max((sum(counts.values()) for _, counts in buckets), default=0))
+    top, height = step * steps, _HEIGHT - _TOP - _BOTTOM
+    left = _CHARACTER * len(f"{top:,}") + 2 * _SPACE
+    for number in range(steps + 1):
+        y = _TOP + height - height * number / steps
+        SubElement(svg, "line", _attributes(x1=left, x2=_WIDTH - _RIGHT, y1=y, y2=y) | {"class": "grid"})
+        _text(svg, left - _SPACE, y + 4, f"{step * number:,}", "end")
+    width = (_WIDTH - left - _RIGHT) / max(1, len(buckets))
+    label_width = _CHARACTER * max((len(label) for label, _ in buckets), default=0) + 2 * _SPACE
+    label_step = max(1, math.ceil(label_width / width))
     for number, (label, counts) in enumerate(buckets):
-        x, y = _LEFT + number * width, float(_TOP + height)
+        x, y = left + number * width, float(_TOP + height)
         for index, name_of_series in enumerate(series):
             if not (count := counts.get(name_of_series, 0)):
                 continue
@@ -46,9 +48,8 @@ def stacked_columns(buckets: Sequence[tuple[str, Mapping[str, int]]], series: Se
             rectangle = SubElement(svg, "rect", box | {"class": f"s{index}"})
             SubElement(rectangle, "title").text = f"{label}: {count:,} {name_of_series}"
         if number % label_step == 0:
-            middle = x + width / 2
-            outside = middle + _HALF_LABEL > _WIDTH
-            _text(svg, _WIDTH if outside else middle, _HEIGHT - 8, label, "end" if outside else "middle")
+            half = (label_width - _SPACE) / 2
+            _text(svg, min(max(x + width / 2, half), _WIDTH - half), _HEIGHT - 8, label, "middle")
     return svg
 
 
@@ -68,11 +69,13 @@ def _attributes(**values: float) -> dict[str, str]:
     return {name: f"{value:.2f}".rstrip("0").rstrip(".") for name, value in values.items()}
 
 
-def _ceiling(largest: int) -> int:
-    """Return a round number not below the largest, for the end of the axis."""
+def _axis(largest: int) -> tuple[int, int]:
+    """Return a round step of an axis, and how many steps reach the largest value: all whole numbers."""
+    if largest <= _STEPS:
+        return 1, max(largest, 1)
     scale = 1
     while True:
         for factor in _NICE:
-            if factor * scale >= largest:
-                return max(factor * scale, 1)
+            if factor * scale * _STEPS >= largest:
+                return factor * scale, math.ceil(largest / (factor * scale))
         scale *= 10

@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.dead_letters.triage_tables import Triage
 
     Cells = Callable[[Row], Sequence[Any]]
+    Bucket = tuple[str, Mapping[str, int]]
 
 _AT_A_TIME = 4
 _MOST_COLUMNS = 96
+_MOST_HOURS = 72
 _LONGEST_TEXT = 300
 _HOUR, _DAY = 3_600, 86_400
+# The column of the time in the tables that count by it.
+_TIMES = {"hours": "hour", "days": "day"}
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,14 @@ def count_all(triage: Triage, letters: int, top: int) -> dict[str, Counts]:
     """Evaluate all tables of a triage, several at a time: with few letters Spark mostly plans and waits.
 
     :param letters: the number of letters
-    :param top: rows per table; reasons and hours are complete
+    :param top: rows per table; reasons, hours and days are complete
     :return: the counts by the triage's fields
     """
 
     def count(name: str) -> tuple[str, Counts]:
         frame: DataFrame = getattr(triage, name)
-        if name == "hours":
-            return name, Counts(frame.withColumn("hour", f.unix_seconds("hour")).collect(), (0, 0))
+        if start := _TIMES.get(name):
+            return name, Counts(frame.withColumn(start, f.unix_seconds(start)).collect(), (0, 0))
         rows = frame.limit(max(top, len(Reason)) if name == "reasons" else top).collect()
         rest = letters - sum(row[LETTERS] for row in rows)
         return name, Counts(rows, (frame.count() - len(rows), rest) if rest else (0, 0))
@@ -93,7 +97,6 @@ def report_page(
     :param title: the heading; names the queue where absent
     :param airflow_url: the base URL for links to runs
     """
-    hours, unit = _buckets(counts["hours"].rows)
     about = [f"Written {_format_time(written_at)}. All times are UTC."]
     if totals.first_died_at and totals.last_died_at:
         about.insert(0, f"Deaths from {_format_time(totals.first_died_at)} to {_format_time(totals.last_died_at)}.")
@@ -113,8 +116,8 @@ def report_page(
             "parked": f"{totals.parked:,}",
             "lost, without a body": f"{totals.lost:,}",
         },
-        trend=(f"Deaths by {unit}", hours),
-        series=[reason.value for reason in Reason if any(reason.value in bucket for _, bucket in hours)],
+        trends=_trends(counts["days"].rows, counts["hours"].rows),
+        series=[reason.value for reason in Reason if any(reason.value == row["reason"] for row in counts["days"].rows)],
         tables=[
             table(
                 "Causes",
@@ -126,7 +129,6 @@ def report_page(
             ),
             table("Reasons", ("reason",), "reasons", _values("reason")),
             table("State and body", ("state", "body from"), "states", _values("state", "body_source")),
-            table("Fingerprints", ("fingerprint",), "fingerprints", _values("fingerprint")),
             table("Error classes", ("error class",), "error_classes", _values("error_class")),
             table("Traceback digests", ("digest", "place"), "digests", _values("traceback_digest", "error_place")),
             table("Consumers", ("consumer",), "consumers", _values("consumer")),
@@ -174,25 +176,36 @@ def _origin(row: Row, airflow_url: str | None) -> list[Any]:
     return [Link(dag_id, dag), run, tasks]
 
 
-def _buckets(rows: Sequence[Row]) -> tuple[list[tuple[str, Mapping[str, int]]], str]:
-    """Count by hour where the chart is wide enough, else by day; older deaths share the first bucket."""
-    if not rows:
-        return [], "hour"
-    first, last = min(row["hour"] for row in rows) // _HOUR, max(row["hour"] for row in rows) // _HOUR
-    unit, step, form = ("hour", _HOUR, "%m-%d %H:00") if last - first < _MOST_COLUMNS else ("day", _DAY, "%Y-%m-%d")
-    by_bucket: dict[int, Counter[str]] = {}
+def _trends(days: Sequence[Row], hours: Sequence[Row]) -> list[tuple[str, list[Bucket]]]:
+    """Lay out the deaths by day, the older ones together, and those of the last days by hour."""
+    if not days:
+        return [("Deaths", [])]
+    by_day, by_hour = _buckets(days, "day", _DAY), _buckets(hours, "hour", _HOUR)
+    first = max(min(by_hour), max(by_hour) - _MOST_HOURS + 1)
+    title = "Deaths by hour" if first == min(by_hour) else f"Deaths by hour, the last {_MOST_HOURS} hours"
+    charts = [(title, _columns(by_hour, first, _HOUR, "%m-%d %H:00"))]
+    if len(by_day) > 1:
+        start = max(min(by_day), max(by_day) - _MOST_COLUMNS + 1)
+        columns = _columns(by_day, start, _DAY, "%Y-%m-%d")
+        if older := sum((counts for day, counts in by_day.items() if day < start), Counter[str]()):
+            columns.insert(0, ("before", older))
+        charts.insert(0, ("Deaths by day", columns))
+    return charts
+
+
+def _buckets(rows: Sequence[Row], name: str, seconds: int) -> dict[int, Counter[str]]:
+    buckets: dict[int, Counter[str]] = {}
     for row in rows:
-        by_bucket.setdefault(row["hour"] // step, Counter())[row["reason"]] += row[LETTERS]
-    start = max(min(by_bucket), max(by_bucket) - _MOST_COLUMNS + 1)
+        buckets.setdefault(row[name] // seconds, Counter())[row["reason"]] += row[LETTERS]
+    return buckets
 
-    def label(bucket: int) -> str:
-        return format(datetime.fromtimestamp(bucket * step, UTC), form)
 
-    buckets: list[tuple[str, Mapping[str, int]]]
-    buckets = [(label(bucket), by_bucket.get(bucket, Counter())) for bucket in range(start, max(by_bucket) + 1)]
-    if older := sum((counts for bucket, counts in by_bucket.items() if bucket < start), Counter[str]()):
-        buckets.insert(0, ("before", older))
-    return buckets, unit
+def _columns(buckets: Mapping[int, Counter[str]], first: int, seconds: int, form: str) -> list[Bucket]:
+    """Return a column for each bucket from the first one on, empty ones included."""
+    return [
+        (format(datetime.fromtimestamp(bucket * seconds, UTC), form), buckets.get(bucket, Counter()))
+        for bucket in range(first, max(buckets) + 1)
+    ]
 
 
 def _format_time(time: datetime) -> str:

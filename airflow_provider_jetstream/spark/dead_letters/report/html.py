@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 MISSING = "—"
 
 _SHORT = 22
+_LONGEST_PART = 40
+# A name up to and with a separator, or up to a capital after a small letter: where a reader expects a break.
+_NAME_PARTS = re.compile(r"[^\s./:_,;-]*?(?:[./:_,;-]+|(?<=[a-z])(?=[A-Z])|$)|\s+", re.DOTALL)
 # Light or dark by the reader's preference, for screen and paper.
 _STYLE: Final = """
 :root { color-scheme: light dark; --paper: #fff; --card: #f6f7f9; --ink: #1b1f24; --soft: #59636e; --line: #d9dee3;
@@ -35,6 +39,7 @@ dd { margin: 0; font-size: 1.5rem; font-variant-numeric: tabular-nums; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
   min-width: 0; }
 .grid { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; margin-top: 16px; align-items: start; }
+main > section + section { margin-top: 16px; }
 .wide { grid-column: 1 / -1; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; list-style: none; margin: 0 0 8px; padding: 0; }
 .mark { width: 12px; height: 12px; margin-right: 6px; }
@@ -45,7 +50,8 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 table { border-collapse: collapse; width: 100%; }
 th { color: var(--soft); font-weight: 500; font-size: .85rem; text-align: left; }
 th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { overflow-wrap: anywhere; }
+td { overflow-wrap: break-word; }
+.endless { overflow-wrap: anywhere; }
 .short { white-space: nowrap; }
 tbody tr:last-child td { border-bottom: 0; }
 td.count, th.count { white-space: nowrap; font-variant-numeric: tabular-nums; }
@@ -95,14 +101,14 @@ class ReportPage:
 
     :param about: the lines under the title
     :param figures: the most important numbers by their labels
-    :param trend: the chart's title, and its buckets in order: a label, and a count by series
-    :param series: the chart's series
+    :param trends: charts: the title, and its buckets in order: a label, and a count by series
+    :param series: the charts' series
     """
 
     title: str
     about: Sequence[str]
     figures: Mapping[str, str]
-    trend: tuple[str, Sequence[tuple[str, Mapping[str, int]]]]
+    trends: Sequence[tuple[str, Sequence[tuple[str, Mapping[str, int]]]]]
     series: Sequence[str] = field(default_factory=tuple)
     tables: Sequence[Table] = field(default_factory=tuple)
 
@@ -127,14 +133,14 @@ class ReportPage:
             figure = SubElement(figures, "div")
             SubElement(figure, "dt").text = name
             SubElement(figure, "dd").text = value
-        self._add_trend(body)
+        for title, buckets in self.trends:
+            self._add_trend(body, title, buckets)
         grid = SubElement(body, "div", {"class": "grid"})
         for table in self.tables:
             _add_table(grid, table)
         return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
-    def _add_trend(self, body: Element) -> None:
-        title, buckets = self.trend
+    def _add_trend(self, body: Element, title: str, buckets: Sequence[tuple[str, Mapping[str, int]]]) -> None:
         section = SubElement(body, "section", {"class": "wide"})
         SubElement(section, "h2").text = title
         if not buckets:
@@ -180,16 +186,26 @@ def _add_table(grid: Element, table: Table) -> None:
 def _fill_cell(cell: Element, value: str | Link | list[str] | None) -> None:
     match value:
         case Link():
-            SubElement(cell, "a", {"href": value.url, "rel": "noreferrer"}).text = value.text
+            _fill(SubElement(cell, "a", {"href": value.url, "rel": "noreferrer"}), value.text)
         case list():
             for number, line in enumerate(value):
-                SubElement(cell, "div", _classes("" if number == 0 else "second", line)).text = line
+                _fill(SubElement(cell, "div", _classes("" if number == 0 else "second", line)), line)
         case _:
             cell.attrib |= _classes("", value or MISSING)
-            cell.text = value or MISSING
+            _fill(cell, value or MISSING)
+
+
+def _fill(element: Element, text: str) -> None:
+    """Write a text; a name, which has no spaces, may be broken between its parts."""
+    parts = [part for part in _NAME_PARTS.findall(text) if part] if len(text.split()) == 1 else []
+    element.text = parts[0] if parts else text
+    for part in parts[1:]:
+        SubElement(element, "wbr").tail = part
 
 
 def _classes(name: str, text: str) -> dict[str, str]:
-    """Keep short texts, such as times and digests, on one line."""
-    names = " ".join(part for part in (name, "short" if len(text) <= _SHORT else "") if part)
+    """Keep short texts, such as times and digests, on one line; break texts anywhere that have a part without end."""
+    endless = any(len(part) > _LONGEST_PART for word in text.split() for part in _NAME_PARTS.findall(word))
+    kind = "short" if len(text) <= _SHORT else "endless" if endless else ""
+    names = " ".join(part for part in (name, kind) if part)
     return {"class": names} if names else {}

@@ -1,0 +1,141 @@
+"""Assets of streams: ``jetstream://<connection>/<stream>[/<subject>]``.
+
+The connection is the id of an Airflow connection, which says nothing of servers and credentials. Characters that mean
+something in an address are written as ``%2F`` and the like, since a subject may contain them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from airflow.sdk import Asset
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
+from airflow_provider_jetstream.tasks.queue_source import load_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow.providers.common.compat.openlineage.facet import Dataset
+
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+
+SCHEME = "jetstream"
+_FORM = "jetstream://<connection>/<stream>[/<subject>]"
+
+
+class StreamAddress(NamedTuple):
+    """What an asset's URI names."""
+
+    connection: str
+    stream: str
+    subject: str | None
+
+    @classmethod
+    def of(cls, uri: str | SplitResult) -> StreamAddress:
+        """Read a URI.
+
+        :raises ValueError: it names no stream
+        """
+        parts = urlsplit(uri) if isinstance(uri, str) else uri
+        path = parts.path.removeprefix("/")
+        stream, _, subject = (unquote(part) for part in path.partition("/"))
+        address = cls(unquote(parts.netloc), stream, subject or None)
+        if parts.scheme != SCHEME or not address.connection or parts.query or parts.fragment or "@" in parts.netloc:
+            raise ValueError(f"expected {_FORM}, found {parts.geturl()!r}")
+        forbidden = "it has a dot or a slash" if set(stream) & set("./\\") else None
+        if problem := subject_problem(stream, wildcards=False) or forbidden:
+            raise ValueError(f"expected the name of a stream in {_FORM}, found {stream!r}: {problem}")
+        if subject and (problem := subject_problem(subject)):
+            raise ValueError(f"expected a subject in {_FORM}, found {subject!r}: {problem}")
+        return address
+
+    @property
+    def uri(self) -> str:
+        """The address as a URI, the same for all ways to write it."""
+        names = [self.stream, *([self.subject] if self.subject else [])]
+        return f"{SCHEME}://{quote(self.connection, safe='')}/{'/'.join(quote(name, safe='*') for name in names)}"
+
+
+def sanitize_uri(uri: SplitResult) -> SplitResult:
+    """Check and normalise the URI of an asset; called by Airflow.
+
+    :raises ValueError: it names no stream
+    """
+    return urlsplit(StreamAddress.of(uri).uri)
+
+
+def create_asset(
+    *, connection: str, stream: str, subject: str | None = None, extra: dict[str, Any] | None = None
+) -> Asset:
+    """Return the asset of a stream; called by Airflow for what hooks report."""
+    return Asset(uri=StreamAddress(connection, stream, subject).uri, extra=extra)
+
+
+def queue_asset(
+    work_queue: QueueSource,
+    *,
+    nats_conn_id: str = JetStreamHook.default_conn_name,
+    subject: str | None = None,
+    name: str | None = None,
+    **arguments: Any,
+) -> Asset:
+    """Return the asset of a work queue's jobs.
+
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
+    :param nats_conn_id: the Airflow connection
+    :param subject: a subject of the queue, for an asset of its jobs alone
+    :param name: of the asset; the URI where absent. Airflow accepts one name for a URI
+    :param arguments: further arguments of the asset, such as ``watchers``
+    """
+    return _asset(load_queue(work_queue).name, nats_conn_id, subject, name, arguments)
+
+
+def dead_letter_asset(
+    work_queue: QueueSource,
+    *,
+    nats_conn_id: str = JetStreamHook.default_conn_name,
+    name: str | None = None,
+    **arguments: Any,
+) -> Asset:
+    """Return the asset of a work queue's dead letters.
+
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
+    :param nats_conn_id: the Airflow connection
+    :param name: of the asset; the URI where absent. Airflow accepts one name for a URI
+    :param arguments: further arguments of the asset, such as ``watchers``
+    :raises QueueDeclarationError: the queue declares no dead letter queue
+    """
+    return _asset(require_dead_letters(load_queue(work_queue)).name, nats_conn_id, None, name, arguments)
+
+
+def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
+    """Return the OpenLineage dataset of an asset; called by Airflow's provider for OpenLineage."""
+    address = StreamAddress.of(asset.uri)
+    return stream_dataset(JetStreamHook(address.connection).settings(), address.stream, address.subject)
+
+
+def stream_dataset(settings: ConnectionSettings, stream: str, subject: str | None = None) -> Dataset:
+    """Return the OpenLineage dataset of a stream: its namespace says the first server, never who connects to it."""
+    from airflow.providers.common.compat.openlineage.facet import Dataset
+
+    namespace, name = dataset_names(settings, stream, subject)
+    return Dataset(namespace=namespace, name=name)
+
+
+def dataset_names(settings: ConnectionSettings, stream: str, subject: str | None = None) -> tuple[str, str]:
+    """Return namespace and name of a stream's dataset."""
+    server = urlsplit(settings.servers[0])
+    host = f"[{server.hostname}]" if ":" in str(server.hostname) else server.hostname
+    # A server knows a stream of each domain by the same name, and no name of a stream has a dot.
+    name = f"{settings.js_domain}.{stream}" if settings.js_domain else stream
+    return f"nats://{host}:{server.port}", f"{name}/{subject}" if subject else name
+
+
+def _asset(stream: str, connection: str, subject: str | None, name: str | None, arguments: Mapping[str, Any]) -> Asset:
+    uri = StreamAddress(connection, stream, subject).uri
+    return Asset(name=name or uri, uri=uri, **arguments)

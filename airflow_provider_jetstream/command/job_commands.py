@@ -1,0 +1,135 @@
+"""The sub-commands ``jobs``: find stored jobs, and cancel jobs by their ids."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.command.connection_options import connection_options
+from airflow_provider_jetstream.command.exit_codes import ExitCode
+from airflow_provider_jetstream.command.number_options import positive_int
+from airflow_provider_jetstream.command.output_options import output_options
+from airflow_provider_jetstream.command.queue_argument import add_queue_argument, opened, read_queue, stream_name
+from airflow_provider_jetstream.command.requester import requester_name
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.command.output import Output
+    from airflow_provider_jetstream.jetstream.inspection.job_search import FoundJob
+
+_COLUMNS = ("SEQUENCE", "STORED (UTC)", "STATE", "CONSUMER", "SUBJECT", "JOB", "BYTES")
+_WIDTHS = (9, 19, 13, 12, 24, 36, 0)
+
+
+def add_job_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-commands."""
+    group = commands.add_parser("jobs", help="find stored jobs, or cancel jobs")
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    common = [connection_options(), output_options()]
+    find = actions.add_parser(
+        "find",
+        parents=common,
+        help="stored jobs that match all options, one a line; exit code 1 if there is none",
+        description="Reads the queue from its first message on: pending jobs, jobs in flight and dead letters that are"
+        " stored. It takes no job away from a worker.",
+    )
+    find.set_defaults(run=_find)
+    add_queue_argument(find)
+    find.add_argument("--id", dest="job_id", metavar="ID", help="of this id")
+    find.add_argument("--subject", metavar="SUBJECT", help="on this subject, or filter")
+    find.add_argument("--text", metavar="TEXT", help="with this text in the body")
+    find.add_argument(
+        "--header", action="append", type=_header, default=[], metavar="NAME[=VALUE]", help="with this header"
+    )
+    find.add_argument("--limit", type=positive_int, metavar="N", help="the first N of them; all where absent")
+    cancel = actions.add_parser(
+        "cancel",
+        parents=common,
+        help="cancel the jobs of these ids that are stored now, and their schedules",
+        description="Workers settle cancelled jobs without running them, and stop those that run.",
+    )
+    cancel.set_defaults(run=_cancel)
+    add_queue_argument(cancel)
+    cancel.add_argument("job_ids", nargs="+", type=_job_id, metavar="ID", help="ids of jobs")
+    cancel.add_argument("--why", metavar="TEXT", help="a reason, for people")
+
+
+async def _find(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.inspection.job_search import JobSearch, search_jobs
+
+    search = JobSearch(options.job_id, options.subject, options.text, dict(options.header))
+    name, count = stream_name(options.queue), 0
+    async with opened(options, out) as connection:
+        found = search_jobs(
+            *(connection, name, search), lambda read, stored: out.progress(f"{read} of {stored} messages read")
+        )
+        async for job in found:
+            if out.as_json:
+                out.record(_job_json(job))
+            else:
+                if not count:
+                    out.row(_COLUMNS, _WIDTHS)
+                out.row(_job_row(job), _WIDTHS)
+            count += 1
+            if count == options.limit:
+                break
+        await found.aclose()
+    if not count and not out.as_json:
+        out.text("no such job is stored")
+    return ExitCode.DONE if count else ExitCode.FINDINGS
+
+
+def _job_row(job: FoundJob) -> tuple[object, ...]:
+    message = job.message
+    stored = f"{message.stored_at:%Y-%m-%d %H:%M:%S}"
+    return (message.sequence, stored, job.state, job.consumer, message.subject, job.job_id, len(message.data))
+
+
+def _job_json(job: FoundJob) -> dict[str, Any]:
+    message = job.message
+    return {
+        "sequence": message.sequence,
+        "job_id": readable_text(job.job_id),
+        "subject": readable_text(message.subject),
+        "state": job.state,
+        "consumer": job.consumer,
+        "stored_at": message.time,
+        "headers": [[readable_text(name), readable_text(value)] for name, value in message.headers],
+        "bytes": len(message.data),
+    }
+
+
+async def _cancel(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_jobs
+
+    async with opened(options, out) as connection:
+        queue = await read_queue(connection, options.queue)
+        reports = await cancel_jobs(connection, queue, options.job_ids, options.why, requester_name())
+    if out.as_json:
+        rows = [
+            {
+                "job_id": report.cancellation.job_id,
+                "cancelled_at": report.cancellation.at.isoformat(),
+                "schedules": report.schedules,
+            }
+            for report in reports
+        ]
+        out.document(rows)
+    else:
+        for report in reports:
+            schedules = f", and {report.schedules} schedules" if report.schedules else ""
+            out.text(f"cancelled: the jobs of id {report.cancellation.job_id} that are stored now{schedules}")
+    return ExitCode.DONE
+
+
+def _job_id(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected the id of a job, found an empty text")
+    return text
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"expected a header as NAME or NAME=VALUE, found {text!r}")
+    return name, value

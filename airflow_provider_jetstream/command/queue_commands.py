@@ -1,0 +1,257 @@
+"""The sub-commands ``queues`` and ``queue``: what queues are and hold, and their declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.command.connection_options import connection_options
+from airflow_provider_jetstream.command.exit_codes import ExitCode
+from airflow_provider_jetstream.command.output_options import output_options
+from airflow_provider_jetstream.command.queue_argument import (
+    add_queue_argument,
+    is_file,
+    load_file,
+    opened,
+    read_queue,
+    stream_name,
+)
+from airflow_provider_jetstream.jetstream.errors import ArgumentError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from airflow_provider_jetstream.command.output import Output
+    from airflow_provider_jetstream.jetstream.inspection.health import ConsumerHealth, QueueHealth
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
+    from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
+
+_YAML_HEAD = "# Made by jetstream-queue queue import from the stream {name} as it is.\n"
+
+
+def add_queue_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-commands."""
+    parents = [connection_options(), output_options()]
+    listing = commands.add_parser("queues", parents=parents, help="list the work queues of the server")
+    listing.set_defaults(run=_queues)
+    group = commands.add_parser("queue", help="show, import, plan, apply or lint one queue")
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser("show", parents=parents, help="a queue's consumers and numbers")
+    show.set_defaults(run=_show)
+    add_queue_argument(show)
+    imported = actions.add_parser(
+        "import",
+        parents=parents,
+        help="write the YAML of a stream that exists",
+        description="Writes the declaration of a queue that was made by hand; applied, it changes nothing.",
+    )
+    imported.set_defaults(run=_import)
+    imported.add_argument("queue", metavar="STREAM", help="the stream's name")
+    imported.add_argument("--out", metavar="FILE", help="write it there rather than to the standard output")
+    for name, run, text in (
+        ("plan", _plan, "what apply would change; exit code 1 if anything"),
+        ("apply", _apply, "create and update the queue's streams and consumers"),
+    ):
+        action = actions.add_parser(name, parents=parents, help=text)
+        action.set_defaults(run=run)
+        add_queue_argument(action, only_file=True)
+        action.add_argument(
+            "--migrate", action="store_true", help="let consumers hand jobs over to others, and remove undeclared ones"
+        )
+    lint = actions.add_parser(
+        "lint",
+        parents=parents,
+        help="warn about what a declaration, or a running queue, risks; exit code 1 if anything",
+    )
+    lint.set_defaults(run=_lint)
+    add_queue_argument(lint, several=True)
+    lint.add_argument("--running", action="store_true", help="of a file: look at the queue on the server too")
+
+
+async def _queues(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+
+    async with opened(options, out) as connection:
+        overviews = await inspect_all_queues(connection)
+    if out.as_json:
+        out.document([_overview_json(overview) for overview in overviews])
+    else:
+        headings = ("QUEUE", "PENDING", "IN FLIGHT", "DEAD", "ENTRIES", "CONSUMERS", "WORKERS PULL")
+        out.table(headings, [_overview_row(overview) for overview in overviews])
+    for overview in overviews:
+        if overview.problem:
+            out.note(f"warning: {overview.name}: {overview.problem}")
+    return ExitCode.FINDINGS if any(overview.problem for overview in overviews) else ExitCode.DONE
+
+
+def _overview_row(overview: QueueOverview) -> tuple[object, ...]:
+    health, letters = overview.health, overview.dead_letter_queue
+    entries = letters["state"]["messages"] if letters else "no dead letter queue"
+    if health is None:
+        return (overview.name, "?", "?", "?", entries, "?", "?")
+    dead = overview.left_over.dead if overview.left_over else "?"
+    pulls = sum(consumer.pulls for consumer in health.consumers.values())
+    return (overview.name, health.pending, health.in_flight, dead, entries, len(health.consumers), pulls)
+
+
+def _overview_json(overview: QueueOverview) -> dict[str, Any]:
+    letters = overview.dead_letter_queue
+    return {
+        "queue": overview.name,
+        "stored": overview.state["messages"],
+        **(_health_json(overview.health) if overview.health else {}),
+        "dead": overview.left_over.dead if overview.left_over else None,
+        "undeliverable": sum(overview.left_over.undeliverable.values()) if overview.left_over else None,
+        "dead_letter_queue": letters["config"]["name"] if letters else None,
+        "entries": letters["state"]["messages"] if letters else None,
+        "problem": str(overview.problem) if overview.problem else None,
+    }
+
+
+def _health_json(health: QueueHealth) -> dict[str, Any]:
+    return {
+        "pending": health.pending,
+        "in_flight": health.in_flight,
+        "redelivered": health.redelivered,
+        "oldest": health.oldest.isoformat() if health.oldest else None,
+        "consumers": [_consumer_json(consumer) for consumer in health.consumers.values()],
+    }
+
+
+def _consumer_json(consumer: ConsumerHealth) -> dict[str, Any]:
+    return {
+        "consumer": consumer.name,
+        "filters": list(consumer.filters),
+        "pending": consumer.pending,
+        "in_flight": consumer.in_flight,
+        "redelivered": consumer.redelivered,
+        "pulls": consumer.pulls,
+        "paused": consumer.paused,
+    }
+
+
+async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+    from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_consumers
+
+    name = stream_name(options.queue)
+    async with opened(options, out) as connection:
+        health = await inspect_consumers(connection, await stream_info(connection, name))
+        left_over = await count_left_over(connection, health)
+    if out.as_json:
+        out.document(
+            {
+                "queue": name,
+                "stored": health.stored,
+                **_health_json(health),
+                "dead": left_over.dead,
+                "undeliverable": dict(left_over.undeliverable),
+                "schedules": left_over.schedules,
+            }
+        )
+        return ExitCode.DONE
+    oldest = f", the oldest of {health.oldest:%Y-%m-%d %H:%M:%S} UTC" if health.oldest else ""
+    out.text(f"{name}: {health.stored} stored{oldest}")
+    out.text(f"{health.pending} pending, {health.in_flight} in flight, {left_over.dead} dead and stored")
+    if left_over.schedules:
+        out.text(f"{left_over.schedules} scheduled")
+    rows = [
+        (item.name, " ".join(item.filters), item.pending, item.in_flight, item.pulls, "yes" if item.paused else "")
+        for item in health.consumers.values()
+    ]
+    out.table(("CONSUMER", "FILTERS", "PENDING", "IN FLIGHT", "WORKERS PULL", "PAUSED"), rows)
+    for subject, count in left_over.undeliverable.items():
+        out.text(f"{count} jobs on {subject} match no consumer")
+    return ExitCode.DONE
+
+
+async def _import(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.provisioning.apply import plan
+    from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+
+    if is_file(options.queue):
+        raise ArgumentError(f"expected a stream's name, found {options.queue!r}: import makes the file of a stream")
+    async with opened(options, out) as connection:
+        queue = await discover_queue(connection, stream_name(options.queue))
+        changes = (await plan(connection, queue)).changes
+    text = _YAML_HEAD.format(name=queue.name) + queue.to_yaml()
+    if options.out:
+        _write(options.out, text)
+    if out.as_json:
+        out.document({"queue": queue.name, "yaml": text, "changes": [str(step) for step in changes]})
+    elif not options.out:
+        out.source(text)
+    for step in changes:
+        out.note(f"warning: applied, this would change the server: {step}")
+    for warning in queue.warnings():
+        out.note(f"warning: {warning}")
+    return ExitCode.FINDINGS if changes else ExitCode.DONE
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"expected a file to write, found {path!r}: {error.strerror}") from None
+
+
+async def _plan(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.provisioning.apply import plan
+
+    queue = load_file(options.queue)
+    async with opened(options, out) as connection:
+        steps = await plan(connection, queue, migrate=options.migrate)
+    _print_plan(queue.name, steps, out, applied=False)
+    return ExitCode.FINDINGS if steps.changes or steps.blocked else ExitCode.DONE
+
+
+async def _apply(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+
+    queue = load_file(options.queue)
+    async with opened(options, out) as connection:
+        steps = await provision(connection, queue, migrate=options.migrate)
+    _print_plan(queue.name, steps, out, applied=True)
+    return ExitCode.DONE
+
+
+def _print_plan(queue: str, plan: Plan, out: Output, *, applied: bool) -> None:
+    if out.as_json:
+        steps = [
+            {
+                "kind": step.kind,
+                "name": step.name,
+                "action": step.action,
+                "differences": [str(difference) for difference in step.differences],
+                "blocked": list(step.blocked),
+                "migration": str(step.migration) if step.migration else None,
+            }
+            for step in plan.steps
+        ]
+        out.document({"queue": queue, "applied": applied, "changes": len(plan.changes), "steps": steps})
+        return
+    out.text(str(plan))
+    if not plan.changes:
+        out.text("nothing to change")
+
+
+async def _lint(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
+
+    warnings = []
+    for source in options.queue:
+        if is_file(source) and not options.running:
+            warnings += [(source, warning) for warning in load_file(source).warnings()]
+            continue
+        async with opened(options, out) as connection:
+            queue = await read_queue(connection, source)
+            found = [*queue.warnings(), *await running_warnings(connection, queue)]
+            warnings += [(source, warning) for warning in found]
+    if out.as_json:
+        out.document([{"queue": source, "name": warning.name, "text": str(warning)} for source, warning in warnings])
+    else:
+        for source, warning in warnings:
+            out.text(f"{f'{source}: ' if len(options.queue) > 1 else ''}{warning.name}: {warning}")
+        if not warnings:
+            out.text("nothing found")
+    return ExitCode.FINDINGS if warnings else ExitCode.DONE

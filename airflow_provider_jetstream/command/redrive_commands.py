@@ -1,0 +1,237 @@
+"""The sub-commands ``redrive``: start one, see how far it is, pause, resume and abort it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.command.connection_options import connection_options
+from airflow_provider_jetstream.command.exit_codes import ExitCode
+from airflow_provider_jetstream.command.number_options import positive_float, positive_int
+from airflow_provider_jetstream.command.output_options import output_options
+from airflow_provider_jetstream.command.patch_option import read_patch
+from airflow_provider_jetstream.command.queue_argument import add_queue_argument, opened, read_queue
+from airflow_provider_jetstream.command.redrive_lines import preview_text, redrive_row, redrive_text, report_text
+from airflow_provider_jetstream.command.requester import requester, requester_name
+from airflow_provider_jetstream.command.selection_options import selection_of, selection_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_jetstream.command.output import Output
+    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+
+_REST = "rest"
+_WAVES = "10,100,rest"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def add_redrive_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-commands."""
+    group = commands.add_parser("redrive", help="bring dead letters back, and steer redrives")
+    actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+    common = [connection_options(), output_options()]
+    _add_start(actions, [*common, selection_options()])
+    status = actions.add_parser("status", parents=common, help="the latest redrives of a queue, or one of them")
+    status.set_defaults(run=_status)
+    add_queue_argument(status)
+    status.add_argument("redrive", nargs="?", metavar="ID", help="of one redrive, with its waves and controls")
+    status.add_argument("--limit", type=positive_int, default=20, metavar="N", help="the latest N; 20 where absent")
+    for name, text in (
+        ("pause", "have a redrive stop before its next letters"),
+        ("resume", "have a redrive go on that is paused, or waits at the gate after a wave"),
+        ("abort", "end a redrive; letters that aren't begun stay where they are"),
+    ):
+        steer = actions.add_parser(name, parents=common, help=text)
+        steer.set_defaults(run=_steer)
+        add_queue_argument(steer)
+        steer.add_argument("redrive", metavar="ID", help="the redrive's id, as status prints it")
+        steer.add_argument("--why", metavar="TEXT", help="a reason, for the audit")
+        if name == "resume":
+            steer.add_argument(
+                "--park-returned", action="store_true", help="at a gate: park the letters of the wave that died again"
+            )
+
+
+def _add_start(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], parents: list[argparse.ArgumentParser]
+) -> None:
+    start = actions.add_parser(
+        "start",
+        parents=parents,
+        help="bring dead letters back as jobs; exit code 1 unless all were, and none is known to have died again",
+        description="Ctrl-C stops it after the letters that are begun; the same command with --run goes on.",
+    )
+    start.set_defaults(run=_start)
+    add_queue_argument(start)
+    few = start.add_mutually_exclusive_group()
+    few.add_argument("--first", type=positive_int, metavar="N", help="only N letters, and see what becomes of them")
+    few.add_argument(
+        "--waves",
+        nargs="?",
+        const=_WAVES,
+        type=_waves,
+        metavar="N,M,rest",
+        help=f"in waves with a gate after each; {_WAVES} where no sizes are given",
+    )
+    start.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    start.add_argument("--stop-when", type=_share, metavar="SHARE", help="stop if more of a wave die again; 0.2")
+    start.add_argument("--rate", type=positive_float, metavar="N", help="letters a second at most")
+    start.add_argument("--max-redrives", type=int, metavar="N", help="park letters that were redriven N times")
+    start.add_argument(
+        "--patch",
+        metavar="FILE|JSON",
+        help="change their bodies: a JSON Patch (RFC 6902), or its file; - reads the standard input. With --dry-run the"
+        " difference of the first ones is shown",
+    )
+    start.add_argument("--why", metavar="TEXT", help="a reason, for the audit")
+    start.add_argument("--run", dest="run_key", metavar="KEY", help="go on with the redrive of this key")
+
+
+async def _start(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.redrive.preview import preview
+    from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+
+    async with opened(options, out) as connection:
+        queue = await read_queue(connection, options.queue)
+        request = await asyncio.to_thread(_request, options)
+        if options.dry_run:
+            shown = await preview(connection, queue, request)
+            if out.as_json:
+                out.document(shown.as_json())
+            else:
+                out.text(preview_text(shown))
+            return ExitCode.FINDINGS if shown.failures else ExitCode.DONE
+        with _stop_by_signal(out) as stop:
+            report = await redrive_dead_letters(
+                *(connection, queue, request),
+                progress=lambda so_far: out.progress(_progress(so_far)),
+                stopped=stop.is_set,
+            )
+    if out.as_json:
+        out.document({"run": request.run, **report.as_json()})
+    else:
+        out.text(report_text(report))
+    if stop.is_set():
+        out.note(f"stopped; the same command with --run {request.run} goes on")
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE if _is_well(report) else ExitCode.FINDINGS
+
+
+def _request(options: argparse.Namespace) -> RedriveRequest:
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+
+    return RedriveRequest(
+        selection_of(options),
+        waves=[options.first] if options.first else options.waves or (),
+        stop_when=options.stop_when,
+        rate=options.rate,
+        max_redrives=options.max_redrives,
+        patch=None if options.patch is None else read_patch(options.patch),
+        why=options.why,
+        who=requester(),
+        run=options.run_key or f"cli-{token_hex(4)}",
+    )
+
+
+def _progress(report: RedriveReport) -> str:
+    counts = {"redriven": len(report.redriven), "parked": len(report.parked), "failed": report.failures}
+    outcomes = {name.replace("_", " "): count for name, count in report.outcomes.model_dump().items()}
+    return ", ".join(f"{count} {name}" for name, count in (counts | outcomes).items() if count) or "waiting"
+
+
+def _is_well(report: RedriveReport) -> bool:
+    return not (report.failures or report.cancelled or report.outcomes.died_again) and report.state == "finished"
+
+
+@contextmanager
+def _stop_by_signal(out: Output) -> Iterator[asyncio.Event]:
+    """Have the first signal stop a redrive where it can go on, and the second one the program."""
+    stop, loop, task = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
+
+    def receive() -> None:
+        if stop.is_set() and task:
+            task.cancel()
+        stop.set()
+        out.note("stopping after the letters that are begun; once more to stop at once")
+
+    for number in _SIGNALS:
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, receive)
+    yield stop
+
+
+async def _status(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, read_redrive
+
+    async with opened(options, out) as connection:
+        queue = await read_queue(connection, options.queue)
+        if options.redrive:
+            redrive = await read_redrive(connection, queue, options.redrive)
+            _print_redrive(redrive, out)
+            return ExitCode.DONE
+        redrives = await list_redrives(connection, queue, limit=options.limit)
+    if out.as_json:
+        out.document([redrive_json(redrive) for redrive in redrives])
+    else:
+        headings = ("ID", "STATE", "BEGAN (UTC)", "REDRIVEN", "COMPLETED", "DIED AGAIN", "RUNNING", "WHO", "WHY")
+        out.table(headings, [redrive_row(redrive) for redrive in redrives])
+    return ExitCode.DONE
+
+
+async def _steer(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.audit import redrive_control
+
+    fields: dict[str, Any] = {"who": requester_name(), "why": options.why}
+    if options.action == "resume":
+        fields["park_returned"] = options.park_returned
+    steer = {
+        "pause": redrive_control.pause_redrive,
+        "resume": redrive_control.resume_redrive,
+        "abort": redrive_control.abort_redrive,
+    }[options.action]
+    async with opened(options, out) as connection:
+        queue = await read_queue(connection, options.queue)
+        redrive = await steer(connection, queue, options.redrive, **fields)
+    _print_redrive(redrive, out)
+    if redrive.pending and not out.as_json:
+        out.note(f"the program that runs it obeys; if none does: redrive start {queue.name} --run {redrive.run}")
+    return ExitCode.DONE
+
+
+def _print_redrive(redrive: Redrive, out: Output) -> None:
+    if out.as_json:
+        out.document(redrive_json(redrive))
+    else:
+        out.text(redrive_text(redrive))
+
+
+def redrive_json(redrive: Redrive) -> dict[str, Any]:
+    """Return a redrive for a script: its record, and what people asked of it."""
+    controls = [control.model_dump(mode="json") for control in redrive.controls]
+    return redrive.model_dump(mode="json") | {"controls": controls}
+
+
+def _waves(text: str) -> list[int | str]:
+    sizes: list[int | str] = []
+    for part in text.split(","):
+        if not (part == _REST or (part.isascii() and part.isdecimal() and int(part[:10]) > 0)):
+            raise argparse.ArgumentTypeError(f"expected sizes of waves such as {_WAVES}, found {text!r}")
+        sizes.append(_REST if part == _REST else int(part[:10]))
+    return sizes
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to 1, found {text!r}")
+    return share

@@ -1,0 +1,99 @@
+"""How many jobs of a queue died when: from the times that the server stored, so that nobody need have watched."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, parse_record
+from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
+from airflow_provider_jetstream.plugins.monitor.models.history import Deaths
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
+    from airflow_provider_jetstream.plugins.monitor.queue_scan import QueueScan
+
+_STEPS = 180
+_MAX_RECORDS = 20_000
+
+
+async def read_deaths(scan: QueueScan, since: datetime, until: datetime) -> tuple[list[Deaths], datetime | None]:
+    """Count the deaths of a time.
+
+    :param scan: of the queue's letters; those that were redriven since are found in the audit
+    :return: the counts, and since when they are complete; ``None`` where all are
+    """
+    if scan.index is None:
+        return [], until
+    seconds = max(1.0, (until - since).total_seconds() / _STEPS)
+    start = since.timestamp()
+    # With one step more, for letters that died since that time was read.
+    before = [scan.index.died_before(start + step * seconds) for step in range(_STEPS + 2)]
+    counts = Counter(
+        {step: later - earlier for step, (earlier, later) in enumerate(pairwise(before)) if later > earlier}
+    )
+    known_since = None if scan.index.complete else until
+    if scan.scan is not None and scan.scan.audit is not None:
+        # Concurrent redrives may record a letter twice.
+        read: set[tuple[int, datetime]] = set()
+        async for sequence, died_at in _redriven(scan.scan.connection, scan.scan.audit, since):
+            if (sequence, died_at) in read:
+                continue
+            read.add((sequence, died_at))
+            if len(read) > _MAX_RECORDS:
+                known_since = until
+                break
+            if since <= died_at < until and not _is_indexed(scan.index, sequence, died_at):
+                counts[int((died_at.timestamp() - start) // seconds)] += 1
+    return [
+        Deaths(at=datetime.fromtimestamp(start + step * seconds, UTC), seconds=seconds, count=count)
+        for step, count in sorted(counts.items())
+    ], known_since
+
+
+def _is_indexed(index: LetterIndex, sequence: int, died_at: datetime) -> bool:
+    known = index.died_at(sequence)
+    return known is not None and abs(known - died_at.timestamp()) < 0.001  # noqa: PLR2004
+
+
+async def _redriven(
+    connection: Connection, audit: AuditLog, since: datetime
+) -> AsyncGenerator[tuple[int, datetime], None]:
+    """Read which letters the audit has records about that are younger than a time, and when these letters died."""
+    start = await _first_since(connection, audit.stream, since)
+    one = letter_audit_subject(audit.queue, 0).removesuffix("0") + "*"
+    async for message in read_range(connection, audit.stream, one, start):
+        record = parse_record(LetterRecord, message)
+        if record and record.created == audit.created and record.died_at:
+            yield record.sequence, record.died_at
+    async for message in read_range(connection, audit.stream, letter_range_filter(audit.queue), start):
+        found = parse_range(message)
+        if found and found.created == audit.created:
+            for letter in found.letters():
+                if letter["died_at"]:
+                    yield letter["sequence"], letter["died_at"]
+
+
+async def _first_since(connection: Connection, stream: str, since: datetime) -> int:
+    """Return a sequence below which a stream stores nothing that is younger than a time."""
+    state = (await stream_info(connection, stream))["state"]
+    low, high = int(state["first_seq"]), int(state["last_seq"]) + 1
+    if not state["messages"] or datetime.fromisoformat(state["first_ts"]) >= since:
+        return low
+    while low < high:
+        middle = (low + high) // 2
+        message = await next_message(connection, stream, middle, ">")
+        if message is None or message.stored_at >= since - timedelta(seconds=1):
+            high = middle
+        else:
+            low = message.sequence + 1
+    return low

@@ -1,0 +1,138 @@
+"""Looks at jobs that are no dead letters: pending ones, and those that were delivered and are still stored.
+
+Protocol: which jobs are in flight, no request of the server tells. A job above the highest sequence that its consumer
+delivered is pending; one between the consumer's ack floor and that was delivered and hasn't been acknowledged, or waits
+for its next delivery; with ``max_deliver`` used up it is dead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.jetstream.contract import reserved_subjects
+from airflow_provider_jetstream.jetstream.dead_letters.letter import origin_of, task_key_of
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
+from airflow_provider_jetstream.plugins.monitor.models.letters import OriginOfLetter
+from airflow_provider_jetstream.plugins.monitor.models.stored_jobs import JobDetail, JobLine, JobPage
+from airflow_provider_jetstream.plugins.monitor.payload import payload_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.inspection.health import ConsumerHealth, QueueHealth
+    from airflow_provider_jetstream.plugins.monitor.models.stored_jobs import JobState
+
+# Messages that are read for one page: dead letters and other consumers' jobs lie in between.
+_MOST_READ = 2_000
+
+
+async def job_page(
+    connection: Connection,
+    health: QueueHealth,
+    state: JobState,
+    consumer: str | None,
+    after: int,
+    limit: int,
+    may_see: Callable[[str | None], bool],
+) -> JobPage:
+    """Return a page of jobs.
+
+    :param consumer: only the jobs of this one
+    :param after: only higher sequences
+    :param may_see: whether the user may see the jobs of a DAG, and for ``None`` those of one that isn't known
+    :raises NotFoundError: there is no such consumer
+    """
+    if consumer is not None and consumer not in health.consumers:
+        raise NotFoundError(f"expected a consumer of {health.queue}, found {consumer!r}: the queue's page lists them")
+    chosen = [health.consumers[consumer]] if consumer else list(health.consumers.values())
+    filters = [filter_ for found in chosen for filter_ in found.filters] if state != "unserved" else [">"]
+    floors = {"pending": [found.delivered for found in chosen], "delivered": [found.ack_floor for found in chosen]}
+    start = max(after, min(floors.get(state, []), default=0)) + 1
+    stop = max((found.delivered for found in chosen), default=0) if state == "delivered" else health.last_sequence
+    subject = filters[0] if len(filters) == 1 else ">"
+    jobs: list[JobLine] = []
+    not_shown = read = 0
+    next_after: int | None = None
+    while start <= stop:
+        message = await next_message(connection, health.queue, start, subject)
+        if message is None or message.sequence > stop:
+            break
+        start, read = message.sequence + 1, read + 1
+        line = _line(health, message)
+        if line is not None and line.state == state and (consumer is None or line.consumer == consumer):
+            of_task = line.origin is not None or task_key_of(message.headers) is not None
+            if of_task and not may_see(line.origin.dag_id if line.origin else None):
+                not_shown += 1
+            else:
+                jobs.append(line)
+        if len(jobs) >= limit or read >= _MOST_READ:
+            next_after = message.sequence
+            break
+    total = sum(found.pending if state == "pending" else found.in_flight for found in chosen)
+    return JobPage(
+        state=state,
+        total=total if state != "unserved" else len(jobs),
+        jobs=jobs,
+        next_after=next_after,
+        not_shown=not_shown,
+    )
+
+
+async def job_detail(
+    connection: Connection, health: QueueHealth, sequence: int, max_bytes: int, *, hidden: bool, hidden_of_unknown: bool
+) -> JobDetail:
+    """Return the details of a stored job.
+
+    :raises NotFoundError: it isn't stored
+    """
+    message = await get_message(connection, health.queue, sequence)
+    line = _line(health, message) if message else None
+    if message is None or line is None:
+        raise NotFoundError(f"expected job {sequence} in {health.queue}, found none stored: it has ended, or never was")
+    unknown = line.origin is None and task_key_of(message.headers) is not None
+    left_out = hidden or (hidden_of_unknown and unknown)
+    headers = [(readable_text(name), readable_text(value)) for name, value in message.headers]
+    return JobDetail(
+        job=line,
+        hidden=left_out,
+        payload=None if left_out else payload_of(message.data, max_bytes),
+        headers=[] if left_out else headers,
+    )
+
+
+def _line(health: QueueHealth, message: StoredMessage) -> JobLine | None:
+    if covered_by_any([reserved.subjects for reserved in reserved_subjects(health.queue)], message.subject):
+        return None
+    consumer = _consumer_of(health, message.subject)
+    state: JobState = "unserved"
+    if consumer is not None:
+        state = "pending" if message.sequence > consumer.delivered else "delivered"
+    origin = origin_of(message.headers)
+    return JobLine(
+        sequence=message.sequence,
+        job_id=readable_text(job_id_of(message.headers, message.data, message.sequence)),
+        subject=readable_text(message.subject),
+        consumer=consumer.name if consumer else None,
+        state=state,
+        stored_at=message.stored_at,
+        size=len(message.data),
+        redrives=redrives_of(message.headers),
+        origin=OriginOfLetter(
+            dag_id=readable_text(origin.dag_id),
+            run_id=readable_text(origin.run_id),
+            task_id=readable_text(origin.task_id),
+            map_index=origin.map_index,
+        )
+        if origin
+        else None,
+    )
+
+
+def _consumer_of(health: QueueHealth, subject: str) -> ConsumerHealth | None:
+    return next((found for found in health.consumers.values() if covered_by_any(found.filters, subject)), None)

@@ -1,0 +1,110 @@
+"""What the audit knows of a letter: of the letters that it was redriven from, and of the jobs that it became."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+
+# Redrives of one job in either direction; a queue that parks letters has far fewer.
+_MOST = 20
+
+
+@dataclass(slots=True)
+class LetterHistory:
+    """The audit records about a letter and its relatives.
+
+    :param sequence: the letter's
+    :param own: about the letter itself, oldest first
+    :param records: about it, the letters that it was redriven from and the jobs that it became, oldest first
+    :param outcome: what is known now of the last job that it became, or of itself, a sentence
+    """
+
+    sequence: int
+    own: list[LetterRecord] = field(default_factory=list)
+    records: list[LetterRecord] = field(default_factory=list)
+    outcome: str | None = None
+
+
+async def read_history(scan: Scan, found: DeadLetter | NotDead) -> LetterHistory:
+    """Read what the audit knows of a job.
+
+    :param found: what the job is now
+    """
+    history = LetterHistory(found.sequence)
+    audit = scan.audit
+    if audit is None:
+        return history
+    if isinstance(found, DeadLetter):
+        history.records = await read_records(found, audit)
+        history.own = [record for record in history.records if record.sequence == found.sequence]
+        return history
+    history.own = await _records_of(audit, found.sequence)
+    if not history.own:
+        return history
+    before = await _read_before(audit, next((record.copy_of for record in history.own if record.copy_of), None))
+    history.records = [*before, *history.own]
+    last = history.own[-1]
+    result: DeadLetter | NotDead = found
+    while (following := _next_job(last)) is not None and len(history.records) < 2 * _MOST:
+        (result,) = await scan.classify([following])
+        records = await _records_of(audit, following)
+        history.records += records
+        if isinstance(result, DeadLetter) or not records:
+            break
+        last = records[-1]
+    history.outcome = _outcome(result, last)
+    return history
+
+
+async def read_records(letter: DeadLetter, audit: AuditLog | None) -> list[LetterRecord]:
+    """Read the audit records about a letter and about the letters that it was redriven from, oldest first."""
+    if audit is None:
+        return []
+    own = await _records_of(audit, letter.sequence)
+    if (redriven_from := copied_from(letter)) is None:
+        return own
+    before = await _records_of(audit, redriven_from)
+    # A letter of another queue may have the same sequence as one of this queue.
+    if not any(record.new_sequence == letter.sequence and not record.new_stream for record in before):
+        return own
+    earlier = await _read_before(audit, next((record.copy_of for record in before if record.copy_of), None))
+    return [*earlier, *before, *own]
+
+
+async def _read_before(audit: AuditLog, sequence: int | None) -> list[LetterRecord]:
+    found: list[LetterRecord] = []
+    for _ in range(_MOST):
+        if sequence is None:
+            break
+        records = await _records_of(audit, sequence)
+        found = [*records, *found]
+        sequence = next((record.copy_of for record in records if record.copy_of), None)
+    return found
+
+
+async def _records_of(audit: AuditLog, sequence: int) -> list[LetterRecord]:
+    return [record async for record in audit.history(sequence)]
+
+
+def _next_job(record: LetterRecord) -> int | None:
+    if record.action != "redriven" or record.new_stream or record.new_sequence == record.sequence:
+        return None
+    return record.new_sequence
+
+
+def _outcome(result: DeadLetter | NotDead, last: LetterRecord) -> str:
+    if isinstance(result, DeadLetter):
+        return f"job {result.sequence} is a dead letter again since {result.death.died_at:%Y-%m-%dT%H:%M:%SZ}"
+    if last.new_stream:
+        return f"it is job {last.new_sequence} of {last.new_stream} now"
+    if result.stored:
+        return f"job {result.sequence} is pending or in flight: {result.status.meaning}"
+    return f"job {result.sequence}: {result.status.meaning}"

@@ -1,0 +1,237 @@
+"""Answers requests about a queue's dead letters, and about jobs that were some.
+
+Every method returns JSON of the model that it names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, DeadlineError
+from airflow_provider_jetstream.plugins.monitor.letter_groups import group_letters
+from airflow_provider_jetstream.plugins.monitor.letter_history import read_history
+from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
+from airflow_provider_jetstream.plugins.monitor.letter_search import search_letters
+from airflow_provider_jetstream.plugins.monitor.letter_view import (
+    dag_of,
+    ended_detail,
+    letter_detail,
+    letter_line,
+)
+from airflow_provider_jetstream.plugins.monitor.models.diagnosis import DiagnosisView
+from airflow_provider_jetstream.plugins.monitor.models.letters import Groups, LetterDetail, LetterPage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from pydantic import BaseModel
+
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.plugins.monitor.answers import Answers
+    from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
+    from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery, Sort
+    from airflow_provider_jetstream.plugins.monitor.letter_search import Place
+    from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
+    from airflow_provider_jetstream.plugins.monitor.pollers import Pollers
+
+_DIAGNOSIS_SECONDS = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class LetterAnswer:
+    """Something about one letter, for those who may see its DAG.
+
+    :param dag_id: the DAG that published its job, if that is known
+    :param content: a :class:`LetterDetail` as JSON, or its body
+    """
+
+    dag_id: str | None
+    content: bytes
+
+
+class LetterService:
+    """What the page shows of dead letters."""
+
+    def __init__(self, settings: MonitorSettings, pollers: Pollers, answers: Answers) -> None:
+        self._settings = settings
+        self._pollers = pollers
+        self._answers = answers
+
+    async def dags(self, connection: str, queue: str) -> frozenset[str]:
+        """Return the DAGs that published jobs of a queue's dead letters."""
+
+        async def find() -> frozenset[str]:
+            scan = await self._pollers.requested_scan(connection, queue)
+            return scan.index.dags() if scan.index else frozenset()
+
+        return await self._answers.run(find())
+
+    async def groups(
+        self, connection: str, queue: str, query: LetterQuery, group_by: Sequence[GroupField], hiding: Hiding
+    ) -> bytes:
+        """Return the :class:`Groups` of a queue's dead letters."""
+
+        async def make() -> Groups:
+            scan = await self._pollers.requested_scan(connection, queue)
+            index = scan.index or LetterIndex()
+            groups, left_out = await group_letters(
+                index, query, group_by, hidden=hiding.all, hidden_of_unknown=hiding.of_unknown
+            )
+            total = await index.count(query)
+            return Groups(
+                scan=scan.state(),
+                group_by=list(group_by),
+                total=total,
+                uncertain=scan.counts.uncertain if scan.counts else 0,
+                groups=groups,
+                groups_left_out=left_out,
+                not_shown=await index.count(query.of_all_dags()) - total,
+            )
+
+        return await self._answers.now(("groups", connection, queue, query, tuple(group_by), hiding), make)
+
+    async def page(
+        self,
+        connection: str,
+        queue: str,
+        query: LetterQuery,
+        hiding: Hiding,
+        *,
+        sort: Sort = "sequence",
+        offset: int = 0,
+        after: int = 0,
+        limit: int = 50,
+    ) -> bytes:
+        """Return a :class:`LetterPage` of dead letters, each proved again.
+
+        :param offset: how many letters to leave out at the beginning
+        :param after: only higher sequences, where letters are sorted by sequence; in place of ``offset``
+        """
+
+        async def make() -> LetterPage:
+            scan = await self._pollers.requested_scan(connection, queue)
+            index = scan.index or LetterIndex()
+            begin = await index.offset_after(query, after) if after else offset
+            sequences, matching = await index.page(query, sort, begin, limit), await index.count(query)
+            proving = self._pollers.require_scan(connection, scan) if sequences else None
+            # In the order of the streams, which are read ahead.
+            classified = await proving.classify(sorted(sequences)) if proving else []
+            found = {letter.sequence: letter for letter in classified}
+            proved = (found[sequence] for sequence in sequences)
+            letters = [letter for letter in proved if isinstance(letter, DeadLetter) and query.includes(letter)]
+            more = begin + len(sequences) < matching
+            return LetterPage(
+                scan=scan.state(),
+                matching=matching,
+                letters=[letter_line(letter, hidden=hiding.hides(letter)) for letter in letters],
+                next_after=sequences[-1] if more and sort == "sequence" else None,
+                next_offset=begin + len(sequences) if more else None,
+                gone=len(sequences) - len(letters),
+            )
+
+        key = ("letters", connection, queue, query, hiding, sort, offset, after, limit)
+        return await self._answers.page(key, make)
+
+    async def detail(self, connection: str, queue: str, sequence: int, hiding: Hiding) -> LetterAnswer:
+        """Return the :class:`LetterDetail` of a dead letter or of a job that was one, and the DAG that published it.
+
+        :raises DeadLetterGoneError: it is no dead letter, and the audit knows nothing of it
+        """
+        return await self._answers.run(self._detail(connection, queue, sequence, hiding))
+
+    async def body(self, connection: str, queue: str, sequence: int, hiding: Hiding) -> LetterAnswer:
+        """Return the body of a dead letter as it is stored; empty where it is hidden from the user.
+
+        :raises DeadLetterGoneError: it is no dead letter (any more)
+        """
+
+        async def read() -> LetterAnswer:
+            letter = await self.proved(connection, queue, sequence)
+            return LetterAnswer(dag_of(letter), b"" if hiding.hides(letter) else letter.body)
+
+        return await self._answers.run(read())
+
+    async def search(
+        self,
+        connection: str,
+        queue: str,
+        query: LetterQuery,
+        hiding: Hiding,
+        text: str,
+        *,
+        where: Sequence[Place],
+        after: int,
+        limit: int,
+    ) -> AsyncGenerator[bytes, None]:
+        """Search a text in letters; return lines of JSON as they come, see :func:`search_letters`.
+
+        :raises LettersUnreadError: the letters are still being read
+        """
+
+        async def begin() -> AsyncGenerator[BaseModel, None]:
+            scan = await self._pollers.finished_scan(connection, queue)
+            proving = self._pollers.require_scan(connection, scan)
+            return search_letters(proving, scan.index or LetterIndex(), query, hiding, text, where, after, limit)
+
+        return self._answers.stream(await self._answers.run(begin()))
+
+    async def diagnosis(self, connection: str, queue: str, selection: Selection, *, hidden: bool) -> bytes:
+        """Return the :class:`DiagnosisView` of the selected letters.
+
+        :param hidden: whether texts that may quote bodies are left out
+        :raises DeadlineError: it takes more than 25 seconds; it goes on, and the same request joins it
+        """
+
+        async def diagnose() -> DiagnosisView:
+            declared = await self._pollers.declaration(connection, queue)
+            async with self._pollers.of(connection).connection() as opened:
+                found = await diagnose_dead_letters(opened, declared, selection)
+            return DiagnosisView.of(found, hidden=hidden)
+
+        async def wait() -> bytes:
+            await self._pollers.of_queue(connection, queue)
+            try:
+                async with asyncio.timeout(_DIAGNOSIS_SECONDS):
+                    key = ("diagnosis", connection, queue, selection, hidden)
+                    return await self._answers.shared_page(key, diagnose)
+            except TimeoutError:
+                raise DeadlineError("the letters are still being read; try again in a few seconds") from None
+
+        return await self._answers.run(wait())
+
+    async def proved(self, connection: str, queue: str, sequence: int) -> DeadLetter:
+        """Return a letter that is proved again; to be awaited in the thread.
+
+        :raises DeadLetterGoneError: it is no dead letter (any more)
+        """
+        scan = self._pollers.require_scan(connection, await self._pollers.requested_scan(connection, queue))
+        (letter,) = await scan.classify([sequence])
+        if not isinstance(letter, DeadLetter):
+            raise DeadLetterGoneError(
+                f"expected job {sequence} of {queue} to be a dead letter, found otherwise: {letter.status.meaning}"
+            )
+        return letter
+
+    async def _detail(self, connection: str, queue: str, sequence: int, hiding: Hiding) -> LetterAnswer:
+        scan = self._pollers.require_scan(connection, await self._pollers.requested_scan(connection, queue))
+        (found,) = await scan.classify([sequence])
+        history = await read_history(scan, found)
+        detail: LetterDetail
+        if isinstance(found, DeadLetter):
+            detail = letter_detail(
+                *(found, history, scan.dead_letter_queue, self._settings.payload_bytes), hidden=hiding.hides(found)
+            )
+            return LetterAnswer(dag_of(found), detail.model_dump_json().encode())
+        # Its job is gone, and with it the name of its task: it may be one of any DAG.
+        if not history.own or hiding.of_unknown:
+            raise DeadLetterGoneError(
+                f"expected job {sequence} of {queue} to be a dead letter, or the audit to know of it, found otherwise:"
+                f" {found.status.meaning}"
+            )
+        detail = ended_detail(history, scan.dead_letter_queue, hidden=hiding.all)
+        return LetterAnswer(None, detail.model_dump_json().encode())

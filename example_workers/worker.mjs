@@ -1,0 +1,136 @@
+// A worker in JavaScript, written from docs/worker-contract.md: Node 20 and the npm package nats.
+// NATS_URL, JOB_STREAM and JOB_CONSUMER say what it works on. It prints what each job says.
+import { createHash } from "node:crypto";
+import { AckPolicy, JSONCodec, StringCodec, connect, headers } from "nats";
+
+const { NATS_URL = "nats://127.0.0.1:4222", JOB_STREAM: queue, JOB_CONSUMER: consumer } = process.env;
+const json = JSONCodec();
+const text = StringCodec();
+const NO_MESSAGE = 10037;
+
+const client = await connect({ servers: NATS_URL, maxReconnectAttempts: -1, waitOnFirstConnect: true });
+const jetstream = client.jetstream();
+const manager = await client.jetstreamManager();
+const { config } = await manager.consumers.info(queue, consumer);
+const events = await manager.streams.find(`completed.${queue}.>`);
+if (config.ack_policy !== AckPolicy.Explicit) throw new Error(`expected a consumer with explicit acknowledgement`);
+
+/** The job's place, of the subject for its acknowledgement; the time as text, since no Number holds it. */
+function placeOf(message) {
+  const tokens = message.reply.split(".");
+  const [deliveries, sequence, , stored] = tokens.length === 9 ? tokens.slice(4) : tokens.slice(6);
+  return { deliveries: Number(deliveries), sequence: Number(sequence), stored };
+}
+
+function idOf(message, sequence) {
+  const header = (name, longest) => {
+    const value = message.headers?.get(name);
+    return value && !value.includes("\ufffd") && Buffer.byteLength(value) <= longest ? value : undefined;
+  };
+  const messageId = header("Nats-Msg-Id", 1000);
+  return header("Job-Id", 10000) ?? bodyId(message) ?? (messageId?.startsWith("redrive:") ? undefined : messageId) ?? String(sequence);
+}
+
+function bodyId(message) {
+  try {
+    const body = message.data[0] === 0x7b ? json.decode(message.data) : {};
+    const id = typeof body.id === "string" ? body.id : Number.isSafeInteger(body.id) ? String(body.id) : "";
+    return id && Buffer.byteLength(id) <= 1000 ? id : undefined;
+  } catch {
+    return undefined;
+  }
+}
+
+/** The cancellation of a job's id that was stored at the time of the job or later. */
+async function cancellationOf(id, stored) {
+  const token = createHash("sha256").update(id, "utf8").digest("hex");
+  try {
+    const found = await manager.streams.getMessage(events, { last_by_subj: `cancelled.${queue}.${token}` });
+    return nanosecondsOf(found.timestamp) >= BigInt(stored) ? json.decode(found.data) : undefined;
+  } catch (error) {
+    if (error.api_error?.err_code === NO_MESSAGE) return undefined;
+    throw error;
+  }
+}
+
+function nanosecondsOf(timestamp) {
+  const [, seconds, decimals = ""] = /^([^.Z+]+)(?:\.(\d+))?Z$/.exec(timestamp);
+  return BigInt(Date.parse(`${seconds}Z`)) * 1_000_000n + BigInt(decimals.padEnd(9, "0"));
+}
+
+async function storeEnd(message, place, fields) {
+  const set = headers();
+  set.set("Nats-Msg-Id", `done:${queue}:${place.sequence}:${place.stored}`);
+  for (const name of ["traceparent", "tracestate"]) {
+    if (message.headers?.get(name)) set.set(name, message.headers.get(name));
+  }
+  const body = { timestamp: new Date().toISOString(), stream: queue, consumer, stream_seq: place.sequence, deliveries: place.deliveries, ...fields };
+  await repeated(() => jetstream.publish(`completed.${queue}.${consumer}.${place.sequence}`, json.encode(body), { headers: set }));
+  await repeated(() => message.ackAck());
+}
+
+async function repeated(request) {
+  for (;;) {
+    try {
+      return await request();
+    } catch (error) {
+      console.error(`not confirmed, sending it again: ${error.message}`);
+      await new Promise((resolve) => setTimeout(resolve, 500));
+    }
+  }
+}
+
+async function storeRecord(message, place, reason) {
+  const set = headers();
+  for (const [name, values] of message.headers ?? []) {
+    if (!/^nats-/i.test(name) && !name.startsWith("Dead-Letter-")) values.forEach((value) => set.append(name, value));
+  }
+  set.set("Dead-Letter-Version", "1");
+  set.set("Dead-Letter-Sequence", String(place.sequence));
+  set.set("Dead-Letter-Subject", message.subject);
+  set.set("Dead-Letter-Reason", "terminated");
+  set.set("Dead-Letter-Explanation", reason);
+  set.set("Nats-Msg-Id", `dead:worker:${queue}:${place.sequence}:${place.stored}:${place.deliveries}`);
+  await jetstream.publish(`dead.${queue}.${consumer}.${place.sequence}`, message.data, { headers: set });
+}
+
+async function work(message) {
+  const place = placeOf(message);
+  const id = idOf(message, place.sequence);
+  const cancelled = await cancellationOf(id, place.stored);
+  if (cancelled) {
+    const { why, by } = cancelled;
+    return storeEnd(message, place, { type: "io.airflow.jetstream.v1.cancelled", id, job_id: id, why, by });
+  }
+  const waits = config.backoff?.length ? config.backoff : [config.ack_wait];
+  const wait = waits[Math.min(place.deliveries, waits.length) - 1];
+  const progress = setInterval(() => message.working(), wait / 3_000_000);
+  try {
+    const result = await run(message, place);
+    return await storeEnd(message, place, { type: "io.airflow.jetstream.v1.completion", id, job_id: id, result });
+  } catch (error) {
+    if (!(error instanceof GiveUp)) return message.nak(1000);
+    await storeRecord(message, place, error.message);
+    return message.term(error.message);
+  } finally {
+    clearInterval(progress);
+  }
+}
+
+class GiveUp extends Error {}
+
+/** What the worker is for: here it says what it was given, and fails where the job says so. */
+async function run(message, { deliveries }) {
+  const job = text.decode(message.data);
+  console.log(`job ${job}, delivery ${deliveries}`);
+  if (job.startsWith("give up")) throw new GiveUp("the job says so");
+  if (job.startsWith("fail")) throw new Error("the job says so");
+  const [, seconds] = /^sleep ([\d.]+)/.exec(job) ?? [];
+  if (seconds) await new Promise((resolve) => setTimeout(resolve, Number(seconds) * 1000));
+  return { length: job.length };
+}
+
+console.log(`working on ${consumer} of ${queue}`);
+for await (const message of await (await jetstream.consumers.get(queue, consumer)).consume({ max_messages: 1 })) {
+  await work(message).catch((error) => console.error(`the job comes back after its wait: ${error.message}`));
+}

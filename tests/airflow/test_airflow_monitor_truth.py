@@ -1,0 +1,298 @@
+"""What the monitor's service says of servers, letters and time: the same in every API worker, and nothing untrue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.plugins.monitor import server_poller
+from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
+from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
+from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES
+from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
+from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest, PauseRequest, SteerRequest
+from airflow_provider_jetstream.plugins.monitor.sampler import Sampler
+from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
+from airflow_provider_jetstream.plugins.monitor.service import MonitorService
+from testbed.dead_letters import make_terminated_letters
+from testbed.nats_server import NatsServer
+from testbed.ports import LOOPBACK
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+CONNECTION = "nats_truth"
+SETTINGS = MonitorSettings((CONNECTION,), 0.5, "all", 10_000, "jetstream_redrive")
+EVERY = LetterQuery(Selection())
+BODY = '{"a":1,"a":2,"f":1.10}'
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    with NatsServer(user="airflow", password="right") as running:
+        yield running
+
+
+def set_connection(server: NatsServer, monkeypatch: pytest.MonkeyPatch, password: str) -> None:
+    values = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "login": "airflow", "password": password}
+    monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(values | {"extra": {"timeout": 5}}))
+
+
+@pytest.fixture
+async def service(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MonitorService]:
+    set_connection(server, monkeypatch, "right")
+    running = MonitorService(SETTINGS)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+async def connection(server: NatsServer) -> AsyncIterator[NatsPyConnection]:
+    values = {"servers": (server.url,), "user": "airflow", "password": "right", "timeout": 30}
+    async with connect(connection_settings(values)) as opened:
+        yield opened
+
+
+async def snapshot(service: MonitorService) -> dict[str, Any]:
+    (state,) = json.loads(await service.snapshot((CONNECTION,)))["connections"]
+    return dict(state)
+
+
+async def detail(service: MonitorService, queue: str, sequence: int) -> dict[str, Any]:
+    """Wait for the details of a letter."""
+
+    async def read() -> dict[str, Any] | None:
+        try:
+            return dict(json.loads((await service.letters.detail(CONNECTION, queue, sequence, Hiding())).content))
+        except TransientError:
+            return None
+
+    return dict(await eventually(read, 60))
+
+
+async def test_after_a_time_without_viewers_a_healthy_server_is_up_and_its_letters_are_shown(
+    server: NatsServer,
+    service: MonitorService,
+    connection: NatsPyConnection,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, [BODY])
+    await detail(service, name, 1)
+    monkeypatch.setattr(server_poller, "IDLE_SECONDS", 0.2)
+    # The scan of another viewer would take too long.
+    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.pollers._FIRST_SCAN_SECONDS", 0.0)
+    await asyncio.sleep(0.5)
+    shown = json.loads((await service.letters.detail(CONNECTION, name, 1, Hiding())).content)
+    assert shown["payload"]["raw"] == BODY
+    # It was away when nobody looked any more.
+    server.kill()
+
+    async def is_away() -> bool:
+        return bool((await snapshot(service))["state"] == "away")
+
+    await eventually(is_away, 30)
+    await asyncio.sleep(0.5)
+    server.restart()
+    monkeypatch.setattr(server_poller, "FIRST_POLL_SECONDS", 30.0)
+    await asyncio.sleep(0.5)
+    state = await snapshot(service)
+    assert (state["state"], state["problem"]) == ("up", None)
+
+
+async def test_wrong_credentials_are_named_and_are_nothing_that_goes_on_by_itself(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_connection(server, monkeypatch, "wrong")
+    service = MonitorService(SETTINGS)
+    try:
+
+        async def refused() -> dict[str, Any] | None:
+            state = await snapshot(service)
+            return state if state["state"] != "starting" else None
+
+        state = await eventually(refused, 30)
+        assert (state["state"], state["problem"]["code"]) == ("refused", "JS102")
+    finally:
+        service.stop()
+
+
+async def test_a_redriven_letter_is_shown_with_what_became_of_it(
+    service: MonitorService, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, [BODY])
+    assert (await detail(service, name, 1))["state"] == "dead"
+    await redrive_dead_letters(connection, queue, RedriveRequest(why="fixed", who={"person": "Ann Lee"}))
+    shown = await detail(service, name, 1)
+    assert (shown["state"], shown["next"], shown["payload"]) == ("redriven", 2, None)
+    assert [(line["action"], line["user"], line["why"]) for line in shown["audit"]] == [
+        ("redriven", "Ann Lee", "fixed")
+    ]
+    assert "job 2" in shown["now"]
+
+
+async def test_two_api_workers_show_the_same_history_with_gaps_and_all_deaths(
+    service: MonitorService, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    other = MonitorService(SETTINGS)
+    samplers = [Sampler(ServerPoller(CONNECTION, 0.5), 0.2) for _ in range(2)]
+    tasks = [asyncio.create_task(sampler.run()) for sampler in samplers]
+    try:
+        await publish_jobs(connection, queue, ["a", "b"])
+
+        async def is_sampled() -> bool:
+            info = await connection.api("STREAM.INFO.airflow_monitor", {})
+            return bool(info["state"]["messages"] >= 5)
+
+        await eventually(is_sampled_or_absent(is_sampled), 30)
+        for task in tasks:
+            task.cancel()
+        for message in await pull_jobs(connection, queue, 2):
+            await message.term()
+        # Nobody watches, nobody samples.
+        await redrive_dead_letters(connection, queue)
+        histories = []
+        for worker in (service, other):
+
+            async def all_deaths(worker: MonitorService = worker) -> dict[str, Any] | None:
+                try:
+                    found = json.loads(await worker.history(CONNECTION, name, 1))
+                except TransientError:
+                    return None
+                return found if sum(deaths["count"] for deaths in found["deaths"]) == 2 else None
+
+            histories.append(await eventually(all_deaths, 90))
+        first, second = histories
+        assert first["points"] == second["points"] != []
+        assert (first["stored"], first["sampler"]) == ("stream", second["sampler"])
+        assert all(point["pending"] in (0, 2) for point in first["points"])
+    finally:
+        other.stop()
+
+
+def is_sampled_or_absent(condition: Any) -> Any:
+    async def checked() -> bool:
+        try:
+            return bool(await condition())
+        except Exception:  # noqa: BLE001
+            return False
+
+    return checked
+
+
+async def test_letters_are_found_by_text_and_jobs_can_be_looked_at(
+    service: MonitorService, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
+    await publish_jobs(connection, queue, ["first", BODY, "third"], headers={"Job-Id": "3f0c-order"})
+    for message in await pull_jobs(connection, queue, 3):
+        await message.term()
+    await wait_for_entries(connection, queue, 3)
+    await detail(service, name, 1)
+
+    async def found(text: str, limit: int = 10) -> list[dict[str, Any]]:
+        lines = await service.letters.search(
+            CONNECTION, name, EVERY, Hiding(), text, where=PLACES, after=0, limit=limit
+        )
+        return [json.loads(line) async for line in lines]
+
+    lines = await found('"a":2')
+    assert [line["type"] for line in lines] == ["progress", "found", "end"]
+    assert (lines[1]["letter"]["sequence"], lines[1]["where"], lines[-1]["reason"]) == (2, ["body"], "all")
+    lines = await found("3F0C", limit=2)
+    assert (lines[-1]["reason"], lines[-1]["found"], lines[-1]["next_after"]) == ("limit", 2, 2)
+    page = json.loads(await service.letters.page(CONNECTION, name, EVERY, Hiding(), sort="-died_at", limit=1))
+    assert ([letter["sequence"] for letter in page["letters"]], page["next_offset"]) == ([3], 1)
+    await publish_jobs(connection, queue, ["x", "y"])
+    await pull_jobs(connection, queue, 1)
+    for state, sequences in (("pending", [5]), ("delivered", [4])):
+        jobs = json.loads(await service.job_page(CONNECTION, name, state, None, 0, 10, lambda _: True))  # type: ignore[arg-type]
+        assert ([job["sequence"] for job in jobs["jobs"]], jobs["total"]) == (sequences, 1)
+    job = json.loads((await service.job(CONNECTION, name, 5, Hiding())).content)
+    assert job["payload"]["raw"] == "y"
+
+
+async def test_a_search_waits_for_the_first_scan(
+    service: MonitorService, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    # It takes more than the 0.4 seconds that other requests wait for it.
+    for begin in range(0, 6_000, 1_000):
+        await make_terminated_letters(connection, queue, [f"row {number}" for number in range(begin, begin + 1_000)])
+    lines = await service.letters.search(CONNECTION, name, EVERY, Hiding(), "row 4321", where=PLACES, after=0, limit=10)
+    found = [json.loads(line) async for line in lines]
+    assert [line["letter"]["sequence"] for line in found if line["type"] == "found"] == [4_322]
+    assert (found[-1]["reason"], found[-1]["read"]) == ("all", 6_000)
+
+
+async def test_a_letter_is_edited_with_a_difference_and_its_person_is_in_the_audit(
+    service: MonitorService, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, [BODY])
+    payload = (await detail(service, name, 1))["payload"]
+    request = EditRequest(sha256=payload["sha256"], body='{"a":3}', why="wrong amount")
+    shown = json.loads((await service.actions.edit(CONNECTION, name, 1, request, "Ann", Hiding())).content)
+    assert shown["diff"].splitlines()[-2:] == [f"-{BODY}", '+{"a":3}']
+    assert shown["redriven"] is None
+    done = request.model_copy(update={"dry_run": False})
+    result = json.loads((await service.actions.edit(CONNECTION, name, 1, done, "Ann", Hiding())).content)
+    assert result["redriven"] == 2
+    (message,) = await pull_jobs(connection, queue, 1)
+    assert message.data == b'{"a":3}'
+    audit = (await detail(service, name, 1))["audit"]
+    assert [(line["user"], line["why"]) for line in audit] == [("Ann", "wrong amount")]
+
+
+async def test_a_patch_is_shown_by_samples_and_causes_before_it_runs(
+    service: MonitorService, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, ['{"f":1.10,"a":1}', '{"b":1}', "text", '{"b":2}'])
+    patch = JsonPatch.of('[{"op":"replace","path":"/a","value":2.50}]')
+    shown = json.loads(await service.actions.dry_run(CONNECTION, name, Selection(), "redrive", patch))
+    assert (shown["redriven"], shown["changed"], shown["failed"]) == (1, 1, 3)
+    assert list(shown["causes"].values()) == [2, 1]
+    (sample,) = shown["samples"]
+    assert sample["sequence"] == 1
+    assert sample["difference"].splitlines()[4:] == ['   "f": 1.10,', '-  "a": 1', '+  "a": 2.50', " }"]
+    assert shown["conf"]["patch"] == patch.text
+    plain = json.loads(await service.actions.dry_run(CONNECTION, name, Selection(), "redrive"))
+    assert (plain["redriven"], plain["samples"], "patch" in plain["conf"]) == (4, [], False)
+
+
+async def test_a_consumer_is_paused_and_resumed(
+    service: MonitorService, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await publish_jobs(connection, queue, ["a"])
+    request = PauseRequest(seconds=3600, why="broken shop")
+    paused = json.loads(await service.actions.control_consumer(CONNECTION, name, "worker", request, "Ann"))
+    until = datetime.fromisoformat(paused["paused_until"])
+    assert timedelta(minutes=59) < until - datetime.now(UTC) <= timedelta(minutes=61)
+    assert paused["recorded"]
+
+    async def is_paused() -> bool:
+        (queue_numbers,) = (await snapshot(service))["queues"]
+        return bool(queue_numbers["state"] == "paused")
+
+    await eventually(is_paused, 30)
+    resumed = json.loads(await service.actions.control_consumer(CONNECTION, name, "worker", SteerRequest(), "Ann"))
+    assert resumed["paused_until"] is None

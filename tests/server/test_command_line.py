@@ -1,0 +1,290 @@
+"""The command ``jetstream-queue`` as a process against a real server: results, errors, pipes, hostile text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+import airflow_provider_jetstream
+from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from testbed.dead_letters import publish_raw
+from testbed.nats_server import NatsServer
+from testbed.ports import free_port
+from testbed.queues import (
+    CONSUMER,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    wait_for_entries,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+_PROGRAM = [sys.executable, "-m", "airflow_provider_jetstream.command.program"]
+ESCAPES = b"\x1b[2J\x1b]0;owned\x07\x00\x9b31m"
+
+
+def environment(server: NatsServer | None = None, **values: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NATS_")}
+    return clean | ({"NATS_URL": server.url} if server else {}) | {"COLUMNS": "200"} | values
+
+
+def run(server: NatsServer | None, *arguments: object, stdin: bytes = b"", **values: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*_PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        check=False,
+        timeout=120,
+        input=stdin,
+        env=environment(server, **values),
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+async def command(server: NatsServer, *arguments: object, code: int = 0, stdin: bytes = b"") -> str:
+    found = await asyncio.to_thread(run, server, *arguments, stdin=stdin)
+    assert found[0] == code, found
+    assert "Traceback" not in found[2], found[2]
+    return found[1]
+
+
+async def as_json(server: NatsServer, *arguments: object, code: int = 0) -> Any:
+    return json.loads(await command(server, *arguments, "--json", code=code))
+
+
+async def test_a_queue_is_planned_applied_linted_shown_and_imported_unchanged(
+    nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "queue.yaml"
+    file.write_text(small_queue(name, consumer={"sample_freq": "100%"}).to_yaml())
+    planned = await as_json(nats, "queue", "plan", file, code=1)
+    assert planned["changes"] == len(planned["steps"]) > 3
+    applied = await as_json(nats, "queue", "apply", file)
+    assert [step["name"] for step in applied["steps"]] == [step["name"] for step in planned["steps"]]
+    assert "nothing to change" in await command(nats, "queue", "plan", file)
+    assert [warning["name"] for warning in await as_json(nats, "queue", "lint", file, code=1)] == ["unbounded-archive"]
+    # As the source documents do it: a stream and a consumer by the server's own API, without anything else.
+    made_by_hand = f"{name}-hand"
+    await connection.api(
+        f"STREAM.CREATE.{made_by_hand}",
+        {
+            "name": made_by_hand,
+            "subjects": [f"{made_by_hand}.>"],
+            "retention": "workqueue",
+            "max_age": 7 * 86_400 * 10**9,
+        },
+    )
+    config = {"durable_name": "w", "ack_policy": "explicit", "max_deliver": 3, "ack_wait": 5 * 10**9}
+    await connection.api(f"CONSUMER.DURABLE.CREATE.{made_by_hand}.w", {"stream_name": made_by_hand, "config": config})
+    imported = tmp_path / "hand.yaml"
+    assert await command(nats, "queue", "import", made_by_hand, "--out", imported) == ""
+    assert WorkQueue.load(str(imported)).consumer("w").max_deliver == 3
+    assert (await as_json(nats, "queue", "plan", imported))["changes"] == 0
+    imported.write_text(await command(nats, "queue", "import", made_by_hand))
+    assert (await as_json(nats, "queue", "plan", imported))["changes"] == 0
+    assert [warning["name"] for warning in await as_json(nats, "queue", "lint", imported, "--running", code=1)]
+    await publish_jobs(connection, small_queue(name), ["a", "b"])
+    shown = await as_json(nats, "queue", "show", name)
+    assert (shown["pending"], [consumer["consumer"] for consumer in shown["consumers"]]) == (2, [CONSUMER])
+    assert "2 pending" in await command(nats, "queue", "show", file)
+    listed = {queue["queue"]: queue for queue in await as_json(nats, "queues")}
+    assert (listed[name]["pending"], listed[name]["dead_letter_queue"]) == (2, f"{name}-dead")
+    assert listed[made_by_hand]["dead_letter_queue"] is None
+    assert name in await command(nats, "queues")
+
+
+async def test_letters_are_listed_selected_grouped_shown_and_diagnosed(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    body = '{"a":1,"a":2,"f":1.10}'
+    first = await make_dead_letters(connection, queue, [body, "two"], headers={"Job-Id": "j1"})
+    await make_dead_letters(connection, queue, ["three"], kind="other")
+    lines = (await command(nats, "letters", "list", name, "--json")).splitlines()
+    assert [json.loads(line)["sequence"] for line in lines] == [1, 2, 3]
+    assert len((await command(nats, "letters", "list", name, "--limit", 2)).splitlines()) == 3
+    selected = await command(nats, "letters", "list", name, "--subject", f"{name}.jobs.other", "--json")
+    assert [json.loads(line)["sequence"] for line in selected.splitlines()] == [3]
+    ranged = await command(nats, "letters", "list", name, "--sequence", "2-9", "--json")
+    assert [json.loads(line)["sequence"] for line in ranged.splitlines()] == [2, 3]
+    groups = await as_json(nats, "letters", "groups", name, "--by", "subject")
+    assert [group["count"] for group in groups["groups"]] == [2, 1]
+    shown = await as_json(nats, "letters", "show", name, first[0])
+    assert (shown["body"], shown["job_id"]) == (body, "j1")
+    assert await command(nats, "letters", "show", name, first[0], "--raw") == body
+    assert body in await command(nats, "letters", "show", name, first[0])
+    diagnosis = await as_json(nats, "letters", "diagnose", name, code=1)
+    assert (diagnosis["dead"], diagnosis["action"]) == (3, "wait")
+    assert "still failing: don't redrive yet" in await command(nats, "letters", "diagnose", name, code=1)
+    await command(nats, "letters", "show", name, 99, code=5)
+
+
+async def test_jobs_are_found_where_they_are_stored_and_cancelled(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["dead"], headers={"Job-Id": "j0"})
+    await publish_jobs(connection, queue, ['{"id": "j1", "city": "Gent"}', "b"], headers={"Tenant": "acme"})
+    lines = (await command(nats, "jobs", "find", name, "--header", "Tenant=acme", "--json")).splitlines()
+    assert [(job["sequence"], job["job_id"], job["state"]) for job in map(json.loads, lines)] == [
+        (2, "j1", "pending"),
+        (3, "3", "pending"),
+    ]
+    assert "delivered" in await command(nats, "jobs", "find", name, "--id", "j0")
+    assert "j1" in await command(nats, "jobs", "find", name, "--text", "Gent", "--subject", f"{name}.jobs.>")
+    assert "no such job" in await command(nats, "jobs", "find", name, "--id", "j9", code=1)
+    (cancelled,) = await as_json(nats, "jobs", "cancel", name, "j1", "--why", "a mistake")
+    assert (cancelled["job_id"], cancelled["schedules"]) == ("j1", 0)
+    found = await find_cancellation(connection, queue, "j1", datetime.fromtimestamp(0, UTC))
+    assert found
+    assert found.why == "a mistake"
+    await command(nats, "jobs", "cancel", name, "", code=2)
+
+
+async def test_a_letter_is_edited_with_a_difference_before_it_is_redriven(
+    nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
+) -> None:
+    queue = await make_queue(connection, name)
+    (letter,) = await make_dead_letters(connection, queue, ['{"amount": 1.10}'])
+    file = tmp_path / "body"
+    file.write_text('{"amount": 2.20}')
+    edit = ("letters", "edit", name, letter)
+    text = await command(nats, *edit, "--body", file, "--dry-run")
+    assert '-{"amount": 1.10}' in text
+    assert '+{"amount": 2.20}' in text
+    assert "no difference" in await command(nats, *edit, "--body", "-", stdin=b'{"amount": 1.10}')
+    # Nobody can be asked, and nothing is redriven without an answer.
+    await command(nats, *edit, "--body", file, code=2)
+    done = await as_json(nats, *edit, "--body", file, "--yes", "--why", "wrong amount")
+    assert done["redriven"] == 2
+    (message,) = await pull_jobs(connection, queue, 1)
+    assert message.data == b'{"amount": 2.20}'
+
+
+async def test_a_hostile_letter_acts_on_no_terminal(nats: NatsServer, connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    headers = b"Job-Id: \xff" + ESCAPES.replace(b"\x00", b"") + b"\r\nX-\xe2\x80\xae: \xe2\x80\xaegnp.exe"
+    await publish_raw(nats, f"{name}.jobs.\udcff", headers, ESCAPES + b"\xff\xfe[bold red]x[/]" + "\u202e".encode())
+    await exhaust_deliveries(connection, queue, 1)
+    for arguments in (["list"], ["groups"], ["show", "1"], ["diagnose"]):
+        verb, *rest = arguments
+        for form in ([], ["--json"]):
+            text = await command(nats, "letters", verb, name, *rest, *form, code=1 if verb == "diagnose" else 0)
+            assert text
+            assert all(character.isprintable() or character in "\n\t" for character in text), repr(text)
+    shown = json.loads(await command(nats, "letters", "show", name, 1, "--json"))
+    assert shown["body"] is None
+    assert shown["body_base64"]
+    # In an encoding that hasn't the characters, too.
+    found = await asyncio.to_thread(run, nats, "letters", "show", name, 1, LC_ALL="C", PYTHONIOENCODING="ascii")
+    assert found[0] == 0, found
+
+
+async def test_ten_thousand_letters_are_listed_in_flat_memory_and_a_closed_pipe_is_no_traceback(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    peaks = []
+    for count in (500, 10_000):
+        queue = await make_queue(connection, f"{name}-{count}", consumer={"max_ack_pending": -1, "ack_wait": "60s"})
+        jetstream, body = connection.client.jetstream(), b"x" * 2_000
+        for start in range(0, count, 1_000):
+            subject = f"{queue.name}.jobs.plain"
+            await asyncio.gather(*(jetstream.publish(subject, body) for _ in range(min(1_000, count - start))))
+        left = count
+        while left:
+            messages = await pull_jobs(connection, queue, min(left, 2_000), within=60)
+            left -= len(messages)
+            for message in messages:
+                await message.nak()
+        await wait_for_entries(connection, queue, count)
+        listing = ["letters", "list", queue.name, "--json"]
+        lines, peak = await asyncio.to_thread(read_lines, nats, listing)
+        assert lines == count
+        peaks.append(peak)
+    # 10,000 bodies of 2,000 bytes alone are 20 MB.
+    assert peaks[1] - peaks[0] < 16 * 2**20, peaks
+    await asyncio.to_thread(read_one_line, nats, listing)
+
+
+def read_lines(server: NatsServer, arguments: list[str]) -> tuple[int, int]:
+    """Return how many lines a command prints, and how much memory it had while it printed them."""
+    process = subprocess.Popen([*_PROGRAM, *arguments], stdout=subprocess.PIPE, env=environment(server))
+    assert process.stdout
+    lines = peak = 0
+    while process.stdout.readline():
+        lines += 1
+        if lines % 500 == 1:
+            peak = max(peak, psutil.Process(process.pid).memory_info().rss)
+    assert process.wait(30) == 0
+    return lines, peak
+
+
+def read_one_line(server: NatsServer, arguments: list[str]) -> None:
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*_PROGRAM, *arguments], stdout=pipe, stderr=pipe, env=environment(server))
+    assert process.stdout
+    assert process.stderr
+    assert json.loads(process.stdout.readline())["sequence"] == 1
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(30) == 141
+
+
+def test_errors_have_their_own_exit_codes(tmp_path: Path) -> None:
+    form = ["--json"]
+    away = f"nats://127.0.0.1:{free_port()}"
+    code, out, error = run(None, "queues", "--server", away, "--timeout", "3", *form)
+    assert (code, out) == (3, "")
+    assert "no NATS server reached" in error
+    with NatsServer(user="ann", password="secret-word") as server:
+        for arguments in (["queues", *form], ["letters", "list", "orders"]):
+            code, out, error = run(server, *arguments, "--user", "ann", "--password", "wrong")
+            assert (code, out) == (4, "")
+            assert "warning: --password is in the list of processes" in error
+            assert "wrong" not in error.replace("wrong credentials", "")
+        password = tmp_path / "password"
+        password.write_text("secret-word")
+        code, out, error = run(server, "queues", "--user", "ann", "--password-file", password, *form, NATS_TOKEN="x")
+        assert (code, error) == (0, "")
+        code, _, error = run(server, "queue", "show", "missing", *form, NATS_USER="ann", NATS_PASSWORD="secret-word")
+        assert code == 5
+        assert json.loads(error)["error"]["code"] == "JS113"
+    # What would be a part of a request's subject is no stream's name.
+    for name in ("a b", "orders\r\nPUB x", ">", "\udcff"):
+        code, out, error = run(None, "queue", "show", name, *form)
+        assert (code, out) == (2, ""), error
+        assert "Traceback" not in error
+    assert run(None, "queue", "plan", tmp_path / "missing.yaml", *form)[0] == 2
+    assert run(None, "letters", "list", "orders", "--older-than", "yesterday", "--server", away, *form)[0] == 2
+    assert run(None, "queues", "--context", tmp_path / "none.json", *form)[0] == 2
+    assert run(None, "queues", "--server", away, "--tls-cert-file", "x", *form)[0] == 2
+
+
+def test_the_program_says_its_version_and_what_it_can_do() -> None:
+    assert run(None, "--version")[:2] == (0, f"jetstream-queue {airflow_provider_jetstream.__version__}\n")
+    code, text, _ = run(None, "letters", "--help")
+    assert code == 0
+    assert "diagnose" in text
+    assert run(None)[0] == 2
+    assert run(None, "letters", "list", "q", "--sequence", "9-3")[0] == 2
+
+
+def test_the_shell_completes_commands(tmp_path: Path) -> None:
+    file, line = tmp_path / "completions", "jetstream-queue letters di"
+    shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
+    run(None, stdin=b"", **shell, _ARGCOMPLETE_STDOUT_FILENAME=str(file))
+    assert file.read_text().split() == ["diagnose"]

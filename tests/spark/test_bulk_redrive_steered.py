@@ -1,0 +1,177 @@
+"""Bulk redrives as objects of the audit: listed, paused, resumed and aborted between batches, and in waves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from bulk_letters import letter_records, make_letters, waiting_jobs
+
+from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+    abort_redrive,
+    list_redrives,
+    pause_redrive,
+    read_redrive,
+    resume_redrive,
+)
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
+from airflow_provider_jetstream.spark.connection_options import socket_settings
+from testbed.queues import eventually, make_queue
+from testbed.shop import shop_with_letters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+
+COUNT = 400
+WITHIN = 120.0
+
+
+def rows(spark: SparkSession, count: int) -> DataFrame:
+    return spark.range(1, count + 1).withColumnRenamed("id", "sequence")
+
+
+async def reached(connection: NatsPyConnection, queue: WorkQueue, state: str) -> Redrive:
+    """Wait until the only redrive of a queue is recorded in a state."""
+
+    async def found() -> Redrive | None:
+        redrives = await list_redrives(connection, queue)
+        return next((redrive for redrive in redrives if redrive.state == state and not redrive.pending), None)
+
+    return await eventually(found, WITHIN)
+
+
+def steering(
+    options: dict[str, str], redrive: Callable[[], RedriveReport], steps: Callable[[Any], Coroutine[Any, Any, Any]]
+) -> tuple[RedriveReport, Any]:
+    """Redrive with Spark in this thread while the steps run in another one."""
+
+    async def steer() -> Any:
+        async with connect(socket_settings(options)) as connection:
+            return await steps(connection)
+
+    with ThreadPoolExecutor(1) as thread:
+        steered = thread.submit(asyncio.run, steer())
+        report = redrive()
+        return report, steered.result()
+
+
+def test_a_bulk_redrive_is_listed_paused_and_resumed(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, COUNT)
+    request = RedriveRequest(rate=60, run="steered", why="ticket 4711", who={"user": "Ann Lee"})
+
+    async def steer(connection: NatsPyConnection) -> tuple[Redrive, Redrive]:
+        begun = await reached(connection, queue, "running")
+        await eventually(lambda: some_are_done(connection), WITHIN)
+        await pause_redrive(connection, queue, begun.id, who="Ann Lee", why="a deployment")
+        paused = await reached(connection, queue, "paused")
+        dead = len((await find_dead_letters(connection, queue)).letters)
+        assert dead == COUNT - paused.redriven > 0
+        await resume_redrive(connection, queue, begun.id, who="Ben Ray")
+        return begun, paused
+
+    async def some_are_done(connection: NatsPyConnection) -> bool:
+        return (await connection.client.jetstream().stream_info(name)).state.last_seq > COUNT + 5
+
+    report, (begun, paused) = steering(
+        connection_options,
+        lambda: redrive_letters(spark, rows(spark, COUNT), queue, request, connection_options),
+        steer,
+    )
+    assert (begun.engine, begun.run, begun.who, begun.why) == ("spark", "steered", {"user": "Ann Lee"}, "ticket 4711")
+    assert begun.plan["rate"] == 60
+    assert (0 < paused.redriven < COUNT, paused.reason) == (True, "pause by Ann Lee: a deployment")
+    assert (report.state, len(report.redriven), report.failures, report.cancelled) == ("finished", COUNT, 0, False)
+    assert (report.resumed, list(report.gone), report.redrive) == (0, [], begun.id)
+    assert waiting_jobs(connection_options, queue) == Counter(range(1, COUNT + 1))
+    assert Counter(record.sequence for record in letter_records(connection_options, queue)) == Counter(
+        range(1, COUNT + 1)
+    )
+
+    async def read(connection: NatsPyConnection) -> list[Redrive]:
+        return await list_redrives(connection, queue)
+
+    _, (finished,) = steering(connection_options, lambda: report, read)
+    assert (finished.id, finished.state, finished.redriven, finished.report["redriven"]) == (
+        *(begun.id, "finished", COUNT, COUNT),
+    )
+
+
+def test_an_aborted_bulk_redrive_leaves_the_others_and_its_key_begins_another(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, COUNT)
+
+    async def steer(connection: NatsPyConnection) -> Redrive:
+        begun = await reached(connection, queue, "running")
+        return await abort_redrive(connection, queue, begun.id, who="Ann Lee", why="enough")
+
+    request = RedriveRequest(rate=60, run="aborted")
+    report, begun = steering(
+        connection_options,
+        lambda: redrive_letters(spark, rows(spark, COUNT), queue, request, connection_options),
+        steer,
+    )
+    assert (report.state, report.cancelled, report.reason) == ("aborted", True, "abort by Ann Lee: enough")
+    assert len(report.redriven) < COUNT
+    again = redrive_letters(spark, rows(spark, COUNT), queue, RedriveRequest(run="aborted"), connection_options)
+    assert (again.state, again.redrive != begun.id, again.resumed) == ("finished", True, 0)
+    assert len(again.redriven) + len(report.redriven) == COUNT
+    assert waiting_jobs(connection_options, queue) == Counter(range(1, COUNT + 1))
+
+
+def test_a_bulk_redrive_in_waves_stops_at_its_gate_and_goes_on(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    request = RedriveRequest(waves=[10, 20, "rest"], run="waves")
+    count = 60
+
+    async def prepare_and_steer() -> None:
+        async with connect(socket_settings(connection_options)) as connection:
+            queue = await make_queue(connection, name, consumer={"ack_wait": "2s"})
+            async with shop_with_letters(connection, socket_settings(connection_options), queue, count, WITHIN) as shop:
+                shop.fails = lambda number: "no currency" if number % 10 < 6 else ""
+                loop = asyncio.get_running_loop()
+                # A letter that the frame leaves out stays one.
+                frame = rows(spark, count - 1)
+                redriving = loop.run_in_executor(
+                    None, lambda: redrive_letters(spark, frame, queue, request, connection_options)
+                )
+                stopped = await reached(connection, queue, "at_gate")
+                assert (stopped.redriven, stopped.engine, stopped.outcomes.completed) == (10, "spark", 4)
+                assert (stopped.outcomes.died_again, sum(shop.done.values())) == (6, 4)
+                assert stopped.waves[0].died_of[0].error == "ValueError: no currency"
+                shop.fails = lambda _: ""
+                await resume_redrive(connection, queue, stopped.id, who="Ann Lee", why="mended")
+                report = await asyncio.wait_for(redriving, WITHIN)
+                finished = await read_redrive(connection, queue, stopped.id)
+                assert (report.state, finished.state, report.redrive) == ("finished", "finished", stopped.id)
+                assert finished.outcomes.model_dump() == {
+                    "completed": count - 1,
+                    "died_again": 0,
+                    "still_running": 0,
+                    "unknown": 0,
+                }
+                assert [(wave.redriven, wave.outcomes.completed) for wave in finished.waves] == [
+                    (10, 4),
+                    (20, 20),
+                    (count - 25, count - 25),
+                ]
+                assert Counter(shop.done.values()) == {1: count - 1}
+                left = await find_dead_letters(connection, queue)
+                assert [letter.sequence for letter in left.letters] == [count]
+
+    asyncio.run(prepare_and_steer())

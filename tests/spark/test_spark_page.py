@@ -1,0 +1,60 @@
+"""The blocks of docs/spark.md run, in their order."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_streams import open_stream, publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from testbed.nats_server import NatsServer
+
+PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
+BLOCK = re.compile(r"^```(python|sql)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SUBJECTS = {name: f"{name}.>" for name in ("orders", "reminders", "invoices", "backup")}
+SUBJECTS["KV_prices"] = "$KV.prices.>"
+
+
+def test_the_blocks_of_the_page_run(spark: SparkSession, own_nats: NatsServer, tmp_path: Path) -> None:
+    for name, subject in SUBJECTS.items():
+        with open_stream({"servers": own_nats.url, "stream": name}) as stream:
+            stream.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [subject], "storage": "memory"})
+            if name == "KV_prices":
+                publish(stream, [(f"$KV.prices.{key}", None, b"1") for key in ("apple", "pear", "plum")])
+            if name == "orders":
+                bodies = [{"customer": "ann", "amount": 12.5}, {"customer": "bob", "amount": 7}]
+                publish(stream, [("orders.created", None, json.dumps(body).encode()) for body in bodies])
+    variables: dict[str, Any] = {"spark": spark}
+    try:
+        for language, written in BLOCK.findall(PAGE.read_text()):
+            code = written.replace("nats://localhost:4222", own_nats.url).replace('"/data/', f'"{tmp_path}/')
+            if language == "python":
+                exec(compile(code, str(PAGE), "exec"), variables)
+            else:
+                for statement in code.split(";"):
+                    spark.sql(statement).collect()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS jobs")
+        for view in ("orders", "new_orders"):
+            spark.catalog.dropTempView(view)
+    assert {row["sum(order.amount AS amount)"] for row in variables["amounts"].collect()} != set()
+    assert {name: _stored(own_nats, name) for name in SUBJECTS} == {
+        "orders": 4,
+        "reminders": 2,
+        "invoices": 2,
+        "backup": 2,
+        "KV_prices": 3,
+    }
+    assert variables["prices"].count() == 3
+    assert [row.key for row in variables["changes"].collect()] == ["plum"]
+    assert spark.read.parquet(f"{tmp_path}/orders").count() == 2
+
+
+def _stored(server: NatsServer, name: str) -> int:
+    with open_stream({"servers": server.url, "stream": name}) as stream:
+        return stream.info().last

@@ -1,0 +1,77 @@
+"""Streams in SQL: views and tables, whose own options Spark keeps from a Python data source."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException
+from spark_streams import make_stream, publish_numbers, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+
+
+def quoted(options: Mapping[str, str]) -> str:
+    return "(" + ", ".join(f"{name} '{value}'" for name, value in options.items()) + ")"
+
+
+@contextmanager
+def dropped(spark: SparkSession, *names: str) -> Iterator[None]:
+    """Drop tables at the end."""
+    try:
+        yield
+    finally:
+        for name in names:
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+def count_of(spark: SparkSession, query: str) -> int:
+    return int(spark.sql(query).collect()[0][0])
+
+
+def test_tables_with_and_without_columns_are_read_and_inserted_into(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 5)
+    options, subject = quoted(stream_options), f"{stream.name}.sql"
+    with dropped(spark, "plain_jobs", "written_jobs"):
+        spark.sql(f"CREATE TABLE plain_jobs USING jetstream OPTIONS {options}")
+        spark.sql("CREATE TABLE written_jobs (value BINARY, subject STRING) USING jetstream")
+        assert count_of(spark, f"SELECT count(*) FROM plain_jobs WITH {options} WHERE seq > 2") == 3
+        spark.sql(f"INSERT INTO written_jobs WITH {options} VALUES (CAST('one' AS BINARY), '{subject}')")
+        spark.sql(
+            f"INSERT INTO written_jobs WITH {options} SELECT value, '{subject}' FROM plain_jobs WITH {options}"
+            " WHERE seq < 3"
+        )
+        assert count_of(spark, f"SELECT count(*) FROM written_jobs WITH {options} WHERE subject = '{subject}'") == 3
+        for query in (
+            "SELECT * FROM plain_jobs",
+            f"INSERT INTO written_jobs VALUES (CAST('1' AS BINARY), '{subject}')",
+        ):
+            with pytest.raises(PySparkException, match="WITH \\(stream 'orders'"):
+                spark.sql(query).collect()
+    assert stream.info().last == 8
+
+
+def test_views_are_read_and_inserted_into(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 3)
+    options = quoted(stream_options)
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW read_jobs USING jetstream OPTIONS {options}")
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW new_jobs (value BINARY, subject STRING) USING jetstream OPTIONS {options}"
+    )
+    assert count_of(spark, "SELECT max(seq) FROM read_jobs") == 3
+    spark.sql(f"INSERT INTO new_jobs SELECT value, '{stream.name}.again' FROM read_jobs WHERE seq = 2")
+    assert [(row["value"], row["subject"]) for row in read_all(stream_options, first=4)] == [
+        (b"1", f"{stream.name}.again")
+    ]

@@ -1,0 +1,107 @@
+"""Letters with names as people give them, what the address keeps, Airflow's zone, and bodies as they are stored."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import expect
+from ui_browsing import row
+from ui_steps import SETTLEMENT_ERROR, blocking, dead_settlements, with_connection
+
+if TYPE_CHECKING:
+    from ui_browsing import Browsing
+
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+
+QUEUE = "settlements"
+ADDRESS = f"#/queues/nats_default/{QUEUE}"
+BODY = '{"amount": 1.10, "currency": "EUR", "currency": "CHF"}'
+BODIES = [BODY, *(f'{{"amount": {number}.50, "currency": "EUR"}}' for number in range(119))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def letters(settings: ConnectionSettings) -> list[int]:
+    return blocking(with_connection(settings, dead_settlements, QUEUE, BODIES))
+
+
+def test_real_names_fit_the_table_of_letters(browsing: Browsing) -> None:
+    page = browsing.open(f"{ADDRESS}/letters")
+    table = page.get_by_role("table", name="Letters")
+    expect(table.locator("tbody tr")).to_have_count(50)
+    expect(table).to_contain_text("5f0f1f6e-9a9d-4e5c-8a8b-1f0c8e0f7a11")
+    for line in table.locator("tbody tr").all()[:5]:
+        box, job = line.bounding_box(), line.locator("th").bounding_box()
+        assert box is not None
+        assert job is not None
+        assert box["height"] < 110
+        assert job["width"] > 150
+
+
+def test_page_and_order_survive_a_reload(browsing: Browsing) -> None:
+    page = browsing.open(f"{ADDRESS}/letters")
+    expect(page.get_by_text("Page 1 of 3")).to_be_visible()
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_text("Page 2 of 3")).to_be_visible()
+    expect(row(page, "seq 51")).to_be_visible()
+    page.reload()
+    expect(page.get_by_text("Page 2 of 3")).to_be_visible()
+    expect(row(page, "seq 51")).to_be_visible()
+    page.get_by_role("columnheader", name="Job").get_by_role("button").click()
+    expect(page.locator("th.head .aside").first).to_have_text("seq 120")
+    expect(page).to_have_url(re.compile("sort=-sequence"))
+    page.reload()
+    expect(page.locator("th.head .aside").first).to_have_text("seq 120")
+    page.go_back()
+    expect(page.get_by_text("Page 2 of 3")).to_be_visible()
+
+
+def test_search_filter_and_order_of_the_queues_survive_a_reload(browsing: Browsing) -> None:
+    page = browsing.open()
+    page.get_by_role("searchbox").fill("settle")
+    page.get_by_role("button", name="Needs attention").click()
+    page.get_by_role("button", name="Queue", exact=True).click()
+    expect(page).to_have_url(re.compile("find=settle.*"))
+    page.reload()
+    expect(page.get_by_role("searchbox")).to_have_value("settle")
+    expect(page.get_by_role("button", name="Needs attention")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("columnheader", name="Queue")).to_have_attribute("aria-sort", "descending")
+    expect(page.locator("th.head a")).to_have_text([QUEUE])
+
+
+def test_rows_are_chosen_in_the_address(browsing: Browsing, letters: list[int]) -> None:
+    page = browsing.open(f"{ADDRESS}/letters")
+    for sequence in letters[:2]:
+        page.get_by_label(f"Choose letter {sequence}", exact=True).check()
+    page.reload()
+    expect(page.get_by_label(f"Choose letter {letters[1]}", exact=True)).to_be_checked()
+    page.get_by_role("button", name="Redrive 2 chosen letters").click()
+    expect(page.get_by_role("dialog")).to_contain_text("2 letters match now")
+
+
+def test_times_are_in_airflows_zone(browsing: Browsing, letters: list[int]) -> None:
+    page = browsing.open(f"{ADDRESS}/letters/{letters[0]}", timezone_id="America/Los_Angeles")
+    facts = page.locator(".facts > div").filter(has_text="Stored")
+    expect(facts).to_contain_text(re.compile("P[SD]T|GMT-[78]"))
+    # Where Airflow's own page stores what the user has chosen.
+    page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Kolkata'))")
+    page.reload()
+    expect(facts).to_contain_text("GMT+5:30")
+
+
+def test_a_body_is_shown_and_copied_as_it_is_stored(browsing: Browsing, letters: list[int]) -> None:
+    page = browsing.open(f"{ADDRESS}/letters/{letters[0]}", permissions=["clipboard-read", "clipboard-write"])
+    payload = page.get_by_label("Payload", exact=True)
+    expect(payload).to_have_text(BODY)
+    page.get_by_role("button", name="Copy the payload").click()
+    expect(page.get_by_role("button", name="Copy the payload")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == BODY
+    page.get_by_role("button", name="Indented").click()
+    expect(payload).to_contain_text('"amount": 1.10,\n')
+    expect(payload).to_contain_text('"currency": "CHF"')
+
+
+def test_a_group_shows_the_error_text(browsing: Browsing) -> None:
+    page = browsing.open(f"{ADDRESS}/dead")
+    expect(row(page, "Show 120 letters").or_(row(page, "terminated"))).to_contain_text(SETTLEMENT_ERROR[:40])

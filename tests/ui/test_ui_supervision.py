@@ -1,0 +1,197 @@
+"""What a person supervises on the page: results that are true, states with their evidence, jobs, pauses, edits."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+from ui_browsing import row
+from ui_steps import blocking, with_connection, working
+
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from testbed.dead_letters import make_terminated_letters, stream_messages
+from testbed.queues import make_queue, publish_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ui_browsing import Browsing
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+SLOW = 60_000
+TWO = [
+    {"name": name, "filter_subject": f"lanes.jobs.{name}", "max_deliver": 3, "ack_wait": "30s"}
+    for name in ("north", "south")
+]
+
+
+def made(settings: ConnectionSettings, name: str, **fields: object) -> WorkQueue:
+    queue: WorkQueue = blocking(with_connection(settings, make_queue, name, **fields))
+    return queue
+
+
+def dead(settings: ConnectionSettings, queue: WorkQueue, bodies: list[str]) -> list[int]:
+    terminated = with_connection(settings, make_terminated_letters, queue, bodies, reason="no such account")
+    sequences: list[int] = blocking(terminated)
+    return sequences
+
+
+def test_a_redrive_that_finds_nothing_says_so(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = made(settings, "recalls")
+    dead(settings, queue, ["one", "two", "three"])
+    page = browsing.open("#/queues/nats_default/recalls/dead")
+    page.get_by_role("button", name="Redrive all of them").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("3 letters match now")
+    # Somebody else was faster.
+    blocking(with_connection(settings, redrive_dead_letters, queue, RedriveRequest()))
+    dialog.get_by_role("button", name="Redrive 3 letters").click()
+    notice = page.locator(".notice").filter(has=page.locator('.run[data-state="success"]'))
+    expect(notice).to_contain_text("0 letters of recalls redriven", timeout=SLOW)
+    expect(notice).not_to_have_class(re.compile("good"))
+
+
+def test_wrong_credentials_are_named(browsing: Browsing, fragile_nats: NatsServer) -> None:
+    settings = connection_settings({"servers": (fragile_nats.url,), "timeout": 5})
+    blocking(with_connection(settings, make_queue, "guarded"))
+    page = browsing.open()
+    expect(row(page, "guarded")).to_be_visible()
+    with refusing(fragile_nats):
+        notice = page.get_by_role("alert").filter(has_text="nats_fragile")
+        expect(notice).to_contain_text("refuses the page", timeout=SLOW)
+        expect(notice).not_to_contain_text("automatically")
+    expect(notice).to_be_hidden(timeout=SLOW)
+
+
+@contextmanager
+def refusing(server: NatsServer) -> Iterator[None]:
+    """Let a server demand a password that the page doesn't have."""
+    server.stop()
+    server.user, server.password = "somebody", "else"
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+        server.user = server.password = None
+        server.start()
+
+
+def test_a_partition_without_a_worker_is_shown_with_its_evidence(
+    browsing: Browsing, settings: ConnectionSettings
+) -> None:
+    queue = made(settings, "lanes", consumers=TWO)
+    for kind in ("north", "south"):
+        blocking(with_connection(settings, publish_jobs, queue, ["a lorry"] * 4, kind=kind))
+    with working(settings, queue):
+        page = browsing.open()
+        state = row(page, "lanes").locator('td[data-label="State"]')
+        expect(state).to_have_text("Unserved")
+        page.get_by_role("link", name="lanes", exact=True).click()
+        findings = page.get_by_role("list", name="Findings")
+        expect(findings).to_contain_text("south")
+        expect(findings).to_contain_text("4")
+        south = page.get_by_role("table", name="Consumers").get_by_role("row").filter(has_text="south")
+        expect(south.locator('td[data-label="State"]')).to_contain_text("Unserved")
+        expect(south.locator(".evidence")).not_to_be_empty()
+        page.goto("about:blank")
+
+
+def test_pending_jobs_can_be_looked_at(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = made(settings, "dispatches")
+    blocking(with_connection(settings, publish_jobs, queue, ['{"parcel": 1.10}', "second", "third"]))
+    page = browsing.open("#/queues/nats_default/dispatches")
+    page.get_by_role("navigation", name="Parts of the queue").get_by_role("link", name="Jobs").click()
+    table = page.get_by_role("table", name="Jobs")
+    expect(table.locator("tbody tr")).to_have_count(3)
+    page.get_by_role("link", name="1", exact=True).first.click()
+    expect(page.get_by_label("Payload", exact=True)).to_have_text('{"parcel": 1.10}')
+    page.go_back()
+    page.get_by_role("button", name="In flight").click()
+    expect(page.get_by_text("No job in this state")).to_be_visible()
+    expect(page).to_have_url(re.compile("state=delivered"))
+
+
+def test_a_consumer_is_paused_and_resumed(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = made(settings, "ferries")
+    blocking(with_connection(settings, publish_jobs, queue, ["a ferry"]))
+    page = browsing.open("#/queues/nats_default/ferries")
+    name = queue.consumers[0].name
+    page.get_by_role("button", name=f"Pause {name}").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Why").fill("storm")
+    dialog.get_by_role("button", name="Pause", exact=True).click()
+    expect(dialog).to_be_hidden()
+    consumers = page.get_by_role("table", name="Consumers")
+    expect(consumers).to_contain_text("Paused")
+    assert blocking(with_connection(settings, consumer_info, "ferries", name))["paused"]
+    page.get_by_role("button", name=f"Resume {name}").click()
+    dialog.get_by_role("button", name="Resume", exact=True).click()
+    expect(dialog).to_be_hidden()
+    expect(consumers).not_to_contain_text("Paused")
+    assert not blocking(with_connection(settings, consumer_info, "ferries", name)).get("paused")
+
+
+async def consumer_info(connection: NatsPyConnection, stream: str, consumer: str) -> dict[str, object]:
+    return dict(await connection.api(f"CONSUMER.INFO.{stream}.{consumer}"))
+
+
+def test_a_letter_is_edited_and_redriven_after_its_difference(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = made(settings, "transfers")
+    (sequence,) = dead(settings, queue, ['{"iban": "DE00", "amount": 1.10}'])
+    page = browsing.open(f"#/queues/nats_default/transfers/letters/{sequence}")
+    page.get_by_role("button", name="Edit and retry").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Body").fill('{"iban": "DE02", "amount": 1.10}')
+    dialog.get_by_label("Why").fill("the IBAN had a typing error")
+    dialog.get_by_role("button", name="Show the difference").click()
+    difference = dialog.get_by_label("Difference of the body")
+    expect(difference.locator(".removed")).to_have_text(re.compile('"DE00", "amount": 1.10'))
+    expect(difference.locator(".added")).to_have_text(re.compile('"DE02", "amount": 1.10'))
+    dialog.get_by_role("button", name="Redrive with this change").click()
+    expect(dialog).to_contain_text("Redriven with the change")
+    (job,) = blocking(with_connection(settings, stream_messages, "transfers"))
+    assert job.data == b'{"iban": "DE02", "amount": 1.10}'
+    dialog.get_by_role("button", name="Close").click()
+    # The letter that it was stays reachable, with who did what.
+    page.reload()
+    expect(page.get_by_text("It isn't a dead letter any more: it was redriven")).to_be_visible()
+    audit = page.locator("section").filter(has=page.get_by_role("heading", name="Audit"))
+    expect(audit).to_contain_text("the IBAN had a typing error")
+    expect(audit).to_contain_text("admin")
+
+
+def test_letters_are_searched_in_their_bodies(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = made(settings, "tickets")
+    dead(settings, queue, [f'{{"seat": "row {number}"}}' for number in range(12)])
+    page = browsing.open("#/queues/nats_default/tickets/letters")
+    expect(page.locator("main")).to_contain_text("12 letters match")
+    page.get_by_role("searchbox", name="Find letters").fill('"row 7"')
+    page.get_by_role("button", name="Find", exact=True).click()
+    found = page.get_by_role("table", name="Found letters")
+    expect(found.locator("tbody tr")).to_have_count(1)
+    expect(found).to_contain_text("body")
+    page.reload()
+    expect(found.locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_role("searchbox", name="Find letters")).to_have_value('"row 7"')
+
+
+def test_a_diagnosis_names_cause_and_advice(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = made(settings, "invoices")
+    dead(settings, queue, ["1", "2", "3"])
+    page = browsing.open("#/queues/nats_default/invoices/dead")
+    page.get_by_role("button", name="Diagnosis").click()
+    diagnosis = page.get_by_label("Diagnosis", exact=True).and_(page.locator("section"))
+    expect(diagnosis).to_contain_text("3 dead letters")
+    expect(diagnosis).to_contain_text("no such account")
+    expect(diagnosis.locator(".cause .notes li").first).to_be_visible()
+    page.reload()
+    expect(diagnosis).to_contain_text("3 dead letters")

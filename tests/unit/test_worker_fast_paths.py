@@ -1,0 +1,160 @@
+"""What a worker and a waiter read in a shorter way for most jobs is what the general way reads."""
+
+from __future__ import annotations
+
+import json
+import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values, parse_headers
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, end_id
+from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+    advisory_of,
+    delivered_advisory,
+    delivered_job_id,
+    job_id_of,
+)
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, parse_end
+from airflow_provider_jetstream.worker.completion import CompletionWriter
+from airflow_provider_jetstream.worker.delivery import Delivery
+from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+
+QUEUE = "100%-orders"
+TEXT = st.text(max_size=40) | st.sampled_from(["", "a", "redrive:1:x", "x" * 1_001, "Zoë", "\ufffd", " a ", "a\tb"])
+BODY = st.sampled_from([b"", b"x", b"{}", b'{"id":"b"}', b'{"id":7,"advisory":"a.b"}', b'{"advisory":""}', b"[1]"])
+
+
+@given(
+    headers=st.dictionaries(st.sampled_from([JOB_ID, MSG_ID, JOB_ADVISORY, "X"]), TEXT),
+    body=BODY,
+    sequence=st.integers(1, 2**40),
+)
+def test_a_delivered_job_has_the_id_and_the_advisory_subject_of_the_stored_one(
+    headers: dict[str, str], body: bytes, sequence: int
+) -> None:
+    assert delivered_job_id(headers, body, sequence) == job_id_of(headers.items(), body, sequence)
+    assert (delivered_advisory(headers, body) or None) == (advisory_of(headers.items(), body) or None)
+
+
+PLAIN = [b"A: 1", b"A: 2", b"G: a: b", b"L: a  b"]
+OTHERS = [
+    b"B:no space",
+    b"C:  two",
+    b"D: end ",
+    b"E: caf\xc3\xa9",
+    b"F: \xff",
+    b" more",
+    b"no colon",
+    b": empty",
+    b"H: ",
+]
+LINES = st.lists(st.sampled_from([*PLAIN, *OTHERS, b"I\t: x", b"J: x\ny", b"", b"K: x\x7f"]), max_size=4)
+
+
+@given(lines=LINES, first=st.sampled_from([b"NATS/1.0", b"NATS/1.0 503", b"NATS/2.0", b"nats/1.0"]))
+def test_plain_headers_are_read_as_all_others(lines: list[bytes], first: bytes) -> None:
+    raw = b"\r\n".join([first, *lines, b"", b""])
+    expected: dict[str, str] = {}
+    for name, value in parse_headers(raw):
+        if name:
+            expected.setdefault(readable_text(name), readable_text(str(value)))
+    assert first_values(raw) == expected
+
+
+def test_the_short_form_of_a_completions_headers_has_its_id() -> None:
+    queue = WorkQueue(
+        name="orders", subjects=["orders"], consumers=[{"name": "w", "max_deliver": 1}], events="orders-events"
+    )
+    # No queue of the server may have a name with a percent sign; a declaration isn't what says so here.
+    queue = queue.model_copy(update={"name": QUEUE})
+    writer = CompletionWriter(cast("Connection", SimpleNamespace(max_payload=1 << 20)), queue, "w", "worker", ())
+    pick = random.Random(1)  # noqa: S311
+    for _ in range(2_000):
+        time, sequence = pick.randrange(10**18, 2 * 10**18), pick.randrange(1, 10**12)
+        time = pick.choice([time, time // 10**9 * 10**9, time // 1000 * 1000 + 500])
+        message = PulledMessage("s", "r", b"", {}, QUEUE, "w", sequence, 1, time)
+        subject, headers = writer.address(message, Delivery.of(message))
+        assert subject == f"completed.{QUEUE}.w.{sequence}".encode()
+        assert headers == encode_headers({MSG_ID: end_id(QUEUE, sequence, time)})
+
+
+def completion(**changes: Any) -> bytes:
+    fields = {
+        "id": "job-7",
+        "timestamp": "2026-11-22T20:00:00.000001Z",
+        "stream": "orders",
+        "consumer": "w",
+        "stream_seq": 7,
+        "deliveries": 2,
+        "type": "io.airflow.jetstream.v1.completion",
+        "job_id": "job-7",
+        "worker": "w-1",
+    }
+    return json.dumps({**fields, **changes}, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_end"),
+    [
+        (completion(), True),
+        (completion(worker="line\nbreak", job_id="Zoë"), True),
+        (completion(result={"a": 1}), True),
+        (completion(stream="others"), False),
+        (completion(timestamp="2026-02-30T20:00:00.000001Z"), False),
+        (completion(timestamp="0000-01-01T20:00:00.000001Z"), False),
+        (completion(timestamp="2024-02-29T20:00:00Z"), True),
+        (completion(consumer="a b"), False),
+        (completion(consumer=""), True),
+        (completion(consumer="w" * 256), False),
+        (completion(stream_seq=-1), False),
+        (completion(stream_seq=10**30), False),
+        (completion(deliveries=0), True),
+        (completion(id="x" * 10_001), False),
+        (completion()[:-1], False),
+        (completion() + b"}", False),
+        (b"\xef\xbb\xbf" + completion(), False),
+    ],
+)
+def test_a_plain_completion_is_the_end_that_its_model_is(body: bytes, is_end: bool) -> None:  # noqa: FBT001
+    end = parse_end(body, 3, "orders")
+    # White space makes no difference to the model, and keeps the shorter way from being taken.
+    assert end == parse_end(b" " + body, 3, "orders")
+    assert (end is not None) is is_end
+    if end is not None:
+        assert (end.kind, end.sequence, end.event_sequence) == (EndKind.COMPLETED, 7, 3)
+
+
+def test_answers_are_taken_many_at_a_time_up_to_one_of_another_form() -> None:
+    taken: list[tuple[bytes, bytes]] = []
+    run = AnswerRun(b"_INBOX.a.", taken.extend)
+    run.bind(4)
+    stored = b'MSG _INBOX.a.1 4 25\r\n{"stream":"o", "seq":9991}\r\n'
+    stored = stored.replace(b" 25", b" %d" % len(b'{"stream":"o", "seq":9991}'))
+    plain = stored + b"MSG _INBOX.a.22 4 0\r\n\r\n" + b"MSG _INBOX.a.3 4  0\r\n\r\n"
+    body = b'{"stream":"o", "seq":9991}'
+    assert run.take(b"..." + plain + b"MSG _INBOX.a.4 5 0\r\n\r\n", 3) == (3 + len(plain), 3, len(body))
+    assert taken == [(b"1", body), (b"22", b""), (b"3", b"")]
+    taken.clear()
+    for other in (
+        b"MSG _INBOX.a.1 4 4\r\n\r\n\r\n\r\n",
+        b"MSG _INBOX.b.1 4 0\r\n\r\n",
+        b"MSG _INBOX.a.1 4 0\r\n",
+        b"MSG _INBOX.a.1 4 5\r\nabcd\r\n",
+        b"HMSG _INBOX.a.1 4 16 16\r\nNATS/1.0 503\r\n\r\n\r\n",
+    ):
+        assert run.take(other, 0) == (0, 0, 0)
+        # Nor what comes before it, where the sizes say that it isn't what it looks like.
+    forged = plain + b"MSG _INBOX.a.1 4 9\r\nabcd\r\n"
+    assert run.take(forged, 0) == (0, 0, 0)
+    assert not taken

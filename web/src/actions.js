@@ -1,0 +1,98 @@
+/** The buttons for redrive, park and requeue in place, and the action that waits for confirmation; confirmation.js is the dialog. */
+
+import { html, useEffect, useState } from "./html.js";
+import { useMe } from "./session.js";
+
+/** @typedef {"redrive" | "park" | "in_place" | "edit"} Action */
+
+/** @type {Record<Action, string>} */
+export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in place", edit: "Edit and retry" };
+
+/**
+ * An action that waits for confirmation.
+ *
+ * @typedef {object} PendingAction
+ * @property {string} connection
+ * @property {string} queue
+ * @property {object} select
+ * @property {Action} action
+ */
+
+/** @type {(PendingAction & {number: number}) | null} */
+let pending = null;
+let opened = 0;
+const listeners = new Set();
+
+/**
+ * Open the dialog. The page holds it, not the row of the button, which a refresh may remove.
+ *
+ * @param {PendingAction} action
+ */
+export function openDialog(action) {
+  // The close event of a dialog comes a moment later: the next one may be open by then, so each has a number.
+  setPending({ ...action, number: ++opened });
+}
+
+/**
+ * Close the dialog, unless another one was opened since.
+ *
+ * @param {number} number the dialog's
+ */
+export function closeDialog(number) {
+  if (pending?.number === number) setPending(null);
+}
+
+function setPending(next) {
+  pending = next;
+  for (const listener of listeners) listener(next);
+}
+
+/** @returns {(PendingAction & {number: number}) | null} */
+export function usePendingAction() {
+  const [current, setCurrent] = useState(pending);
+  useEffect(() => {
+    listeners.add(setCurrent);
+    return () => listeners.delete(setCurrent);
+  }, []);
+  return current;
+}
+
+const NO_SELECTION = "No filter selects exactly these letters: group by other fields to act on them.";
+
+/**
+ * The buttons that act on all letters of a selection.
+ *
+ * @param {object} props
+ * @param {string} props.connection
+ * @param {string} props.queue
+ * @param {object | null} props.select `null` where no selection matches exactly these letters
+ * @param {Action[]} props.actions
+ * @param {string} props.what the letters, for screen readers
+ * @param {boolean} [props.main] the main buttons of a view; those in rows are plainer
+ * @param {string} [props.none] why there is no selection
+ */
+export function ActionButtons({ connection, queue, select, actions, what, main = false, none = NO_SELECTION }) {
+  const me = useMe();
+  const reason = !me.may_act
+    ? `Your role may view but not act: acting requires the permission to trigger the DAG ${me.dag_id}.`
+    : select === null && none;
+  if (reason && !main) return me.may_act ? html`<span class="hint">${reason}</span>` : null;
+  return html`
+    <span class="act">
+      ${actions.map(
+        (action) => html`<button
+          key=${action}
+          type="button"
+          class=${main && action === "redrive" ? "primary" : ""}
+          disabled=${Boolean(reason)}
+          title=${reason || undefined}
+          aria-label=${`${LABELS[action]} ${what}`}
+          onClick=${() => openDialog({ connection, queue, select, action })}
+        >
+          ${LABELS[action]}…
+        </button>`,
+      )}
+      ${reason && html`<span class="why-not">${reason}</span>`}
+    </span>
+  `;
+}

@@ -1,0 +1,172 @@
+/** The dialog of an action: a dry run counts the letters, then a DAG run acts, which Airflow authorizes and audits. */
+
+import { ApiError, dryRun, getDagDetails, triggerDag } from "./api.js";
+import { LABELS, closeDialog, usePendingAction } from "./actions.js";
+import { counted, exact } from "./format.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { Badge, Failure, Loading } from "./components.js";
+import { addRun } from "./runs.js";
+import { describe } from "./selection.js";
+import { useMe } from "./session.js";
+
+/** @import { DryRun } from "./api_types" */
+
+const DESCRIPTIONS = {
+  redrive: "Redrive these dead letters: each becomes a job with fresh deliveries.",
+  park: "Take these letters out of circulation. They are stored unchanged, and can be redriven later.",
+  in_place:
+    "Pause the consumers, wait until nothing is in flight, and deliver every dead letter of the queue again, unchanged. " +
+    "Nothing is copied, so it works in a full queue too.",
+};
+
+/** Sizes of waves, as a person writes them. */
+export const WAVES = "\\s*\\d+(\\s*,\\s*\\d+)*(\\s*,\\s*rest)?\\s*";
+
+/**
+ * @param {string | undefined} sizes such as "10, 100, rest"
+ * @param {string | undefined} share in per cent
+ * @returns {{waves?: (number | "rest")[], stop_when?: number}} fields of a run's configuration
+ */
+export function wavesOf(sizes, share) {
+  const names = (sizes ?? "").split(",").map((name) => name.trim()).filter(Boolean);
+  if (!names.length) return {};
+  const waves = names.map((name) => (name === "rest" ? /** @type {const} */ ("rest") : Number(name)));
+  return { waves, stop_when: Number(share || 20) / 100 };
+}
+
+/** Whether the DAG takes waves: a deployment's own one may be older. */
+function useWaves(dagId, action) {
+  const [known, setKnown] = useState(false);
+  useEffect(() => {
+    const controller = new AbortController();
+    if (action === "redrive") {
+      getDagDetails(dagId, controller.signal).then(
+        ({ params }) => setKnown(Boolean(params && "waves" in params)),
+        () => {},
+      );
+    }
+    return () => controller.abort();
+  }, []);
+  return known;
+}
+
+/** The dialog, if an action waits for confirmation. */
+export function Confirmation() {
+  const action = usePendingAction();
+  return action && action.action !== "edit" && html`<${Dialog} key=${action.number} ...${action} />`;
+}
+
+function Dialog({ connection, queue, select, action, number }) {
+  const me = useMe();
+  const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const [counts, setCounts] = useState(/** @type {DryRun | undefined} */ (undefined));
+  const [error, setError] = useState(/** @type {ApiError | undefined} */ (undefined));
+  const [round, setRound] = useState(0);
+  const [sending, setSending] = useState(false);
+  const waves = useWaves(me.dag_id, action);
+  const label = LABELS[action];
+  useEffect(() => {
+    dialog.current?.showModal();
+    dialog.current?.querySelector("input")?.focus();
+  }, []);
+  useEffect(() => {
+    const controller = new AbortController();
+    setCounts(undefined);
+    setError(undefined);
+    dryRun(connection, queue, select, action, controller.signal).then(setCounts, (problem) => {
+      if (!controller.signal.aborted) setError(problem);
+    });
+    return () => controller.abort();
+  }, [round]);
+  const letters = counts ? counts.parked + (action === "park" ? 0 : counts.redriven) : 0;
+  const confirm = async (event) => {
+    event.preventDefault();
+    const { why, rate, sizes, share } = /** @type {Record<string, string>} */ (Object.fromEntries(new FormData(event.currentTarget)));
+    if (!counts) return;
+    setSending(true);
+    try {
+      const conf = { ...counts.conf, why: why.trim() || null, rate: rate ? Number(rate) : null, ...wavesOf(sizes, share) };
+      const run = await triggerDag(me.dag_id, conf);
+      addRun({ dagId: me.dag_id, runId: run.dag_run_id, connection, action, queue, count: letters });
+      dialog.current?.close();
+    } catch (problem) {
+      setError(explained(problem, me.dag_id));
+      setSending(false);
+    }
+  };
+  return html`
+    <dialog ref=${dialog} class="dialog" aria-labelledby="act-title" onClose=${() => closeDialog(number)}>
+      <form onSubmit=${confirm}>
+        <h2 id="act-title">${label}</h2>
+        <p>${DESCRIPTIONS[action]}</p>
+        <p class="what"><${Badge}>${queue}<//> ${describe(select)}</p>
+        <div class="counted" aria-live="polite">
+          ${!counts && !error && html`<${Loading} what="the count" rows=${2} />`}
+          ${error && html`<${Failure} error=${error} reload=${() => setRound(round + 1)} />`}
+          ${counts && !error && html`<${Counts} counts=${counts} action=${action} letters=${letters} />`}
+        </div>
+        <label>
+          Why <span class="hint">recorded in the audit</span>
+          <input name="why" autocomplete="off" maxlength="200" placeholder="the bank is back, ticket 4711" />
+        </label>
+        ${
+          action !== "in_place" &&
+          html`<label>
+            Letters a second, at most <span class="hint">empty for no limit</span>
+            <input name="rate" type="number" min="0.1" step="any" inputmode="decimal" />
+          </label>`
+        }
+        ${
+          waves &&
+          html`<fieldset class="waves">
+            <legend>Canary and waves</legend>
+            <label>
+              Sizes <span class="hint">empty for all at once</span>
+              <input name="sizes" autocomplete="off" placeholder="10, 100, rest" pattern=${WAVES} title="Numbers with commas between them, and rest as the last one" />
+            </label>
+            <label>
+              Stop where more died again than, % <input name="share" type="number" min="0" max="100" value="20" />
+            </label>
+          </fieldset>`
+        }
+        <div class="buttons">
+          <button type="button" onClick=${() => dialog.current?.close()}>Cancel</button>
+          <button type="submit" class="primary" disabled=${!letters || sending}>
+            ${sending ? "Starting…" : `${label} ${counts ? counted(letters, "letter") : ""}`}
+          </button>
+        </div>
+      </form>
+    </dialog>
+  `;
+}
+
+function Counts({ counts, action, letters }) {
+  const notes = [
+    action === "redrive" && counts.parked && `${counted(counts.parked, "letter")} of them were redriven too often and would be parked.`,
+    counts.failed && `${counted(counts.failed, "letter")} would stay where they are: ${Object.values(counts.failures)[0]}`,
+    counts.uncertain && `${exact(counts.uncertain)} more may be dead; that isn't proved yet.`,
+    counts.undeliverable && `${counted(counts.undeliverable, "job")} match no consumer's filter, and aren't touched.`,
+    ...counts.risks,
+  ].filter(Boolean);
+  if (!letters) {
+    return html`<p class="number"><strong>0</strong> letters match now.</p>
+      <${Notes} notes=${notes} />`;
+  }
+  return html`
+    <p class="number"><strong>${exact(letters)}</strong> ${letters === 1 ? "letter matches" : "letters match"} now</p>
+    ${action !== "park" && html`<p class="hint">Protocol ${counts.protocol}: ${counts.guarantee}</p>`}
+    <${Notes} notes=${notes} />
+  `;
+}
+
+const Notes = ({ notes }) =>
+  notes.length ? html`<ul class="notes">${notes.map((note) => html`<li key=${note}>${note}</li>`)}</ul>` : null;
+
+/** An error of triggering the DAG, with what to do about it. */
+export function explained(problem, dagId) {
+  const message = {
+    403: `Airflow doesn't let you trigger the DAG ${dagId}.`,
+    404: `Airflow has no DAG ${dagId}, which carries out actions. docs/monitor.md says how to install it.`,
+  }[problem.status];
+  return message ? new ApiError(problem.status, problem.code, message) : problem;
+}

@@ -1,0 +1,89 @@
+/** The dead letters of a DAG, over all queues and runs. */
+
+import { AirflowLink, dagAddress } from "../airflow.js";
+import { getGroups, getSnapshot } from "../api.js";
+import { counted, exact } from "../format.js";
+import { html } from "../html.js";
+import { Ago, Empty, Loading, PollError, ServerState } from "../components.js";
+import { usePoll } from "../polling.js";
+import { lettersAddress, queueAddress } from "../routing.js";
+import { asQuery } from "../selection.js";
+import { Table } from "../table.js";
+
+/** @import { ConnectionState, Group, QueueNumbers } from "../api_types" */
+/** @typedef {Group & {connection: string, queue: string}} Row */
+
+const SECONDS = 15;
+/** Queues whose groups are requested at once. */
+const AT_ONCE = 4;
+
+/**
+ * @param {string} dagId
+ * @param {AbortSignal} signal
+ * @returns {Promise<{connections: ConnectionState[], rows: Row[], unread: string[]}>}
+ */
+async function lettersOf(dagId, signal) {
+  const { connections } = await getSnapshot(signal);
+  const waiting = connections.flatMap((item) => item.queues).filter((queue) => queue.declared && (queue.letters?.certain ?? 1) > 0);
+  const query = asQuery({ dag_id: dagId, group_by: ["task_id", "error_class"] });
+  /** @type {Row[]} */
+  const rows = [];
+  /** @type {string[]} */
+  const unread = [];
+  const next = async () => {
+    for (let queue = waiting.shift(); queue; queue = waiting.shift()) await read(queue);
+  };
+  /** @param {QueueNumbers} numbers */
+  const read = async ({ connection, queue }) => {
+    try {
+      const { groups, scan } = await getGroups(connection, queue, query, signal);
+      rows.push(...groups.map((group) => ({ ...group, connection, queue })));
+      if (!scan.scanned_at) unread.push(queue);
+    } catch (error) {
+      if (signal.aborted || error.status === 401 || error.status === 403) throw error;
+      unread.push(queue);
+    }
+  };
+  await Promise.all(Array.from({ length: AT_ONCE }, next));
+  rows.sort((a, b) => b.count - a.count);
+  return { connections, rows, unread };
+}
+
+/** @type {import("../table.js").Column[]} */
+const columns = [
+  {
+    key: "count", label: "Letters", head: true,
+    cell: (row) =>
+      row.select
+        ? html`<a class="number-bad" href=${lettersAddress(row.connection, row.queue, asQuery(row.select))}
+            aria-label=${counted(row.count, "letter")}>${exact(row.count)}</a>`
+        : html`<span class="number-bad">${exact(row.count)}</span>`,
+  },
+  { key: "queue", label: "Queue", cell: (row) => html`<a href=${queueAddress(row.connection, row.queue)}>${row.queue}</a> <span class="aside">${row.connection}</span>` },
+  { key: "task", label: "Task", cell: (row) => html`<code>${row.key.task_id ?? "–"}</code>` },
+  { key: "error", label: "Error", wide: true, cell: (row) => html`<span class="error-text" title=${row.error_message ?? ""}>${[row.key.error_class, row.error_message].filter(Boolean).join(": ") || "–"}</span>` },
+  { key: "first", label: "First", cell: (row) => html`<${Ago} time=${row.first_seen} />` },
+  { key: "last", label: "Last", cell: (row) => html`<${Ago} time=${row.last_seen} />` },
+];
+
+/** The DAG in the address. */
+export function DagView({ query }) {
+  const dagId = query.get("dag_id") ?? "";
+  const poll = usePoll((signal) => lettersOf(dagId, signal), SECONDS, dagId);
+  const found = poll.data;
+  return html`
+    <h1 class="title">Dead letters of this DAG</h1>
+    <p class="why"><${AirflowLink} to=${dagAddress(dagId)}>${dagId}<//></p>
+    <${PollError} poll=${poll} />
+    ${!found && !poll.error && html`<${Loading} what="the dead letters" />`}
+    ${found?.connections.map((item) => html`<${ServerState} key=${item.connection} ...${item} />`)}
+    ${found && found.unread.length > 0 && html`<p class="hint" role="status">Not read yet: ${found.unread.join(", ")}.</p>`}
+    ${
+      found &&
+      (found.rows.length
+        ? html`<div class="panel"><${Table} caption="Dead letters by queue and cause" columns=${columns} rows=${found.rows}
+            rowKey=${(row) => JSON.stringify([row.connection, row.queue, row.key])} /></div>`
+        : html`<${Empty} title="No dead letters">No queue holds a dead letter that a task of this DAG published.<//>`)
+    }
+  `;
+}

@@ -1,0 +1,73 @@
+/** What a queue's dead letters died of, and what to do about them: read when somebody asks for it. */
+
+import { getDiagnosis } from "../api.js";
+import { clock, counted, exact, percent } from "../format.js";
+import { html } from "../html.js";
+import { Badge, Facts, Loading, PollError } from "../components.js";
+import { usePoll } from "../polling.js";
+import { asQuery } from "../selection.js";
+import { lettersAddress } from "../routing.js";
+
+/** Seconds between two diagnoses: each reads the queue's letters. */
+const SECONDS = 60;
+/** @type {Record<string, ["good" | "bad" | "warn" | "info" | "plain", string]>} */
+const ACTIONS = {
+  nothing: ["plain", "nothing to do"],
+  wait: ["bad", "don't redrive yet"],
+  try_a_few: ["good", "try a few"],
+  repair: ["warn", "repair or park"],
+  start_workers: ["warn", "start workers"],
+  add_consumer: ["warn", "add a consumer"],
+};
+
+/** The diagnosis of the selected letters. */
+export function Diagnosis({ connection, queue, select }) {
+  const query = asQuery(select);
+  const poll = usePoll((signal) => getDiagnosis(connection, queue, query, signal), SECONDS, `${connection}/${queue}/diagnosis?${query}`);
+  const diagnosis = poll.data;
+  return html`
+    <section class="diagnosis panel padded" aria-label="Diagnosis">
+      <${PollError} poll=${poll} />
+      ${!diagnosis && !poll.error && html`<${Loading} what="the diagnosis" rows=${3} />`}
+      ${
+        diagnosis &&
+        html`
+          <p><strong>${diagnosis.headline}</strong></p>
+          <ol>${diagnosis.groups.map((group, index) => html`<${Cause} key=${index} ...${{ connection, queue, group }} />`)}</ol>
+          ${diagnosis.letters_left_out > 0 && html`<p class="hint">${counted(diagnosis.letters_left_out, "letter")} of other causes.</p>`}
+          ${diagnosis.uncertain > 0 && html`<p class="hint">${counted(diagnosis.uncertain, "more job")} may be dead.</p>`}
+        `
+      }
+    </section>
+  `;
+}
+
+const named = (items, name) => items.map((item) => `${item[name]} (${exact(item.count)})`).join(", ");
+
+function Cause({ connection, queue, group }) {
+  const [tone, word] = ACTIONS[group.action] ?? ["plain", group.action];
+  const what = [group.error_class, group.error_message].filter(Boolean).join(": ") || group.reason;
+  return html`
+    <li class="cause">
+      <p>
+        <${Badge} tone=${tone}>${word}<//> <a href=${lettersAddress(connection, queue, asQuery(group.select))}>${counted(group.count, "letter")}</a>
+        <span class="aside">${percent(group.share)}</span> ${what}
+      </p>
+      <p>${group.advice}</p>
+      <ul class="notes">${group.evidence.map((line) => html`<li key=${line}>${line}</li>`)}</ul>
+      <${Facts}
+        pairs=${[
+          ["Place", group.error_place && html`<code>${group.error_place}</code>`],
+          ["First", clock(group.first)],
+          ["Last", clock(group.last)],
+          ["Consumer", group.consumer],
+          ["Subjects", named(group.subjects, "subject")],
+          ["Tasks", group.tasks.map((task) => `${task.dag_id}.${task.task_id} (${exact(task.count)})`).join(", ")],
+          ["Releases", named(group.releases, "release")],
+          ["Completed since", group.completed_since == null ? null : exact(group.completed_since)],
+          ["Redriven before", group.redriven ? exact(group.redriven) : null],
+        ]}
+      />
+    </li>
+  `;
+}

@@ -1,0 +1,30 @@
+/** The origin of a job as a link, and the job's name. */
+
+import { AirflowLink, taskAddress } from "../airflow.js";
+import { html } from "../html.js";
+
+/** @import { LetterLine, OriginOfLetter } from "../api_types" */
+
+/** @param {{origin: OriginOfLetter | null, full?: boolean}} props `full` shows the run too */
+export function Origin({ origin, full = false }) {
+  if (!origin) return html`<span class="aside">not by Airflow</span>`;
+  const index = origin.map_index >= 0 ? `[${origin.map_index}]` : "";
+  return html`
+    <${AirflowLink} to=${taskAddress(origin)} title=${`Run ${origin.run_id}`}>${origin.dag_id}.${origin.task_id}${index}<//>
+    ${full && html`<span class="aside">${origin.run_id}</span>`}
+  `;
+}
+
+/** @param {Pick<LetterLine, "job_id" | "origin">} job @returns {string} its id without its origin; a number where it has none */
+export function jobName({ job_id: id, origin }) {
+  const prefix = origin && `${origin.dag_id}/${origin.run_id}/${origin.task_id}/${origin.map_index}/`;
+  if (!prefix || !id.startsWith(prefix)) return id;
+  const rest = id.slice(prefix.length);
+  return rest.startsWith("#") ? `${origin.task_id} job ${rest.slice(1)}` : rest;
+}
+
+/** A job's name as a link, above its sequence. */
+export const JobName = ({ letter, to }) => html`<span class="job">
+  <a class="name" title=${letter.job_id} href=${to}>${jobName(letter)}</a>
+  <span class="aside">seq ${letter.sequence}</span>
+</span>`;

@@ -1,0 +1,89 @@
+/** What views make of data. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { ago, bytes, count, duration, percent, rate } from "../src/format.js";
+import { patchProblem } from "../src/edit_many.js";
+import { asInForm, asStored, kindOf, notEditable } from "../src/views/edit.js";
+import { sortOf } from "../src/views/letters.js";
+import { momentOf } from "../src/zone.js";
+import { jobName } from "../src/views/origin.js";
+import { outcomeTone } from "../src/views/redrives.js";
+import { withLine } from "../src/views/search.js";
+import { attention } from "../src/queue_state.js";
+
+test("numbers for people", () => {
+  assert.deepEqual([count(99_999), count(1_000_000), count(null)], ["99,999", "1M", "–"]);
+  assert.deepEqual([rate(0), rate(0.5), rate(12.34)], ["0/s", "30/min", "12.3/s"]);
+  assert.deepEqual([bytes(1023), bytes(1536)], ["1,023 B", "1.5 KiB"]);
+  assert.deepEqual([duration(59), duration(3700), duration(90_000)], ["59 s", "1 h 1 min", "1 d 1 h"]);
+  assert.deepEqual([percent(0.001), percent(0.5), percent(0)], ["<1 %", "50 %", "0 %"]);
+  assert.equal(ago("2026-01-01T00:00:00Z", Date.parse("2026-01-01T00:03:10Z")), "3 min ago");
+});
+
+test("a job is named as its author named it", () => {
+  const origin = { dag_id: "d", run_id: "r", task_id: "t", map_index: -1 };
+  assert.equal(jobName({ job_id: "d/r/t/-1/order-7", origin }), "order-7");
+  assert.equal(jobName({ job_id: "d/r/t/-1/#3", origin }), "t job 3");
+  assert.equal(jobName({ job_id: "5f0f1f6e-9a9d-4e5c-8a8b-1f0c8e0f7a11", origin: null }), "5f0f1f6e-9a9d-4e5c-8a8b-1f0c8e0f7a11");
+});
+
+test("lines of a difference", () => {
+  assert.deepEqual(["--- a", "+++ b", "@@ -1 +1 @@", "-x", "+y", " z"].map(kindOf), ["place", "place", "place", "removed", "added", ""]);
+});
+
+test("a body that isn't whole can't be edited", () => {
+  assert.match(String(notEditable(/** @type {any} */ ({ payload: { truncated: true } }))), /too large/);
+  assert.match(String(notEditable(/** @type {any} */ ({ payload: null }))), /role/);
+  assert.equal(notEditable(/** @type {any} */ ({ payload: { truncated: false } })), null);
+});
+
+const outcomes = (completed, diedAgain) => ({ completed, died_again: diedAgain, still_running: 0, unknown: 0 });
+
+test("an edit keeps the ends of lines, or isn't offered", () => {
+  const raw = '{\r\n"a": 1\r\n}';
+  assert.equal(asStored(asInForm(raw).replace("1", "2"), raw), '{\r\n"a": 2\r\n}');
+  assert.equal(asStored("a\nb", "x\ny"), "a\nb");
+  for (const mixed of ["a\r\nb\nc", "a\rb", "a\r\nb\rc"]) {
+    assert.match(String(notEditable(/** @type {any} */ ({ payload: { truncated: false, raw: mixed } }))), /several ways/);
+  }
+});
+
+test("a patch is a JSON array", () => {
+  assert.equal(patchProblem('[{"op": "remove", "path": "/a"}]'), null);
+  assert.match(String(patchProblem("{}")), /array/);
+  assert.match(String(patchProblem("[")), /no JSON/);
+});
+
+test("an address with nonsense is the usual view", () => {
+  assert.equal(sortOf("-died_at"), "-died_at");
+  assert.equal(sortOf("drop table"), "sequence");
+  assert.equal(momentOf("yesterday"), null);
+  assert.equal(momentOf("2026-01-01T00:00:00Z"), "2026-01-01T00:00:00Z");
+});
+
+test("a redrive is good only where all of its jobs completed", () => {
+  const redrive = /** @type {any} */ ({ state: "finished", redriven: 87, failed: 0, waves: [], outcomes: outcomes(0, 0) });
+  assert.equal(outcomeTone(redrive), "plain");
+  assert.equal(outcomeTone({ ...redrive, outcomes: outcomes(87, 0) }), "good");
+  assert.equal(outcomeTone({ ...redrive, outcomes: outcomes(80, 7) }), "bad");
+  assert.equal(outcomeTone({ ...redrive, state: "at_gate", outcomes: outcomes(87, 0) }), "warn");
+  // Ten that died again came back once more.
+  const again = { ...redrive, redriven: 97, waves: [{ brought_again: 0 }, { brought_again: 10 }] };
+  assert.equal(outcomeTone({ ...again, outcomes: outcomes(87, 0) }), "good");
+  assert.equal(outcomeTone({ ...again, outcomes: outcomes(86, 0) }), "plain");
+  assert.equal(outcomeTone({ ...redrive, redriven: 0, outcomes: outcomes(0, 0) }), "plain");
+});
+
+test("a search's lines", () => {
+  const empty = { found: [], progress: null, end: null };
+  const found = withLine(empty, /** @type {any} */ ({ type: "found", letter: { sequence: 1 }, where: ["body"] }));
+  assert.equal(found.found.length, 1);
+  assert.deepEqual(withLine(found, { type: "progress", read: 5, of: 9 }).progress, { type: "progress", read: 5, of: 9 });
+});
+
+test("queues that nobody serves come first", () => {
+  const queue = /** @type {any} */ ({ state: "unserved", limits: [], letters: null, dead_in_queue: 0, problem: null });
+  assert.equal(attention(queue), 0);
+  assert.ok(attention({ ...queue, state: "working" }) > 2);
+});
