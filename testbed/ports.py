@@ -44,7 +44,7 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> None:
-    """Lock the port's byte in the file that all processes of this user share; raise OSError where another one has it."""
+    """Lock the port's byte in the file of all processes of this user; raise OSError where another one has it."""
     if port in _claimed:
         raise OSError(f"this process has given port {port} to somebody")
     fcntl.lockf(_claims_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
