@@ -53,6 +53,24 @@ async function cancellationOf(id, stored) {
   }
 }
 
+/** The milliseconds of a duration such as 1h30m, or of a bare number of seconds; undefined where the text is none. */
+function millisecondsOf(duration) {
+  const units = { ns: 1e-6, us: 1e-3, "µs": 1e-3, ms: 1, s: 1e3, m: 6e4, h: 3.6e6, d: 8.64e7, w: 6.048e8 };
+  if (!duration || duration.length > 64) return undefined;
+  if (/^\d+(\.\d+)?$/.test(duration)) return Number(duration) * 1000 || undefined;
+  if (!/^(\d+(\.\d+)?(ns|us|µs|ms|[smhdw]))+$/.test(duration)) return undefined;
+  const parts = [...duration.matchAll(/(\d+(?:\.\d+)?)(ns|us|µs|ms|[smhdw])/g)];
+  return parts.reduce((sum, [, number, unit]) => sum + Number(number) * units[unit], 0) || undefined;
+}
+
+/** Whether a job comes too late; a redriven one that was stored after its expiry doesn't. */
+function isExpired(message, stored) {
+  const text = message.headers?.get("Job-Expires") ?? "";
+  const expires = text.length > 64 ? NaN : Date.parse(/(Z|[+-]\d\d:\d\d)$/i.test(text) ? text : `${text}Z`);
+  const isRedriven = /^[1-9]\d{0,17}$/.test(message.headers?.get("Redrive-Count") ?? "");
+  return expires < Date.now() && !(isRedriven && BigInt(stored) > BigInt(expires) * 1_000_000n);
+}
+
 function nanosecondsOf(timestamp) {
   const [, seconds, decimals = ""] = /^([^.Z+]+)(?:\.(\d+))?Z$/.exec(timestamp);
   return BigInt(Date.parse(`${seconds}Z`)) * 1_000_000n + BigInt(decimals.padEnd(9, "0"));
@@ -80,7 +98,7 @@ async function repeated(request) {
   }
 }
 
-async function storeRecord(message, place, reason) {
+async function storeRecord(message, place, reason, explanation) {
   const set = headers();
   for (const [name, values] of message.headers ?? []) {
     if (!/^nats-/i.test(name) && !name.startsWith("Dead-Letter-")) values.forEach((value) => set.append(name, value));
@@ -88,8 +106,8 @@ async function storeRecord(message, place, reason) {
   set.set("Dead-Letter-Version", "1");
   set.set("Dead-Letter-Sequence", String(place.sequence));
   set.set("Dead-Letter-Subject", message.subject);
-  set.set("Dead-Letter-Reason", "terminated");
-  set.set("Dead-Letter-Explanation", reason);
+  set.set("Dead-Letter-Reason", reason);
+  set.set("Dead-Letter-Explanation", explanation);
   set.set("Nats-Msg-Id", `dead:worker:${queue}:${place.sequence}:${place.stored}:${place.deliveries}`);
   await jetstream.publish(`dead.${queue}.${consumer}.${place.sequence}`, message.data, { headers: set });
 }
@@ -102,19 +120,33 @@ async function work(message) {
     const { why, by } = cancelled;
     return storeEnd(message, place, { type: "io.airflow.jetstream.v1.cancelled", id, job_id: id, why, by });
   }
+  if (isExpired(message, place.stored)) {
+    await storeRecord(message, place, "expired", "delivered after its Job-Expires");
+    return message.term("expired");
+  }
   const waits = config.backoff?.length ? config.backoff : [config.ack_wait];
   const wait = waits[Math.min(place.deliveries, waits.length) - 1];
   const progress = setInterval(() => message.working(), wait / 3_000_000);
   try {
-    const result = await run(message, place);
+    const result = await withinDeadline(run(message, place), message.headers?.get("Job-Deadline"));
     return await storeEnd(message, place, { type: "io.airflow.jetstream.v1.completion", id, job_id: id, result });
   } catch (error) {
     if (!(error instanceof GiveUp)) return message.nak(1000);
-    await storeRecord(message, place, error.message);
+    await storeRecord(message, place, "terminated", error.message);
     return message.term(error.message);
   } finally {
     clearInterval(progress);
   }
+}
+
+async function withinDeadline(attempt, deadline) {
+  const limit = millisecondsOf(deadline);
+  if (limit === undefined) return attempt;
+  let timer;
+  const late = new Promise((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`not done within ${deadline}`)), Math.min(limit, 2 ** 31 - 1));
+  });
+  return Promise.race([attempt, late]).finally(() => clearTimeout(timer));
 }
 
 class GiveUp extends Error {}

@@ -30,12 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT.
 
     :param arguments: the command line without the program's name; by default that of the process
-    :return: the exit status: 0 after a clean stop, 2 if the worker can't start or continue, 3 if too many handlers hang
-        and another process has to take over
+    :return: the exit status: 0 after a clean stop, 1 if ``conform`` finds a broken line of the contract, 2 if the
+        worker can't start or continue, 3 if too many handlers hang and another process has to take over
     """
     options = _parser().parse_args(arguments)
-    configure_logging(options.log_format)
     try:
+        if options.command == "conform":
+            from airflow_provider_jetstream.worker.conformance.command import run_conform
+
+            return asyncio.run(run_conform(options))
+        configure_logging(options.log_format)
         asyncio.run(_run(options))
     except WorkerStuckError as error:
         print(f"jetstream-worker: {error}", file=sys.stderr)
@@ -87,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
         "--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="text, or one JSON object a line"
     )
     run.add_argument("--metrics-port", type=_port, default=None, help="port on which to serve metrics for Prometheus")
+    conform = commands.add_parser("conform", help="try a worker in any language against docs/worker-contract.md")
+    conform.add_argument("--limit", type=_seconds, default=120.0, help="seconds for a trial; five run at once")
+    conform.add_argument("--json", action="store_true", help="print the lines as JSON")
+    conform.add_argument("worker_command", nargs="+", metavar="COMMAND", help="the worker's, behind --")
     return parser
 
 

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
-import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pytest
-
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
-from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.worker import Worker
+from airflow_provider_jetstream.worker.conformance.lines import JOBS, contract_lines
+from airflow_provider_jetstream.worker.conformance.trial import TrialSettings, run_trial
+from testbed.ports import LOOPBACK
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 WORKER = Path(__file__).parents[2] / "example_workers" / "worker.mjs"
-PACKAGE = "nats@2.29.3"
-ODD_ID = "50%25/größer than.>"
 LONG = 60.0
-JOBS = {
-    "plain": None,
-    "odd": ODD_ID,
-    "cancelled": "c",
-    "give up": None,
-    "sleep 5": None,
-    # The events stream refuses its end.
-    "refused end": "x" * 3_000,
-}
 # The mistakes of workers that were written from version 1, and what takes the place of what.
 MISTAKES = {
     "id-in-nanoseconds": ("${place.stored}`);\n  for", "${Number(place.stored) / 1e9}`);\n  for"),
@@ -51,7 +29,16 @@ MISTAKES = {
     "percent-encoding": ('header("Job-Id", 10000)', '(encodeURIComponent(header("Job-Id", 10000) ?? "") || undefined)'),
     "progress-in-time": ("message.working()", "undefined"),
     "cancelled-not-run": ("if (cancelled)", "if (false)"),
-    "record-before-termination": ("await storeRecord(", "void ("),
+    "record-before-termination": (
+        'await storeRecord(message, place, "terminated"',
+        'void (message, place, "terminated"',
+    ),
+    "required-fields": ("timestamp: new Date().toISOString(), ", ""),
+    "earlier-cancellation": ("nanosecondsOf(found.timestamp) >= BigInt(stored)", "true"),
+    "failure-comes-back": ("return message.nak(1000);", "return message.ack();"),
+    # A parser that knows bare numbers only.
+    "deadline": ("if (!duration || duration.length > 64)", "if (!/^[0-9.]+$/.test(duration))"),
+    "expired-not-run": ("return expires < Date.now()", "return expires < 0"),
     "completion-before-acknowledgement": (
         "  await repeated(() => jetstream.publish",
         "  repeated(() => jetstream.publish",
@@ -59,109 +46,17 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(scope="session")
-def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not (npm := shutil.which("npm")):
-        pytest.skip("npm isn't installed")
-    folder = tmp_path_factory.mktemp("node")
-    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
-    if done.returncode:
-        pytest.skip(f"no registry gives {PACKAGE}: {done.stderr.strip().splitlines()[-1:]}")
-    return folder
-
-
-async def broken_lines(connection: NatsPyConnection, name: str, url: str, script: Path) -> set[str]:
-    """Let a worker do one job of each kind, and return which lines of the contract it breaks."""
-    queue = await make_queue(
-        connection,
-        name,
-        consumer={"ack_wait": "2s", "max_deliver": 5},
-        events={"name": f"{name}-events", "max_msg_size": 2_500},
-    )
-    progress = await connection.client.subscribe(f"$JS.ACK.{name}.>")
-    sequences: dict[str, int] = {}
-    for body, job_id in JOBS.items():
-        headers = {JOB_ID: job_id} if job_id else None
-        (sequences[body],) = await publish_jobs(connection, queue, [body], headers=headers)
-    await cancel(connection, queue, "c", "wrong price", "ann")
-    stored = {body: await get_message(connection, name, sequence) for body, sequence in sequences.items()}
-    env = {**os.environ, "NATS_URL": url, "JOB_STREAM": name, "JOB_CONSUMER": "worker"}
-    process = Process.start(["node", str(script)], env=env, log_file=script.with_suffix(".log"))
-
-    async def last_begun() -> bool:
-        assert process.alive, process.output()
-        return "job refused end" in process.output()
-
-    try:
-        await eventually(last_begun, within=LONG)
-        # A worker that waits for the end to be stored never acknowledges this job; another one does soon.
-        for _ in range(20):
-            await asyncio.sleep(0.1)
-            if await get_message(connection, name, sequences["refused end"]) is None:
-                break
-        last = await get_message(connection, name, sequences["refused end"])
-        ends = {
-            body: await last_message(connection, f"{name}-events", f"completed.{name}.worker.{sequence}")
-            for body, sequence in sequences.items()
-        }
-        assert queue.dead_letters is not None
-        record = await last_message(connection, queue.dead_letters.name, f"dead.{name}.worker.{sequences['give up']}")
-        found = _broken(name, sequences, stored, ends, record, last, process.output())
-    finally:
-        process.kill()
-    signals = [message async for message in _received(progress) if message.data == b"+WPI"]
-    slow = str(sequences["sleep 5"])
-    if sum(message.subject.split(".")[-4] == slow for message in signals) < 2:
-        found.add("progress-in-time")
-    await progress.unsubscribe()
-    return found
-
-
-async def _received(subscription: Subscription) -> AsyncIterator[Msg]:
-    while subscription.pending_msgs:
-        yield await subscription.next_msg(timeout=5)
-
-
-def _broken(
-    name: str,
-    sequences: dict[str, int],
-    stored: dict[str, StoredMessage | None],
-    ends: dict[str, StoredMessage | None],
-    record: StoredMessage | None,
-    last: StoredMessage | None,
-    output: str,
+async def broken_lines(
+    connection: NatsPyConnection, name: str, server: tuple[str, int], script: Path, folder: Path
 ) -> set[str]:
-    bodies: dict[str, dict[str, Any]] = {job: json.loads(end.data) if end else {} for job, end in ends.items()}
-    found = set()
-    for job, end in ends.items():
-        job_stored = stored[job]
-        assert job_stored is not None
-        seconds, _, decimals = job_stored.time.removesuffix("Z").partition(".")
-        expected = f"done:{name}:{sequences[job]}:{_nanoseconds(seconds, decimals)}"
-        if end and end.header(MSG_ID) != expected:
-            found.add("id-in-nanoseconds")
-        if end and bodies[job].get("result", 0) is None:
-            found.add("result-left-out")
-    if bodies["odd"].get("job_id") != ODD_ID:
-        found.add("percent-encoding")
-    if "job cancelled" in output or not bodies["cancelled"].get("type", "").endswith(".cancelled"):
-        found.add("cancelled-not-run")
-    if record is None or record.data != b"give up" or ends["give up"] is not None:
-        found.add("record-before-termination")
-    if last is None:
-        found.add("completion-before-acknowledgement")
-    if not bodies["plain"]:
-        found.add("plain job")
-    return found
-
-
-def _nanoseconds(seconds: str, decimals: str) -> int:
-    return int(datetime.fromisoformat(seconds).replace(tzinfo=UTC).timestamp()) * 10**9 + int(decimals.ljust(9, "0"))
+    """Return which lines of the contract a worker breaks."""
+    settings = TrialSettings(server, ["node", str(script)], folder, LONG)
+    trial = await run_trial(connection, settings, name, JOBS)
+    return {line.name for line in contract_lines(trial) if line.problem}
 
 
 async def test_the_worker_keeps_each_line_of_the_contract_and_one_with_a_mistake_breaks_that_line(
-    connection: NatsPyConnection, nats: NatsServer, name: str, node_folder: Path
+    connection: NatsPyConnection, nats: NatsServer, name: str, node_folder: Path, tmp_path: Path
 ) -> None:
     source = WORKER.read_text(encoding="utf-8")
     scripts = {"none": source}
@@ -171,7 +66,7 @@ async def test_the_worker_keeps_each_line_of_the_contract_and_one_with_a_mistake
     for line, script in scripts.items():
         (node_folder / f"{line}.mjs").write_text(script, encoding="utf-8")
     runs = [
-        broken_lines(connection, f"{name}-{number}", nats.url, node_folder / f"{line}.mjs")
+        broken_lines(connection, f"{name}-{number}", (LOOPBACK, nats.port), node_folder / f"{line}.mjs", tmp_path)
         for number, line in enumerate(scripts)
     ]
     found = dict(zip(scripts, await asyncio.gather(*runs), strict=True))
