@@ -1,0 +1,1 @@
+"""Tries a worker in any language against docs/worker-contract.md, and says which lines of it the worker keeps."""

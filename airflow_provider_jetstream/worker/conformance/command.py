@@ -1,0 +1,56 @@
+"""The command ``jetstream-worker conform``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.worker.conformance.conform import conform
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from airflow_provider_jetstream.worker.conformance.lines import Line
+
+_BROKEN: Final = 1
+
+
+async def run_conform(options: argparse.Namespace) -> int:
+    """Run the trials, print each line, and return the exit status: 1 where the worker breaks one."""
+    folder = Path(tempfile.mkdtemp(prefix="conform-"))
+    try:
+        lines = await conform(
+            ConnectionSettings.from_environment(os.environ), options.worker_command, folder, options.limit
+        )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    broken = sum(bool(line.problem) for line in lines)
+    print(_json(lines) if options.json else _text(lines))
+    if not broken:
+        shutil.rmtree(folder, ignore_errors=True)
+        return 0
+    print(f"What the workers printed is in {folder}", file=sys.stderr)
+    return _BROKEN
+
+
+def _json(lines: Sequence[Line]) -> str:
+    return json.dumps(
+        [{"line": line.name, "text": line.text, "problem": line.problem or None} for line in lines], indent=2
+    )
+
+
+def _text(lines: Sequence[Line]) -> str:
+    width = max(len(line.name) for line in lines)
+    rows = [
+        f"{'BROKEN' if line.problem else 'kept':6}  {line.name:{width}}  {line.problem or line.text}" for line in lines
+    ]
+    kept = sum(not line.problem for line in lines)
+    return "\n".join([*rows, f"{kept} of {len(lines)} lines kept"])

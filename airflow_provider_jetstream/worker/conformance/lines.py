@@ -1,0 +1,215 @@
+"""The lines of the contract that a trial without faults shows, and what breaks each of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
+from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES, MSG_ID, end_id
+from airflow_provider_jetstream.jetstream.dead_letters.record import PREFIX
+from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
+from airflow_provider_jetstream.worker.conformance.steps import Step
+from airflow_provider_jetstream.worker.conformance.trial import ACK_WAIT_SECONDS, LARGEST_END, Cancellation, TrialJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.worker.conformance.trial import Trial
+
+_ODD_ID: Final = "50%25/größer than.>"
+_SLOW_SECONDS: Final = 5
+_FEWEST_SIGNALS: Final = _SLOW_SECONDS // ACK_WAIT_SECONDS
+_CANCELLED: Final = "io.airflow.jetstream.v1.cancelled"
+_RECORD_HEADERS: Final = ("Sequence", "Subject", "Reason")
+# In the order of their delivery; a worker that takes one job at a time may stay at the last one for ever.
+JOBS: Final = (
+    TrialJob("plain", "plain"),
+    TrialJob("odd id", "plain", job_id=_ODD_ID),
+    TrialJob("cancelled", "plain", job_id="c", cancelled=Cancellation.AFTER),
+    TrialJob("cancelled before", "plain", job_id="d", cancelled=Cancellation.BEFORE),
+    TrialJob("expired", "plain", headers={JOB_EXPIRES: "2020-02-29T12:00:00+01:00"}),
+    TrialJob("give up", "give up"),
+    TrialJob("fail", "fail", failures=2),
+    TrialJob("deadline", f"sleep {_SLOW_SECONDS}", headers={JOB_DEADLINE: "1s500ms"}, failures=1),
+    TrialJob("slow", f"sleep {_SLOW_SECONDS}"),
+    TrialJob("refused end", "plain", job_id="x" * (LARGEST_END + 500), is_end_refused=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the contract, and whether a worker keeps it.
+
+    :param name: for scripts; it stays the same
+    :param text: what the contract says, in a sentence
+    :param problem: what was found instead; empty where the worker keeps the line
+    """
+
+    name: str
+    text: str
+    problem: str = ""
+
+
+def contract_lines(trial: Trial) -> list[Line]:
+    """Return each line that :data:`JOBS` shows."""
+    return [Line(name, text, one_line(check(trial) or "") or "") for name, text, check in _CHECKS]
+
+
+def _ends(trial: Trial) -> Iterator[tuple[str, StoredMessage, dict[str, Any]]]:
+    for job, messages in trial.ends.items():
+        for message in messages:
+            try:
+                body = json.loads(message.data)
+            except ValueError:
+                body = None
+            yield job, message, body if isinstance(body, dict) else {}
+
+
+def _done_once(trial: Trial, job: str) -> str:
+    if job in trial.left:
+        return f"expected that the job {job!r} leaves the queue, found it there still"
+    if (count := len(trial.ends[job])) != 1:
+        return f"expected one stored end of the job {job!r}, found {count}"
+    return ""
+
+
+def _plain_job(trial: Trial) -> str:
+    return _done_once(trial, "plain")
+
+
+def _required_fields(trial: Trial) -> str:
+    for job, message, body in _ends(trial):
+        model = Cancelled if body.get("type") == _CANCELLED else Completion
+        if "type" not in body:
+            return f"expected the field type, found {shown_value(message.data)}"
+        try:
+            end = model.model_validate_json(message.data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            return f"expected the fields of an end, found at {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        expected = (trial.queue, trial.jobs[job].sequence)
+        if (found := (end.stream, end.stream_seq)) != expected or end.deliveries < 1:
+            return f"expected stream, stream_seq {expected} and deliveries from 1, found {found} and {end.deliveries}"
+    return ""
+
+
+def _id_in_nanoseconds(trial: Trial) -> str:
+    for job, message, _ in _ends(trial):
+        stored = trial.jobs[job]
+        expected = end_id(trial.queue, stored.sequence, _nanoseconds(stored.time))
+        if (found := message.header(MSG_ID)) != expected:
+            return f"expected the {MSG_ID} {expected}, found {shown_value(found)}"
+    return ""
+
+
+def _nanoseconds(time: str) -> int:
+    """Return a time of the server's text in nanoseconds since 1970."""
+    seconds, _, decimals = time.removesuffix("Z").partition(".")
+    return int(datetime.fromisoformat(f"{seconds}+00:00").timestamp()) * NANOSECONDS + int(decimals.ljust(9, "0"))
+
+
+def _result_left_out(trial: Trial) -> str:
+    found = any("result" in body and body["result"] is None for _, _, body in _ends(trial))
+    return 'expected no field result where there is none, found "result": null' if found else ""
+
+
+def _percent_encoding(trial: Trial) -> str:
+    for job, _, body in _ends(trial):
+        found = body.get("job_id", body.get("id") or _ODD_ID)
+        if job == "odd id" and found != _ODD_ID:
+            return f"expected the id {_ODD_ID!r} as it is in the header, found {shown_value(found)}"
+    return ""
+
+
+def _progress_in_time(trial: Trial) -> str:
+    if (count := trial.steps("slow").count(Step.PROGRESS)) >= _FEWEST_SIGNALS:
+        return ""
+    return f"expected at least {_FEWEST_SIGNALS} signals in {_SLOW_SECONDS} s of work, found {count}"
+
+
+def _cancelled_not_run(trial: Trial) -> str:
+    found = [body.get("type") for job, _, body in _ends(trial) if job == "cancelled"]
+    return "" if found == [_CANCELLED] else f"expected one end of type {_CANCELLED}, found {found}"
+
+
+def _earlier_cancellation(trial: Trial) -> str:
+    if problem := _done_once(trial, "cancelled before"):
+        return problem
+    found = [body.get("type") for job, _, body in _ends(trial) if job == "cancelled before"]
+    return f"expected that a job of a later time runs, found {found}" if found == [_CANCELLED] else ""
+
+
+def _dead(trial: Trial, job: str, reason: str | None = None) -> str:
+    if trial.ends[job]:
+        return f"expected no stored end of the job {job!r}, found one"
+    if job in trial.left:
+        return f"expected that the job {job!r} is terminated, found it in the queue still"
+    if not trial.records[job]:
+        return f"expected a record of the job {job!r}, found none"
+    record = trial.records[job][0]
+    missing = [f"{PREFIX}{name}" for name in _RECORD_HEADERS if not record.header(f"{PREFIX}{name}")]
+    if missing or record.data != trial.jobs[job].data:
+        return f"expected the job's body and {', '.join(missing) or 'its headers'}, found {shown_value(record.data)}"
+    if reason and (found := record.header(f"{PREFIX}Reason")) != reason:
+        return f"expected a record of reason {reason}, found {shown_value(found)}"
+    return ""
+
+
+def _record_before_termination(trial: Trial) -> str:
+    if problem := _dead(trial, "give up"):
+        return problem
+    steps = [step for step in trial.steps("give up") if step in {Step.RECORD, Step.TERMINATION}]
+    return "" if steps[:1] == [Step.RECORD] else "expected the record first, found that the job was terminated before"
+
+
+def _completion_before_acknowledgement(trial: Trial) -> str:
+    acknowledged = Step.ACKNOWLEDGEMENT in trial.steps("refused end") or "refused end" not in trial.left
+    return "expected that a job whose end isn't stored stays, found it acknowledged" if acknowledged else ""
+
+
+def _failure_comes_back(trial: Trial) -> str:
+    return _failed(trial, "fail", 2)
+
+
+def _deadline(trial: Trial) -> str:
+    return _failed(trial, "deadline", 1)
+
+
+def _failed(trial: Trial, job: str, times: int) -> str:
+    if trial.ends[job] or job not in trial.left:
+        return f"expected that the job {job!r} fails and stays in the queue, found that it has ended"
+    if (count := trial.steps(job).count(Step.FAILURE)) < times:
+        return f"expected at least {times} -NAK for the job {job!r}, found {count}"
+    return ""
+
+
+def _expired_not_run(trial: Trial) -> str:
+    return _dead(trial, "expired", "expired")
+
+
+_CHECKS: Final[tuple[tuple[str, str, Callable[[Trial], str]], ...]] = (
+    ("plain-job", "the end of a job is stored once, and the job is acknowledged", _plain_job),
+    ("required-fields", "an end has the required fields, of the right types", _required_fields),
+    ("id-in-nanoseconds", "the id of an end has the job's time in whole nanoseconds", _id_in_nanoseconds),
+    ("result-left-out", "an end without a result has no field for it", _result_left_out),
+    ("percent-encoding", "ids are compared and sent as they are", _percent_encoding),
+    ("progress-in-time", "a job that takes long is reported as in progress in each wait", _progress_in_time),
+    ("cancelled-not-run", "a cancelled job isn't run, and its end says so", _cancelled_not_run),
+    ("earlier-cancellation", "a cancellation that is older than a job doesn't count for it", _earlier_cancellation),
+    ("failure-comes-back", "a job that fails is delivered again, and has no end", _failure_comes_back),
+    ("deadline", "an attempt longer than the job's deadline fails", _deadline),
+    ("expired-not-run", "a job delivered after its expiry is terminated with a record", _expired_not_run),
+    ("record-before-termination", "a job is terminated only after its record is stored", _record_before_termination),
+    (
+        "completion-before-acknowledgement",
+        "a job is acknowledged only after its end is stored",
+        _completion_before_acknowledgement,
+    ),
+)

@@ -1,0 +1,135 @@
+"""``jetstream-worker conform`` tries workers in any language, and says which lines of the contract they keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.sent_frames import SentFrameReader
+from testbed.certificates import make_tls
+from testbed.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WORKER = Path(__file__).parents[2] / "example_workers" / "worker.mjs"
+CONTRACT_LINES = 13
+# In progress, completion, acknowledgement, failure, record and termination, killed and cut off before; the last five
+# of them after, too.
+BREAK_OFF_LINES = 2 * (6 + 5)
+HANDLER = """
+import time
+from airflow_provider_jetstream.worker import GiveUpError
+
+def handle(job):
+    word, _, seconds = job.body.decode().partition(" ")
+    if word == "sleep":
+        time.sleep(float(seconds))
+    if word == "fail":
+        raise ValueError("the job says so")
+    if job.body == b"give up":
+        raise GiveUpError("the job says so")
+    return {"length": len(job.body)}
+"""
+
+
+def conform(
+    server: NatsServer, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "conform", *arguments]
+    env = {**os.environ, "NATS_URL": server.url, **(environment or {})}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+
+
+def broken(found: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    lines = json.loads(found.stdout)
+    assert len(lines) == CONTRACT_LINES + BREAK_OFF_LINES, found.stderr
+    assert len({line["line"] for line in lines}) == len(lines)
+    return {line["line"]: line["problem"] for line in lines if line["problem"]}
+
+
+def test_the_javascript_worker_keeps_all_lines_also_where_it_is_killed_or_cut_off(
+    nats: NatsServer, node_folder: Path
+) -> None:
+    script = node_folder / "conforming.mjs"
+    script.write_bytes(WORKER.read_bytes())
+    found = conform(nats, "--json", "--", "node", str(script))
+    assert broken(found) == {}
+    assert found.returncode == 0
+
+
+def test_an_end_with_another_id_after_each_restart_is_found_where_the_worker_is_killed(
+    nats: NatsServer, node_folder: Path
+) -> None:
+    right = "`done:${queue}:${place.sequence}:${place.stored}`"
+    source = WORKER.read_text(encoding="utf-8")
+    assert source.count(right) == 1
+    script = node_folder / "restarted.mjs"
+    script.write_text(source.replace(right, f"{right} + process.pid"), encoding="utf-8")
+    found = conform(nats, "--json", "--", "node", str(script))
+    problems = broken(found)
+    assert found.returncode == 1
+    assert problems["killed-after-completion"] == "expected one stored end, found 2"
+    assert set(problems) <= {"id-in-nanoseconds", "killed-after-completion", "killed-before-acknowledgement"}
+    assert "What the workers printed is in " in found.stderr
+
+
+def test_this_packages_own_worker_keeps_all_lines(nats: NatsServer, tmp_path: Path) -> None:
+    (tmp_path / "conform_handler.py").write_text(HANDLER)
+    program = f"{sys.executable} -m airflow_provider_jetstream.worker.cli run --consumer worker"
+    command = ["sh", "-c", f'exec {program} --queue "$JOB_QUEUE" --handler conform_handler:handle']
+    found = conform(nats, "--", *command, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    assert found.returncode == 0, found.stdout
+    assert found.stdout.splitlines()[-1] == f"{CONTRACT_LINES + BREAK_OFF_LINES} of 35 lines kept"
+    assert found.stderr == ""
+
+
+def test_a_program_that_cant_be_run_or_ends_by_itself_is_named(nats: NatsServer) -> None:
+    absent = conform(nats, "--", "no-such-program")
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert "expected a program that can be run, found 'no-such-program': No such file or directory" in absent.stderr
+    ended = conform(nats, "--", "sh", "-c", "echo no modules; exit 7")
+    assert ended.returncode == 2
+    assert "ends by itself with status 7; it printed last: no modules" in ended.stderr
+
+
+def test_no_stream_is_left(own_nats: NatsServer) -> None:
+    conform(own_nats, "--", "no-such-program")
+    assert own_nats.api("STREAM.NAMES")["total"] == 0
+
+
+def test_a_server_that_a_proxy_cant_read_is_refused(tmp_path: Path) -> None:
+    with NatsServer(tls=make_tls(tmp_path)) as server:
+        found = conform(server, "--", "true")
+    assert found.returncode == 2
+    assert "expected one nats-server without TLS" in found.stderr
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_frames_of_a_client_are_divided_wherever_they_are_cut(size: int) -> None:
+    frames = [
+        b'CONNECT {"verbose":false}\r\n',
+        b"PUB a.b 5\r\nPUB \r\r\n",
+        b"pub  a.b\treply 0\r\n\r\n",
+        b"HPUB c reply 14 16\r\nNATS/1.0\r\nA:\r\nhi\r\n",
+        b"HPUB c 12 12\r\nNATS/1.0\r\n\r\n\r\n",
+        b"PING\r\n",
+    ]
+    data = b"".join(frames)
+    reader = SentFrameReader()
+    found = [frame for start in range(0, len(data), size) for frame in reader.feed(data[start : start + size])]
+    assert [frame.data for frame in found] == frames
+    assert [(frame.subject, frame.payload) for frame in found] == [
+        ("", b""),
+        ("a.b", b"PUB \r"),
+        ("a.b", b""),
+        ("c", b"hi"),
+        ("c", b""),
+        ("", b""),
+    ]
