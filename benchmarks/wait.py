@@ -163,8 +163,8 @@ def _middle(values: Sequence[float]) -> float:
 def _lag_limit(way: Way) -> str:
     """Say how much of the lag is the collector's, whose full passes look at all objects of Airflow as well."""
     return (
-        f"Python's collector alone stops the process for {way.extra(COLLECTOR):.0f} ms in one pass over all objects"
-        f" that Airflow and the triggers hold; without its passes the lag is {way.extra(OWN_LAG):.0f} ms"
+        f"{way.extra(OWN_LAG):.0f} ms of it are not of Python's collector, which stops the process for up to"
+        f" {way.extra(COLLECTOR):.0f} ms in one pass over all objects that Airflow and the triggers hold"
     )
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
-MAX_RECENT = "airflow_provider_jetstream.jetstream.waiting.event_source._MAX_RECENT"
+MAX_RECENT = "airflow_provider_jetstream.jetstream.waiting.event_source._RECENT"
 
 
 async def test_any_number_of_waiters_of_a_connection_share_at_most_four_readers(
@@ -68,7 +68,7 @@ async def test_any_number_of_waiters_of_a_connection_share_at_most_four_readers(
     assert 2 <= readers.max_consumers <= 4
 
 
-@pytest.mark.parametrize("max_recent", [50_000, 40])
+@pytest.mark.parametrize("max_recent", [25_000, 20])
 async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while_ends_arrive(
     connection: NatsPyConnection,
     settings: ConnectionSettings,

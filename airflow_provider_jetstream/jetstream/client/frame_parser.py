@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _MESSAGE = re.compile(rb"MSG ([^ \t\r\n]+) (\d{1,18}) (?:([^ \t\r\n]+) | )?(\d{1,9})\r\n")
 _MESSAGE_WITH_HEADERS = re.compile(rb"HMSG ([^ \t\r\n]+) (\d{1,18}) (?:([^ \t\r\n]+) | )?(\d{1,9}) (\d{1,9})\r\n")
 _END_OF_MESSAGE = b"\r\n"
+# A read brings hundreds of messages, whose callbacks together would hold the event loop for twenty milliseconds.
+_AT_ONCE = 64
 _UNHANDLED = (ValueError, LookupError, TypeError, AttributeError)
 
 
@@ -57,23 +59,31 @@ class FrameParser(Parser):
         self.buf.extend(data)
         while self.buf:
             if self.state == AWAITING_CONTROL_LINE:
-                self._hand_over_run()
+                is_cut_short = self._hand_over_run()
                 # The client reads on without a pause while there is something to read.
                 await pause_if_due()
+                if is_cut_short:
+                    continue
                 if not self.buf:
                     return
             parsed = await (self._parse_line() if self.state == AWAITING_CONTROL_LINE else self._parse_payload())
             if not parsed:
                 return
 
-    def _hand_over_run(self) -> None:
-        """Hand whole messages of raw subscriptions to their callbacks, until something else is next."""
+    def _hand_over_run(self) -> bool:
+        """Hand whole messages of raw subscriptions to their callbacks, until something else is next or they are many.
+
+        :return: whether they are many
+        """
         callbacks = self.raw_callbacks
         if not callbacks:
-            return
+            return False
         data, position, count, total = bytes(self.buf), 0, 0, 0
         try:
-            while match := _MESSAGE.match(data, position) or _MESSAGE_WITH_HEADERS.match(data, position):
+            for _ in range(_AT_ONCE):
+                match = _MESSAGE.match(data, position) or _MESSAGE_WITH_HEADERS.match(data, position)
+                if match is None:
+                    return False
                 subject, number, reply, *sizes = match.groups()
                 body = start = match.end()
                 end = start + int(sizes[-1])
@@ -87,9 +97,10 @@ class FrameParser(Parser):
                 callback = callbacks.get(int(number))
                 if callback is None or body > end or data[end : end + 2] != _END_OF_MESSAGE:
                     # For another subscription, incomplete or malformed.
-                    break
+                    return False
                 position, count, total = end + 2, count + 1, total + end - body
                 self._call(callback, subject, reply or b"", data[start:body] or None, data[body:end])
+            return True
         finally:
             del self.buf[:position]
             self.nc.stats["in_msgs"] += count

@@ -16,11 +16,12 @@ from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The server takes any case, and spaces or tabs between the fields.
-_MESSAGE = re.compile(
-    rb"(?:PUB|(HPUB))[ \t]+([^ \t\r\n]+)[ \t]+(?:[^ \t\r\n]+[ \t]+)??(?(1)(\d{1,9})[ \t]+)(\d{1,9})[ \t]*\r\n",
-    re.IGNORECASE,
-)
+_SEPARATOR = re.compile(rb"[ \t]+")
+# The sizes at the end of each verb's line; the server takes verbs in any case.
+_SIZES = {b"PUB": 1, b"HPUB": 2}
+# Verb and subject; a reply subject may follow.
+_FIELDS = 2
+_DIGITS = 18
 _END_OF_LINE = b"\r\n"
 
 
@@ -61,13 +62,14 @@ class SentFrameReader:
                 raise WireError(f"expected a line of a NATS client, found {len(self._rest)} bytes without an end")
             return None
         line = self._rest[: end + len(_END_OF_LINE)]
-        if (match := _MESSAGE.fullmatch(line)) is None:
+        fields = _SEPARATOR.split(line.strip(b" \t\r\n"))
+        sizes = _SIZES.get(fields[0].upper(), 0)
+        if not sizes or len(fields) < _FIELDS + sizes or not all(map(bytes.isdigit, fields[-sizes:])):
             return SentFrame(line)
-        _, subject, header_size, text = match.groups()
-        if (size := int(text)) > MESSAGE:
+        size, header_size = int(fields[-1][:_DIGITS]), int(fields[-2][:_DIGITS]) if sizes > 1 else 0
+        if size > MESSAGE:
             raise WireError(f"expected a message of at most {MESSAGE} bytes, found one of {size}")
-        whole = len(line) + size + len(_END_OF_LINE)
-        if len(self._rest) < whole:
+        begin, end = len(line), len(line) + size
+        if len(self._rest) < (whole := end + len(_END_OF_LINE)):
             return None
-        begin = len(line) + int(header_size or 0)
-        return SentFrame(self._rest[:whole], decode_text(subject), self._rest[begin : len(line) + size])
+        return SentFrame(self._rest[:whole], decode_text(fields[1]), self._rest[begin + header_size : end])

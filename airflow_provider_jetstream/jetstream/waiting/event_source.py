@@ -10,6 +10,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import completion_filter, completion_subject, ended_job_time
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
 from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, parse_end
+from airflow_provider_jetstream.jetstream.waiting.recent_events import RecentEvents
 from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-    from airflow_provider_jetstream.jetstream.waiting.stream_tail import TailedMessage
+from airflow_provider_jetstream.jetstream.waiting.stream_tail import TailedMessage
 
 # A new waiter is seconds behind its cursor, or minutes after a restart; older ends are read again.
-_MAX_RECENT = 50_000
+_RECENT = 25_000
 # Seconds in which further waiters share one reading of the backlog.
 _JOIN_DELAY = 0.05
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -63,10 +64,9 @@ class EndSource:
         # Workers of version 1 of the contract state a job's time in microseconds, and so does this.
         self._created_nanoseconds = (self._created - _EPOCH) // timedelta(microseconds=1) * 1_000
         self._on_end = on_end
-        # By the job's sequence, in the order in which they were read.
-        self._recent: dict[int, JobEnd] = {}
-        # By digest, likewise.
-        self._recent_reports: dict[str, AdvisoryReport] = {}
+        # By the job's sequence, and by its digest.
+        self._recent: RecentEvents[int, JobEnd] = RecentEvents(_RECENT)
+        self._recent_reports: RecentEvents[str, AdvisoryReport] = RecentEvents(_RECENT)
         # Every end stored from here on has been read or will be.
         self._low = start
         self._backlog_start: int | None = None
@@ -153,13 +153,11 @@ class EndSource:
         if end is None or self._is_of_earlier_stream(message, end) or self._is_of_other_subject(message.subject, end):
             return
         latest = end
-        if earlier := self._recent.pop(end.sequence, None):
+        if earlier := self._recent.get(end.sequence):
             # The ack metric of a completed job adds nothing to its completion, and the backlog has older ends.
             latest = max(earlier, end, key=lambda end: (end.has_result, end.event_sequence))
-        self._recent[end.sequence] = latest
-        if len(self._recent) > _MAX_RECENT:
-            oldest = self._recent.pop(next(iter(self._recent)))
-            self._low = max(self._low, oldest.event_sequence + 1)
+        self._recent.put(end.sequence, latest, latest.event_sequence)
+        self._low = max(self._low, self._recent.dropped_upto + 1)
         self._on_end(self, end)
 
     def _is_of_earlier_stream(self, message: TailedMessage, end: JobEnd) -> bool:
@@ -177,9 +175,8 @@ class EndSource:
         if (digest := reported_job(message.subject, message.data)) is None:
             return
         report = AdvisoryReport(digest, message.sequence, message.stored_at)
-        earlier = self._recent_reports.pop(digest, report)
-        self._recent_reports[digest] = max(earlier, report, key=lambda report: report.event_sequence)
-        if len(self._recent_reports) > _MAX_RECENT:
-            oldest = self._recent_reports.pop(next(iter(self._recent_reports)))
-            self._low = max(self._low, oldest.event_sequence + 1)
+        earlier = self._recent_reports.get(digest) or report
+        latest = max(earlier, report, key=lambda report: report.event_sequence)
+        self._recent_reports.put(digest, latest, latest.event_sequence)
+        self._low = max(self._low, self._recent_reports.dropped_upto + 1)
         self._on_report(report)

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.worker.conformance.lines import Line
-from airflow_provider_jetstream.worker.conformance.steps import Step
+from airflow_provider_jetstream.worker.conformance.steps import WorkerStep
 from airflow_provider_jetstream.worker.conformance.trial import BreakOff, TrialJob
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.conformance.trial import Trial
 
-_PROGRESS: Final = TrialJob(Step.PROGRESS.value, "sleep 3")
+_PROGRESS: Final = TrialJob(WorkerStep.PROGRESS.value, "sleep 3")
 # What a job has to be for its worker to take a step.
 _JOBS: Final = (
     _PROGRESS,
-    TrialJob(Step.COMPLETION.value, "plain"),
-    TrialJob(Step.ACKNOWLEDGEMENT.value, "plain"),
-    TrialJob(Step.FAILURE.value, "fail", failures=2),
-    TrialJob(Step.RECORD.value, "give up"),
-    TrialJob(Step.TERMINATION.value, "give up"),
+    TrialJob(WorkerStep.COMPLETION.value, "plain"),
+    TrialJob(WorkerStep.ACKNOWLEDGEMENT.value, "plain"),
+    TrialJob(WorkerStep.FAILURE.value, "fail", failures=2),
+    TrialJob(WorkerStep.RECORD.value, "give up"),
+    TrialJob(WorkerStep.TERMINATION.value, "give up"),
 )
-_GIVEN_UP: Final = {Step.RECORD, Step.TERMINATION}
+_GIVEN_UP: Final = {WorkerStep.RECORD, WorkerStep.TERMINATION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class BreakOffTrial:
     @property
     def break_offs(self) -> list[BreakOff]:
         """Where the worker is broken off."""
-        return [BreakOff(job.name, Step(job.name), self.after) for job in self.jobs]
+        return [BreakOff(job.name, WorkerStep(job.name), self.after) for job in self.jobs]
 
     def lines(self, trial: Trial) -> list[Line]:
         """Return a line for each step."""
@@ -60,15 +60,15 @@ class BreakOffTrial:
         what = "killed" if self.kills else "cut off"
         when = "when the server has got, but not answered," if self.after else "just before"
         text = f"a worker that is {what} {when} its {job.name} loses no job, and none has two ends"
-        return Line(f"{self.name}-{job.name}", text, _problem(trial, Step(job.name)))
+        return Line(f"{self.name}-{job.name}", text, _problem(trial, WorkerStep(job.name)))
 
 
-def _problem(trial: Trial, step: Step) -> str:
+def _problem(trial: Trial, step: WorkerStep) -> str:
     job = step.value
     if any(fault.at.sequence == trial.jobs[job].sequence for fault in trial.proxy.faults):
         return f"expected the worker's {job} within the time limit, found none"
     ends, is_left = len(trial.ends[job]), job in trial.left
-    if step is Step.FAILURE:
+    if step is WorkerStep.FAILURE:
         return "" if is_left and not ends else "expected that the job stays in the queue, found that it has ended"
     if is_left:
         return "expected that the job leaves the queue within the time limit, found it there still"

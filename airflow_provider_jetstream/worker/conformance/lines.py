@@ -14,8 +14,8 @@ from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPI
 from airflow_provider_jetstream.jetstream.dead_letters.record import PREFIX
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
-from airflow_provider_jetstream.worker.conformance.steps import Step
-from airflow_provider_jetstream.worker.conformance.trial import ACK_WAIT_SECONDS, LARGEST_END, Cancellation, TrialJob
+from airflow_provider_jetstream.worker.conformance.steps import WorkerStep
+from airflow_provider_jetstream.worker.conformance.trial import ACK_WAIT_SECONDS, LARGEST_END, TrialJob, WhenCancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,8 +32,8 @@ _RECORD_HEADERS: Final = ("Sequence", "Subject", "Reason")
 JOBS: Final = (
     TrialJob("plain", "plain"),
     TrialJob("odd id", "plain", job_id=_ODD_ID),
-    TrialJob("cancelled", "plain", job_id="c", cancelled=Cancellation.AFTER),
-    TrialJob("cancelled before", "plain", job_id="d", cancelled=Cancellation.BEFORE),
+    TrialJob("cancelled", "plain", job_id="c", cancelled=WhenCancelled.AFTER),
+    TrialJob("cancelled before", "plain", job_id="d", cancelled=WhenCancelled.BEFORE),
     TrialJob("expired", "plain", headers={JOB_EXPIRES: "2020-02-29T12:00:00+01:00"}),
     TrialJob("give up", "give up"),
     TrialJob("fail", "fail", failures=2),
@@ -129,7 +129,7 @@ def _percent_encoding(trial: Trial) -> str:
 
 
 def _progress_in_time(trial: Trial) -> str:
-    if (count := trial.steps("slow").count(Step.PROGRESS)) >= _FEWEST_SIGNALS:
+    if (count := trial.steps("slow").count(WorkerStep.PROGRESS)) >= _FEWEST_SIGNALS:
         return ""
     return f"expected at least {_FEWEST_SIGNALS} signals in {_SLOW_SECONDS} s of work, found {count}"
 
@@ -165,12 +165,16 @@ def _dead(trial: Trial, job: str, reason: str | None = None) -> str:
 def _record_before_termination(trial: Trial) -> str:
     if problem := _dead(trial, "give up"):
         return problem
-    steps = [step for step in trial.steps("give up") if step in {Step.RECORD, Step.TERMINATION}]
-    return "" if steps[:1] == [Step.RECORD] else "expected the record first, found that the job was terminated before"
+    steps = [step for step in trial.steps("give up") if step in {WorkerStep.RECORD, WorkerStep.TERMINATION}]
+    return (
+        ""
+        if steps[:1] == [WorkerStep.RECORD]
+        else "expected the record first, found that the job was terminated before"
+    )
 
 
 def _completion_before_acknowledgement(trial: Trial) -> str:
-    acknowledged = Step.ACKNOWLEDGEMENT in trial.steps("refused end") or "refused end" not in trial.left
+    acknowledged = WorkerStep.ACKNOWLEDGEMENT in trial.steps("refused end") or "refused end" not in trial.left
     return "expected that a job whose end isn't stored stays, found it acknowledged" if acknowledged else ""
 
 
@@ -185,7 +189,7 @@ def _deadline(trial: Trial) -> str:
 def _failed(trial: Trial, job: str, times: int) -> str:
     if trial.ends[job] or job not in trial.left:
         return f"expected that the job {job!r} fails and stays in the queue, found that it has ended"
-    if (count := trial.steps(job).count(Step.FAILURE)) < times:
+    if (count := trial.steps(job).count(WorkerStep.FAILURE)) < times:
         return f"expected at least {times} -NAK for the job {job!r}, found {count}"
     return ""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.sent_frames import SentFrameReader
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.worker.conformance.steps import SentStep, step_of
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ _HOST: Final = "127.0.0.1"
 _CHUNK: Final = 65_536
 # For the server to act on the last frame that it gets.
 _SECONDS_TO_ACT: Final = 0.3
+_SECONDS_TO_END: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class StepProxy:
     broken_off: Callable[[], object] = lambda: None
     seen: list[SentStep] = field(default_factory=list)
     port: int = 0
+    _open: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -55,10 +58,21 @@ class StepProxy:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward the bytes of one connection."""
-        with suppress(OSError):
+        if task := asyncio.current_task():
+            self._open[task] = writer
+            task.add_done_callback(self._open.pop)
+        with suppress(OSError, WireError):
             link = _Link(self, reader, writer, *await asyncio.open_connection(*self.server))
             await link.run()
         writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for writer in self._open.values():
+            writer.transport.abort()
+        # They end by themselves: asyncio complains of a connection whose task is cancelled.
+        if self._open:
+            await asyncio.wait(tuple(self._open), timeout=_SECONDS_TO_END)
 
     def fault_at(self, sent: SentStep) -> Fault | None:
         """Note a step, and return the fault that it meets; the fault doesn't occur again."""
@@ -123,3 +137,4 @@ async def step_proxy(proxy: StepProxy) -> AsyncIterator[StepProxy]:
         yield proxy
     finally:
         server.close()
+        await proxy.close()

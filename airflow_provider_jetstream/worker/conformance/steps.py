@@ -16,7 +16,7 @@ _ACKNOWLEDGEMENT: Final = re.compile(
 _STORED: Final = re.compile(r"(completed|dead)\.([^.]+)\.([^.]+)\.(\d{1,18})")
 
 
-class Step(Enum):
+class WorkerStep(Enum):
     """What a worker sends about a job; the value names it in the lines of a report."""
 
     PROGRESS = "in-progress"
@@ -31,16 +31,16 @@ class Step(Enum):
 class SentStep(NamedTuple):
     """A step, and the stream sequence of the job that it is about."""
 
-    step: Step
+    step: WorkerStep
     sequence: int
 
 
-_STORED_STEPS: Final = {"completed": Step.COMPLETION, "dead": Step.RECORD}
+_STORED_STEPS: Final = {"completed": WorkerStep.COMPLETION, "dead": WorkerStep.RECORD}
 _ANSWERS: Final = {
-    b"+WPI": Step.PROGRESS,
-    b"-NAK": Step.FAILURE,
-    b"+TERM": Step.TERMINATION,
-    b"+ACK": Step.ACKNOWLEDGEMENT,
+    b"+WPI": WorkerStep.PROGRESS,
+    b"-NAK": WorkerStep.FAILURE,
+    b"+TERM": WorkerStep.TERMINATION,
+    b"+ACK": WorkerStep.ACKNOWLEDGEMENT,
 }
 
 
@@ -52,7 +52,7 @@ def step_of(frame: SentFrame, queue: str, consumer: str) -> SentStep | None:
     elif match := _ACKNOWLEDGEMENT.fullmatch(frame.subject):
         stream, name, sequence = match.groups()
         # An empty answer acknowledges too, and so does one that the server doesn't know.
-        step = _ANSWERS.get(frame.payload.partition(b" ")[0], Step.ACKNOWLEDGEMENT)
+        step = _ANSWERS.get(frame.payload.partition(b" ")[0], WorkerStep.ACKNOWLEDGEMENT)
     else:
         return None
     return SentStep(step, int(sequence)) if (stream, name) == (queue, consumer) else None

@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker.conformance.foreign_worker import ForeignWorker, running
 from airflow_provider_jetstream.worker.conformance.step_proxy import Fault, StepProxy, step_proxy
-from airflow_provider_jetstream.worker.conformance.steps import SentStep, Step
+from airflow_provider_jetstream.worker.conformance.steps import SentStep, WorkerStep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -37,7 +37,7 @@ _DELIVERIES: Final = 20
 _LOOK_EVERY: Final = 0.2
 
 
-class Cancellation(Enum):
+class WhenCancelled(Enum):
     """When a job's id is cancelled."""
 
     NEVER = "never"
@@ -59,7 +59,7 @@ class TrialJob:
     body: str
     job_id: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
-    cancelled: Cancellation = Cancellation.NEVER
+    cancelled: WhenCancelled = WhenCancelled.NEVER
     failures: int = 0
     is_end_refused: bool = False
 
@@ -73,7 +73,7 @@ class BreakOff:
     """
 
     job: str
-    step: Step
+    step: WorkerStep
     after: bool
 
 
@@ -111,7 +111,7 @@ class Trial:
     records: dict[str, list[StoredMessage]] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
 
-    def steps(self, job: str) -> list[Step]:
+    def steps(self, job: str) -> list[WorkerStep]:
         """Return what the worker has sent about a job, in its order."""
         sequence = self.jobs[job].sequence
         return [sent.step for sent in self.proxy.seen if sent.sequence == sequence]
@@ -119,9 +119,9 @@ class Trial:
     async def is_settled(self, connection: Connection, job: TrialJob) -> bool:
         """Return whether nothing more is expected of a job."""
         steps = self.steps(job.name)
-        if job.failures and steps.count(Step.FAILURE) >= job.failures:
+        if job.failures and steps.count(WorkerStep.FAILURE) >= job.failures:
             return True
-        if job.is_end_refused and Step.COMPLETION in steps:
+        if job.is_end_refused and WorkerStep.COMPLETION in steps:
             return True
         return await get_message(connection, self.queue, self.jobs[job.name].sequence) is None
 
@@ -187,10 +187,10 @@ async def _wait_until_settled(
 
 async def _publish(connection: Connection, queue: WorkQueue, job: TrialJob) -> StoredMessage:
     headers = dict(job.headers) | ({JOB_ID: job.job_id} if job.job_id else {})
-    if job.cancelled is Cancellation.BEFORE:
+    if job.cancelled is WhenCancelled.BEFORE:
         await cancel(connection, queue, job.job_id, by="conform")
     ack = await store(connection, f"{queue.name}.jobs", job.body.encode(), headers)
-    if job.cancelled is Cancellation.AFTER:
+    if job.cancelled is WhenCancelled.AFTER:
         await cancel(connection, queue, job.job_id, by="conform")
     stored = await get_message(connection, queue.name, ack.sequence)
     if stored is None:
@@ -217,6 +217,6 @@ async def _queue(connection: Connection, name: str, folder: Path) -> AsyncIterat
         await provision(connection, queue)
         yield queue, file
     finally:
-        for stream in (name, f"{name}-dead", f"{name}-events"):
+        for stream in (name, *queue.companion_names()):
             with suppress(ApiError):
                 await connection.api(f"STREAM.DELETE.{stream}")
