@@ -31,10 +31,13 @@ REDRIVES := $(sort $(wildcard tests/server/test_redrive*.py))
 
 # These call Airflow's classes in the test's own process; no scheduler runs for them.
 CALLED := $(addsuffix .py,$(addprefix tests/airflow/test_airflow_,completion_trigger hook migration monitor_large \
-	monitor_service monitor_truth provision_warnings redrive_operator stats triggers))
+	monitor_service monitor_truth provision_warnings redrive_operator stats system triggers))
 
-AIRFLOW := $(filter-out $(CALLED),$(sort $(wildcard tests/airflow/test_*.py)))
-AIRFLOW_TO_O := $(filter-out $(CALLED),$(sort $(wildcard tests/airflow/test_airflow_[a-o]*.py)))
+# Needs PostgreSQL and the packages by which Airflow uses it.
+DATABASE_RESTARTS := tests/airflow/test_airflow_database_restarts.py
+
+AIRFLOW := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard tests/airflow/test_*.py)))
+AIRFLOW_TO_O := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard tests/airflow/test_airflow_[a-o]*.py)))
 
 # Airflow's tests share one Airflow for each half of their files; they mostly wait, as those of server, faults and
 # documents do. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share one browser,
@@ -62,6 +65,11 @@ test-beside-spark: $(UV) chromium
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)
+
+# Airflow's database, scheduler and triggerer killed while messages start DAGs, on PostgreSQL.
+.PHONY: test-database-restarts
+test-database-restarts: $(UV)
+	$(RUN) --isolated --group database pytest -s $(DATABASE_RESTARTS)
 
 # The monitor page in Airflow 3.1, 3.2 and the locked version, inside Airflow's own UI.
 test-ui-versions: $(UV) chromium

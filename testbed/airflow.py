@@ -34,7 +34,7 @@ class AirflowNotReadyError(RuntimeError):
 
 
 class Airflow(AirflowClient):
-    """One Airflow on sqlite with the LocalExecutor; as a client it is the user ``admin``.
+    """One Airflow with the LocalExecutor, on sqlite where ``env`` names no database; as a client it is ``admin``.
 
     :param home: its ``AIRFLOW_HOME``
     :param connections: connection ids and the connections in JSON form
@@ -141,6 +141,14 @@ class Airflow(AirflowClient):
         """Kill the scheduler with SIGKILL and start another."""
         self._components.pop("scheduler").kill()
         self._start_component("scheduler", _SERVERS["scheduler"])
+
+    def restart_ended(self) -> list[str]:
+        """Start the components again that have ended, as their supervisor does, and return their names."""
+        ended = [name for name, process in self._components.items() if not process.alive]
+        for name in ended:
+            self._components.pop(name)
+            self._start_component(name, _SERVERS.get(name, _TRIGGERER))
+        return ended
 
     def wait_for_dags(self, *dag_ids: str, timeout: float = 180.0) -> None:
         """Wait until DAGs are parsed, and unpause them."""

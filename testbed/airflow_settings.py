@@ -104,13 +104,14 @@ def database_path(home: Path) -> Path:
 def migrate(home: Path, env: Mapping[str, str], python: str, template_db: Path | None) -> None:
     """Create the metadata database, as a copy of a template where there is one.
 
-    ``template_db`` is a folder with a migrated database per version of Airflow; a missing one is added.
+    ``template_db`` is a folder with a migrated sqlite database per version of Airflow; a missing one is added.
     """
     database = database_path(home)
     if database.exists():
         return
     version = importlib.metadata.version("apache-airflow")
-    template = template_db / f"airflow-{version}.db" if template_db else None
+    is_sqlite = env["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"].startswith("sqlite")
+    template = template_db / f"airflow-{version}.db" if template_db and is_sqlite else None
     if template and template.exists():
         _copy(template, database)
         return

@@ -79,6 +79,12 @@ SERVER_CASES = (
         "inspection overview running_lint discovery",
     ),
     _server(
+        FLOW,
+        "events",
+        "messages and deaths ring; a task takes each message once; what is withdrawn or away is waited for",
+        "doorbell consume_operator letter_watch payload_mode payload_faults",
+    ),
+    _server(
         ATTACK,
         "hostile jobs and entries",
         "whatever a job, a header, an advisory or an entry holds, the next one is done",
@@ -156,6 +162,12 @@ AIRFLOW_CASES = (
         "redrive operator",
         "letters are redriven once, and awaited",
         ("tests/airflow/test_airflow_redrive_operator.py",),
+    ),
+    Case(
+        FLOW,
+        "events",
+        "messages and deaths start runs, and each order is done once",
+        ("tests/airflow/test_airflow_orders_by_event.py", "tests/airflow/test_airflow_dead_letter_watch.py"),
     ),
     Case(
         FLOW,

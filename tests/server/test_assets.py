@@ -26,10 +26,12 @@ from airflow_provider_jetstream.assets.stream_asset import (
 )
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.operators.consume import JetStreamConsumeOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
-from testbed.queues import make_dead_letters, make_queue
+from airflow_provider_jetstream.worker import Delivery, GiveUpError
+from testbed.queues import CONSUMER, make_dead_letters, make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -184,6 +186,38 @@ async def test_publishing_and_redriving_say_what_they_did(
     event = lineage_event(await asyncio.to_thread(redrive.get_openlineage_facets_on_complete, None))
     assert [dataset["name"] for dataset in event["inputs"]] == [f"{name}-dead"]
     assert event["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 3
+
+
+async def test_consuming_says_how_many_messages_had_which_outcome(
+    connection: NatsPyConnection, name: str, namespace: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3})
+    jobs, letters = queue_asset(queue, nats_conn_id=CONNECTION), dead_letter_asset(queue, nats_conn_id=CONNECTION)
+    await publish_jobs(connection, queue, ["done", "bad", "done"])
+
+    def handle(job: Delivery) -> str:
+        if job.body == b"bad":
+            raise GiveUpError("no such order")
+        return "secret of a message"
+
+    consume = JetStreamConsumeOperator(
+        task_id="consume",
+        work_queue=queue,
+        consumer=CONSUMER,
+        handler=handle,
+        nats_conn_id=CONNECTION,
+        outlets=[jobs, letters],
+    )
+    extras = await asyncio.to_thread(finished, consume, jobs, letters)
+    assert extras[jobs.uri] == {
+        "run_id": "r", "consumer": CONSUMER, "deliveries": 3, "counts": {"completed": 2, "given_up": 1}
+    }  # fmt: skip
+    # The task reads the queue; what becomes a dead letter isn't its product.
+    assert extras[letters.uri] == {}
+    event = lineage_event(await asyncio.to_thread(DefaultExtractor(consume).extract_on_complete, None))
+    assert [(dataset["namespace"], dataset["name"]) for dataset in event["inputs"]] == [(namespace, name)]
+    assert event["outputs"] == []
+    assert "secret" not in json.dumps([event, extras])
 
 
 async def test_what_an_author_says_of_an_event_stays(connection: NatsPyConnection, name: str, namespace: str) -> None:
