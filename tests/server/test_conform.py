@@ -42,9 +42,9 @@ def handle(job):
 def conform(
     server: NatsServer, *arguments: str, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "conform", *arguments]
+    command = [sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "conform", "--limit", "240", *arguments]
     env = {**os.environ, "NATS_URL": server.url, **(environment or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=env)
 
 
 def broken(found: subprocess.CompletedProcess[str]) -> dict[str, str]:

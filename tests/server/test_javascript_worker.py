@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 WORKER = Path(__file__).parents[2] / "example_workers" / "worker.mjs"
-LONG = 60.0
+LONG = 150.0
 # The mistakes of workers that were written from version 1, and what takes the place of what.
 MISTAKES = {
     "id-in-nanoseconds": ("${place.stored}`);\n  for", "${Number(place.stored) / 1e9}`);\n  for"),

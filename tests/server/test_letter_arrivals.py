@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 from airflow.sdk import Asset, AssetWatcher
 
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -20,6 +22,7 @@ from airflow_provider_jetstream.jetstream.waiting import letter_arrivals
 from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters
 from airflow_provider_jetstream.triggers import dead_letter, reported_letters
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
+from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from testbed.nats_server import NatsServer
 
 # Longer than any test: what ends a wait is an entry, not the time.
 _LONG = 3_600.0
@@ -233,6 +235,36 @@ async def test_a_watcher_without_a_server_goes_on(
         await eventually(lambda: len(warnings) >= 2)
         assert await events.none_within(0)
     assert all(problem in text for text in warnings), warnings
+
+
+async def test_a_watcher_whose_permissions_are_withdrawn_says_so_and_goes_on_when_they_are_back(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter, "_FIRST_PAUSE", 0.2)
+    warnings = list[str]()
+    log = SimpleNamespace(info=print, warning=lambda text, *values: warnings.append(text % values))
+    monkeypatch.setattr(DeadLetterTrigger, "log", log)
+    users = "authorization {{ users: [{{user: admin, password: p}}, {{user: watcher, password: p, permissions: {}}}] }}"
+    with NatsServer(config=users.format("{}")) as server:
+        form = {"conn_type": "nats", "host": server.url, "login": "watcher", "password": "p", "extra": {"timeout": 2}}
+        monkeypatch.setenv("AIRFLOW_CONN_NATS_ARRIVALS", json.dumps(form))
+        admin = connection_settings({"servers": (server.url,), "user": "admin", "password": "p", "timeout": 5})
+        async with connect(admin) as connection:
+            queue = await make_queue(connection, name)
+            async with Events(watcher(queue)) as events:
+                await die(connection, queue, "before")
+                assert (await events.next())["sequences"] == [[1, 1]]
+                server.config = users.format('{publish: {deny: ["$JS.API.>"]}}')
+                server.reload()
+                await eventually(lambda: any("JS106" in text or "$JS.API" in text for text in warnings))
+                await die(connection, queue, "meanwhile")
+                seen = len(warnings)
+                assert await events.none_within(2.0)
+                # Ever more rarely: after 0.2 s, 0.4 s, 0.8 s, …
+                assert len(warnings) - seen <= 6, warnings
+                server.config = users.format("{}")
+                server.reload()
+                assert (await events.next())["sequences"] == [[2, 2]]
 
 
 async def test_a_clock_that_is_behind_the_servers_delays_nothing(
