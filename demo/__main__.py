@@ -66,12 +66,13 @@ def run_demo(
     airflow = Airflow(folder / "airflow", dags, connections=connections(nats), env=report_settings(folder))
     ledger = folder / "orders.jsonl"
     workers: list[Process] = []
-    show("starting Airflow: API server, scheduler, DAG processor, triggerer")
+    show(f"starting Airflow at {airflow.url}: user {airflow.user}, password admin")
     try:
         airflow.start(DAG_ID)
         airflow.unpause(DAG_ID)
         run_id = airflow.trigger(DAG_ID)
-        show(f"run {run_id} of the DAG {DAG_ID} started; the UI is at {airflow.url}")
+        show(f"run {run_id} of the DAG {DAG_ID} started: {airflow.url}/dags/{DAG_ID} shows its tasks,")
+        show(f"  {airflow.url}/plugin/jetstream its queue with the dead letters")
         seen: dict[str, str] = {}
 
         def follow(_: dict[str, Any]) -> None:
@@ -151,8 +152,9 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
 def keep_running(airflow: Airflow) -> None:
     """Keep everything running until the user interrupts."""
     airflow.unpause(SHOP)
-    show(f"The Airflow UI is at {airflow.url}, user {airflow.user}, password admin. Ctrl-C stops it all.")
+    show(f"The Airflow UI stays at {airflow.url}: user {airflow.user}, password admin. Ctrl-C stops it all.")
     show(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a publisher keep one of them busy.")
+    show("  Open one that has dead letters, select a group of them, and redrive it.")
     while True:
         time.sleep(3600)
 

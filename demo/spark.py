@@ -100,8 +100,17 @@ def redrive_demo(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
         if run["state"] != "success":
             raise DemoError(failure_text(airflow, DAG_ID, run_id))
         show(summary(airflow, run_id, ledger))
+        show(
+            f"The report on the dead letters stays: {keep_report(Path(airflow.xcom(DAG_ID, run_id, 'report')['page']))}"
+        )
     finally:
         worker.terminate(10)
+
+
+def keep_report(page: Path) -> Path:
+    """Move the page of a report out of the demo's folder, which is removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="jetstream-report-"))
+    return Path(shutil.copy(page, folder / page.name))
 
 
 async def publish(nats: NatsServer) -> None:
