@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.sent_frames import SentFrameReader
 from testbed.certificates import make_tls
 from testbed.nats_server import NatsServer
+from testbed.processes import Process
+from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +27,7 @@ CONTRACT_LINES = 13
 # In progress, completion, acknowledgement, failure, record and termination, killed and cut off before; the last five
 # of them after, too.
 BREAK_OFF_LINES = 2 * (6 + 5)
+TRIALS = 5
 HANDLER = """
 import time
 from airflow_provider_jetstream.worker import GiveUpError
@@ -97,6 +102,35 @@ def test_a_program_that_cant_be_run_or_ends_by_itself_is_named(nats: NatsServer)
     ended = conform(nats, "--", "sh", "-c", "echo no modules; exit 7")
     assert ended.returncode == 2
     assert "ends by itself with status 7; it printed last: no modules" in ended.stderr
+
+
+def test_a_worker_that_does_nothing_keeps_no_line(nats: NatsServer) -> None:
+    found = conform(nats, "--json", "--limit", "1", "--", "sleep", "60")
+    assert len(broken(found)) == CONTRACT_LINES + BREAK_OFF_LINES
+    assert found.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_an_interruption_leaves_neither_streams_nor_workers(
+    own_nats: NatsServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    mark = f"60.{os.getpid()}"
+    command = [sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "conform", "--", "sleep", mark]
+    env = {**os.environ, "NATS_URL": own_nats.url}
+    process = Process.start(command, env=env, log_file=tmp_path / "conform.log")
+    try:
+        await eventually(lambda: len(sleeping(mark)) == TRIALS)
+        os.kill(process.pid, number)
+        await eventually(lambda: not process.alive)
+    finally:
+        process.kill()
+    assert (process.returncode, sleeping(mark)) == (130, [])
+    assert "Traceback" not in process.output()
+    assert own_nats.api("STREAM.NAMES")["total"] == 0
+
+
+def sleeping(mark: str) -> list[int]:
+    return [found.pid for found in psutil.process_iter(["cmdline"]) if found.info["cmdline"] == ["sleep", mark]]
 
 
 def test_no_stream_is_left(own_nats: NatsServer) -> None:

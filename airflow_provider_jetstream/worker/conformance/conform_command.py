@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,15 +22,26 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.conformance.lines import Line
 
 _BROKEN: Final = 1
+_INTERRUPTED: Final = 130
 
 
 async def run_conform(options: argparse.Namespace) -> int:
-    """Run the trials, print each line, and return the exit status: 1 where the worker breaks one."""
+    """Run the trials, print each line, and return the exit status: 1 where the worker breaks one.
+
+    SIGINT and SIGTERM end the trials, whose workers and queues are removed then.
+    """
+    if task := asyncio.current_task():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     folder = Path(tempfile.mkdtemp(prefix="conform-"))
     try:
         lines = await conform(
             ConnectionSettings.from_environment(os.environ), options.worker_command, folder, options.limit
         )
+    except asyncio.CancelledError:
+        shutil.rmtree(folder, ignore_errors=True)
+        print("jetstream-worker: interrupted; the queues of the trials are removed", file=sys.stderr)
+        return _INTERRUPTED
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

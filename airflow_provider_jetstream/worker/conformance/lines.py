@@ -59,7 +59,7 @@ class Line:
 
 def contract_lines(trial: Trial) -> list[Line]:
     """Return each line that :data:`JOBS` shows."""
-    return [Line(name, text, one_line(check(trial) or "") or "") for name, text, check in _CHECKS]
+    return [Line(name, text, one_line(check(trial)) or "") for name, text, check in _CHECKS]
 
 
 def _ends(trial: Trial) -> Iterator[tuple[str, StoredMessage, dict[str, Any]]]:
@@ -84,6 +84,11 @@ def _plain_job(trial: Trial) -> str:
     return _done_once(trial, "plain")
 
 
+def _any_end(trial: Trial, job: str) -> str:
+    """Return the problem that a line about ends can't be seen without one."""
+    return "" if trial.ends[job] else f"expected a stored end of the job {job!r} to look at, found none"
+
+
 def _required_fields(trial: Trial) -> str:
     for job, message, body in _ends(trial):
         model = Cancelled if body.get("type") == _CANCELLED else Completion
@@ -97,7 +102,7 @@ def _required_fields(trial: Trial) -> str:
         expected = (trial.queue, trial.jobs[job].sequence)
         if (found := (end.stream, end.stream_seq)) != expected or end.deliveries < 1:
             return f"expected stream, stream_seq {expected} and deliveries from 1, found {found} and {end.deliveries}"
-    return ""
+    return _any_end(trial, "plain")
 
 
 def _id_in_nanoseconds(trial: Trial) -> str:
@@ -106,7 +111,7 @@ def _id_in_nanoseconds(trial: Trial) -> str:
         expected = end_id(trial.queue, stored.sequence, _nanoseconds(stored.time))
         if (found := message.header(MSG_ID)) != expected:
             return f"expected the {MSG_ID} {expected}, found {shown_value(found)}"
-    return ""
+    return _any_end(trial, "plain")
 
 
 def _nanoseconds(time: str) -> int:
@@ -117,7 +122,7 @@ def _nanoseconds(time: str) -> int:
 
 def _result_left_out(trial: Trial) -> str:
     found = any("result" in body and body["result"] is None for _, _, body in _ends(trial))
-    return 'expected no field result where there is none, found "result": null' if found else ""
+    return 'expected no field result where there is none, found "result": null' if found else _any_end(trial, "plain")
 
 
 def _percent_encoding(trial: Trial) -> str:
@@ -125,7 +130,7 @@ def _percent_encoding(trial: Trial) -> str:
         found = body.get("job_id", body.get("id") or _ODD_ID)
         if job == "odd id" and found != _ODD_ID:
             return f"expected the id {_ODD_ID!r} as it is in the header, found {shown_value(found)}"
-    return ""
+    return _any_end(trial, "odd id")
 
 
 def _progress_in_time(trial: Trial) -> str:
@@ -174,7 +179,10 @@ def _record_before_termination(trial: Trial) -> str:
 
 
 def _completion_before_acknowledgement(trial: Trial) -> str:
-    acknowledged = WorkerStep.ACKNOWLEDGEMENT in trial.steps("refused end") or "refused end" not in trial.left
+    steps = trial.steps("refused end")
+    acknowledged = WorkerStep.ACKNOWLEDGEMENT in steps or "refused end" not in trial.left
+    if WorkerStep.COMPLETION not in steps and not acknowledged:
+        return "expected that the worker tries to store an end, which the server refuses; found none"
     return "expected that a job whose end isn't stored stays, found it acknowledged" if acknowledged else ""
 
 
