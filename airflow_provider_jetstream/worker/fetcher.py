@@ -33,6 +33,8 @@ _NO_WAIT_EXPIRES = (0.02, 0.16)
 _FALLBACK_NO_WAIT_EXPIRES = (0.005, 0.005)
 _REQUESTS_PENDING = "Requests Pending"
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
+# The server sends it, with status 409, after the last message of a request that names bytes (2.10 to 2.15).
+_COMPLETED = "Batch Completed"
 
 
 class PullSource(Protocol):
@@ -166,7 +168,7 @@ class ConsumerFetcher:
         if subject != b"%b%d" % (self._prefix, self._requests):
             return
         status, description = parse_status(headers)
-        if status not in NO_MESSAGES:
+        if status not in NO_MESSAGES and description != _COMPLETED:
             self._refusal = f"{description} (status {status})"
         self._has_pending_requests = description == _REQUESTS_PENDING
         self._ended.set()

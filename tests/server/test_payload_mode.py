@@ -88,6 +88,19 @@ async def test_watchers_of_one_consumer_share_one_pull_and_each_gets_every_messa
     assert {payload["encoding"] for number, payload in watchers.stored if number} == {"json"}
 
 
+async def test_full_batches_follow_each_other_without_a_pause(
+    connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server ends a request that names bytes by a status, "Batch Completed", once all its messages came."""
+    queue = await make_queue(connection, name, consumer=PATIENT | {"max_ack_pending": 500})
+    await publish_jobs(connection, queue, [str(number) for number in range(400)])
+    with caplog.at_level(logging.WARNING):
+        async with StreamWatchers(payload_trigger(queue, batch_size=5)) as watchers:
+            await eventually(lambda: is_empty(connection, queue))
+    assert sorted(watchers.sequences()) == list(range(1, 401))
+    assert "are pulled, trying again" not in caplog.text
+
+
 async def _pulls(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
     return bool((await consumer_info(connection, queue.name, CONSUMER))["num_waiting"] == count)
 
