@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.dead_letters import preservation
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive import copies
+from airflow_provider_jetstream.jetstream.redrive import copies, requeueing, stored_letters
 from airflow_provider_jetstream.jetstream.redrive import steps as steps_module
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -38,6 +38,7 @@ from testbed.queues import eventually, make_dead_letters, make_queue, process_al
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -55,9 +56,11 @@ class Killed(BaseException):
 
 
 @contextmanager
-def killed(monkeypatch: pytest.MonkeyPatch, function: str, *, after: bool = True) -> Iterator[None]:
-    """End a redrive just after it has called a function of its steps, or in place of that."""
-    call = getattr(steps_module, function)
+def killed(
+    monkeypatch: pytest.MonkeyPatch, function: str, *, after: bool = True, module: ModuleType = steps_module
+) -> Iterator[None]:
+    """End a redrive just after it has called a function of a module, or in place of that."""
+    call = getattr(module, function)
 
     async def call_and_end(*args: Any, **options: Any) -> None:
         if after:
@@ -65,7 +68,7 @@ def killed(monkeypatch: pytest.MonkeyPatch, function: str, *, after: bool = True
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps_module, function, call_and_end)
+        patch.setattr(module, function, call_and_end)
         try:
             yield
         except Killed:
@@ -359,6 +362,24 @@ async def test_what_is_no_intent_is_passed_over(
     done = await process_all(connection, queue)
     await asyncio.sleep(0.2)
     assert await finish(connection, queue, COPY, done) == dict.fromkeys("abc", 1)
+
+
+@NEXT
+async def test_a_parked_record_of_a_job_that_was_requeued_since_is_no_letter(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest
+) -> None:
+    """The redrive that parked it was killed before the original was removed; the one in place, before the entries."""
+    if connection.server_version < (2, 14):
+        pytest.skip("consumers are reset since 2.14")
+    queue = await begin(connection, name, consumer={"ack_wait": "50ms", "sample_freq": "100%"})
+    with killed(monkeypatch, "remove_originals", after=False, module=stored_letters):
+        await redrive_dead_letters(connection, queue, PARK)
+    with killed(monkeypatch, "remove_entries", after=False, module=requeueing):
+        await redrive_dead_letters(connection, queue, IN_PLACE)
+    done = await process_all(connection, queue)
+    assert done == dict.fromkeys("abc", 1)
+    assert (await find_dead_letters(connection, queue, Selection(parked=True))).letters == ()
+    assert await finish(connection, queue, again, done) == dict.fromkeys("abc", 1)
 
 
 async def test_intents_of_an_earlier_queue_of_the_same_name_do_not_count(

@@ -30,6 +30,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     death_entries,
     is_handled,
     last_consumer,
+    parked_entries,
     stored_entries,
     valid_since,
 )
@@ -272,7 +273,7 @@ class Classifier:
         audited = await audit.last_record(sequence) if audit else None
         if audited and audited.action == "redriven":
             return Status.REDRIVEN
-        for entry in reversed([entry for entry in entries if entry.kind == EntryKind.PARKED]):
+        for entry in parked_entries(entries, audited):
             if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, entry):
                 death, job, why, origin = parked
                 letter = self._letter(job, BodySource.COPY, death, None, preserved=True, parked=why, origin=origin)

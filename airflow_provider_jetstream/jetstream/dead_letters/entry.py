@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
@@ -92,6 +92,17 @@ def valid_since(message: StoredMessage, consumer: ConsumerState, audited: Letter
     if audited and audited.in_place:
         times.append(audited.at)
     return max(times)
+
+
+def parked_entries(entries: Sequence[Entry], audited: LetterRecord | None) -> list[Entry]:
+    """Return the records of a parked job that is gone from its queue, the last one first.
+
+    :param audited: the last action on the job that the audit has. A redrive may have parked a job and been killed
+        before it removed the original, which was requeued in place since and may have run: such a record doesn't count
+    """
+    requeued_at = audited.at if audited and audited.in_place else None
+    parked = [entry for entry in entries if entry.kind == EntryKind.PARKED]
+    return [entry for entry in reversed(parked) if requeued_at is None or entry.recorded_at >= requeued_at]
 
 
 def last_consumer(entries: Iterable[Entry]) -> str | None:
