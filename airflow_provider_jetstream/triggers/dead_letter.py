@@ -23,6 +23,7 @@ from airflow_provider_jetstream.tasks.template_values import (
 )
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 from airflow_provider_jetstream.triggers.short_collections import SHORT_COLLECTIONS
+from airflow_provider_jetstream.triggers.watcher_arguments import dict_of_text, dicts_as_texts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -74,7 +75,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         nats_conn_id: str = JetStreamHook.default_conn_name,
         deferred_at: float | None = None,
     ) -> None:
-        queue = load_queue(work_queue)
+        queue = load_queue(dict_of_text(work_queue))
         declared = queue.model_dump(mode="json", exclude_unset=True)
         super().__init__(
             nats_conn_id=nats_conn_id,
@@ -84,7 +85,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         )
         check_flags(census=census, only_new_groups=only_new_groups)
         self.min_count = parse_count("min_count", min_count, 1)
-        self.select = selection_as_json(parse_selection(select))
+        self.select = selection_as_json(parse_selection(dict_of_text(select)))
         self.older_than = parse_span("older_than", older_than).total_seconds()
         self.group_by = list(group_fields(group_by))
         self.only_new_groups = only_new_groups
@@ -111,7 +112,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments that recreate the trigger elsewhere; never a secret."""
         path, arguments = super().serialize()
-        return path, arguments | ({"deferred_at": None} if self.is_watcher else {})
+        return path, dicts_as_texts(arguments | {"deferred_at": None}) if self.is_watcher else arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire once for the sensor; for a watcher each time that letters arrive, without an end.

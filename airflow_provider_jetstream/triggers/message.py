@@ -17,6 +17,7 @@ from airflow_provider_jetstream.triggers.message_payload import (
     require_payload_mode,
 )
 from airflow_provider_jetstream.triggers.payload_options import PayloadOptions
+from airflow_provider_jetstream.triggers.watcher_arguments import dict_of_text, dicts_as_texts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Hashable
@@ -68,7 +69,7 @@ class JetStreamMessageTrigger(BaseEventTrigger):
             )
         if mode == PAYLOAD:
             require_payload_mode()
-        queue = load_queue(work_queue)
+        queue = load_queue(dict_of_text(work_queue))
         queue.consumer(consumer)
         self.work_queue = queue.model_dump(mode="json", exclude_unset=True)
         self.consumer = consumer
@@ -79,16 +80,14 @@ class JetStreamMessageTrigger(BaseEventTrigger):
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the class path and the arguments that recreate the trigger elsewhere; never a secret."""
-        return (
-            f"{type(self).__module__}.{type(self).__name__}",
-            {
-                "work_queue": self.work_queue,
-                "consumer": self.consumer,
-                "mode": self.mode,
-                "nats_conn_id": self.nats_conn_id,
-                **(self.payload.as_json() if self.payload else {"interval": self.interval}),
-            },
-        )
+        arguments = {
+            "work_queue": self.work_queue,
+            "consumer": self.consumer,
+            "mode": self.mode,
+            "nats_conn_id": self.nats_conn_id,
+            **(self.payload.as_json() if self.payload else {"interval": self.interval}),
+        }
+        return f"{type(self).__module__}.{type(self).__name__}", dicts_as_texts(arguments)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Fire an event whenever messages wait, and again while they do; of the mode ``doorbell``.

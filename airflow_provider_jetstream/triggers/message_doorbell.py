@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import TypeAlias
 
+    from airflow_provider_jetstream.jetstream.inspection.waiting_messages import WaitingMessages
+
     # A trigger's is Airflow's own kind.
     TriggerLog: TypeAlias = Any
 
@@ -43,7 +45,7 @@ async def ring(
     minutes, and the bell goes on when the problem is gone. A trigger that raised would be started anew by Airflow
     every two seconds.
 
-    :param interval: seconds from one ring to the next at least; they double while messages wait without a break
+    :param interval: seconds from one ring to the next at least; they double while messages wait that have rung
     """
     problems = _Problems(f"{stream}/{consumer}", log)
     rings = _Rings(interval)
@@ -58,11 +60,12 @@ async def ring(
                     problems.clear()
                     if found is None:
                         continue
+                    rings.look(found)
                     if (left := rings.seconds_left()) > 0:
-                        await asyncio.sleep(left)
+                        await asyncio.sleep(min(left, interval))
                         continue
                     yield found.as_json()
-                    rings.note()
+                    rings.note(found)
         except Exception as error:  # noqa: BLE001 - such as that of a connection id which Airflow doesn't know
             await asyncio.sleep(problems.note(error))
 
@@ -72,18 +75,27 @@ class _Rings:
 
     def __init__(self, interval: float) -> None:
         self._shortest = self._interval = interval
-        self._next_at = 0.0
+        self._rung_at = self._next_at = -LONGEST_INTERVAL
+        self._deliveries = self._taken_at = 0
 
     def rest(self) -> None:
-        """Note that no message waits."""
+        """Note that no message waits of those that rang."""
         self._interval = self._shortest
+        self._next_at = self._rung_at + self._shortest
+
+    def look(self, found: WaitingMessages) -> None:
+        """Note what waits now: others than those that rang, once as many were delivered since, or by a new consumer."""
+        if not self._deliveries <= found.deliveries < self._taken_at:
+            self.rest()
 
     def seconds_left(self) -> float:
         return self._next_at - time.monotonic()
 
-    def note(self) -> None:
+    def note(self, found: WaitingMessages) -> None:
         """Note an event."""
-        self._next_at = time.monotonic() + self._interval
+        self._deliveries, self._taken_at = found.deliveries, found.deliveries + found.waiting
+        self._rung_at = time.monotonic()
+        self._next_at = self._rung_at + self._interval
         self._interval = max(self._shortest, min(2 * self._interval, LONGEST_INTERVAL))
 
 

@@ -15,6 +15,7 @@ from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.triggers.message_event import message_event
 from airflow_provider_jetstream.triggers.payload_options import PayloadOptions
+from airflow_provider_jetstream.triggers.watcher_arguments import dict_of_text
 from airflow_provider_jetstream.worker.errors import InvalidBodyError
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def payload_producer(arguments: Mapping[str, Any]) -> SharedStreamProducer:
     options = PayloadOptions.of(
         {field.name: arguments[field.name] for field in fields(PayloadOptions) if field.name in arguments}
     )
-    return MessageProducer(arguments["nats_conn_id"], arguments["work_queue"], arguments["consumer"], options)
+    queue = dict_of_text(arguments["work_queue"])
+    return MessageProducer(arguments["nats_conn_id"], queue, arguments["consumer"], options)
 
 
 async def payload_events(form: BodyForm, shared_stream: AsyncIterator[TakenMessage]) -> AsyncIterator[TriggerEvent]:

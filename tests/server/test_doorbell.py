@@ -115,6 +115,24 @@ async def test_it_rings_again_while_messages_wait_ever_more_rarely_and_at_once_w
 
 
 @pytest.mark.usefixtures("nats_connection")
+async def test_messages_that_wait_after_those_that_rang_were_taken_ring_as_soon_as_the_first(
+    connection: NatsPyConnection, name: str
+) -> None:
+    """At each look messages wait, but others than before: the runs do theirs."""
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await publish_jobs(connection, queue, "ab")
+    async with Rings(doorbell(queue, interval=1)) as rings:
+        for number in range(1, 6):
+            await eventually(lambda number=number: len(rings.times) == number)  # type: ignore[misc]
+            await publish_jobs(connection, queue, "cd")
+            for message in await pull_jobs(connection, queue, 2):
+                await message.ack_sync()
+        await eventually(lambda: len(rings.times) == 6)
+    # With doubled intervals, the last one would be 16 seconds.
+    assert max(later - earlier for earlier, later in pairwise(rings.times)) < 6
+
+
+@pytest.mark.usefixtures("nats_connection")
 async def test_a_message_that_is_being_done_rings_no_bell_until_its_worker_has_died(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -39,16 +39,18 @@ class WaitingMessages:
 
     :param waiting: how many haven't been delivered yet, or 1 where all that wait were delivered before
     :param in_flight: how many were delivered and aren't settled; those that wait for another delivery are among them
+    :param deliveries: how many deliveries the consumer has made so far; it begins anew where it is reset or recreated
     """
 
     stream: str
     consumer: str
     waiting: int
     in_flight: int
+    deliveries: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON."""
-        return asdict(self)
+        """Return what an event says."""
+        return {name: value for name, value in asdict(self).items() if name != "deliveries"}
 
 
 async def wait_for_messages(
@@ -82,7 +84,9 @@ async def wait_for_messages(
             if await _probe(connection, stream, config):
                 info = await consumer_info(connection, stream, consumer)
                 if info["num_pending"] or info["num_ack_pending"]:
-                    return WaitingMessages(stream, consumer, info["num_pending"] or 1, info["num_ack_pending"])
+                    deliveries = int(info["delivered"]["consumer_seq"])
+                    waiting, in_flight = info["num_pending"] or 1, info["num_ack_pending"]
+                    return WaitingMessages(stream, consumer, waiting, in_flight, deliveries)
                 # The request was refused for another reason, such as too many open requests.
             await asyncio.sleep(_CONFIRM_AFTER)
         if time.monotonic() >= end:
