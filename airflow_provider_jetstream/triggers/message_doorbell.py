@@ -60,12 +60,12 @@ async def ring(
                     problems.clear()
                     if found is None:
                         continue
-                    rings.look(found)
+                    rings.note_waiting(found)
                     if (left := rings.seconds_left()) > 0:
                         await asyncio.sleep(min(left, interval))
                         continue
                     yield found.as_json()
-                    rings.note(found)
+                    rings.note_event(found)
         except Exception as error:  # noqa: BLE001 - such as that of a connection id which Airflow doesn't know
             await asyncio.sleep(problems.note(error))
 
@@ -83,7 +83,7 @@ class _Rings:
         self._interval = self._shortest
         self._next_at = self._rung_at + self._shortest
 
-    def look(self, found: WaitingMessages) -> None:
+    def note_waiting(self, found: WaitingMessages) -> None:
         """Note what waits now: others than those that rang, once as many were delivered since, or by a new consumer."""
         if not self._deliveries <= found.deliveries < self._taken_at:
             self.rest()
@@ -91,7 +91,7 @@ class _Rings:
     def seconds_left(self) -> float:
         return self._next_at - time.monotonic()
 
-    def note(self, found: WaitingMessages) -> None:
+    def note_event(self, found: WaitingMessages) -> None:
         """Note an event."""
         self._deliveries, self._taken_at = found.deliveries, found.deliveries + found.waiting
         self._rung_at = time.monotonic()

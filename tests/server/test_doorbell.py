@@ -25,6 +25,7 @@ from airflow_provider_jetstream.operators.consume import JetStreamConsumeOperato
 from airflow_provider_jetstream.triggers import message_doorbell
 from airflow_provider_jetstream.triggers.message import JetStreamMessageTrigger
 from airflow_provider_jetstream.worker import Delivery, GiveUpError
+from testbed.foreign_programs import pull
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, small_queue
 
@@ -155,11 +156,11 @@ async def test_a_message_that_a_waiting_worker_takes_rings_no_bell(connection: N
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     async with Rings(doorbell(queue)) as rings:
         for body in "abc":
-            pulling = asyncio.create_task(pull_jobs(connection, queue, 1))
+            # One request that stays open: between two, a message waits.
+            pulling = asyncio.create_task(_pull_one(connection, name))
             await eventually(lambda: _has_open_requests(connection, name, 2))
             await publish_jobs(connection, queue, body)
-            (message,) = await pulling
-            await message.ack_sync()
+            await (await pulling).ack_sync()
         assert rings.payloads == []
 
 
@@ -179,6 +180,11 @@ async def test_an_idle_bell_asks_about_once_in_half_its_time_limit(connection: N
         await eventually(lambda: len(requests) >= before + 6)
         # A pair of requests, the second open for a second: half of the time limit of the connection.
         assert time.monotonic() - began >= 1.9
+
+
+async def _pull_one(connection: NatsPyConnection, stream: str) -> Msg:
+    (message,) = [message async for message in pull(connection.client, stream, CONSUMER, batch=1, expires=20)]
+    return message
 
 
 async def _has_open_requests(connection: NatsPyConnection, stream: str, count: int) -> bool:

@@ -25,6 +25,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
+    COPIES,
     Entry,
     EntryKind,
     death_entries,
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
-
-_COPIES = (EntryKind.COPY, EntryKind.PROVEN_COPY)
 
 
 @dataclass(slots=True)
@@ -179,7 +178,7 @@ class Classifier:
     ) -> DeadLetter | Status:
         audited = await audit.last_record(message.sequence) if audit else None
         if consumer is None:
-            copies = [entry for entry in entries if entry.kind in _COPIES]
+            copies = [entry for entry in entries if entry.kind in COPIES]
             preserved = any(entry.recorded_at >= message.stored_at for entry in copies)
             death = self._death_without_entry(message, None)
             letter = self._letter(message, BodySource.QUEUE, death, None, preserved=preserved, entries=entries)
@@ -251,7 +250,7 @@ class Classifier:
         if audited and not audited.in_place:
             return Status.HANDLED if audited.action == "handled" else Status.REDRIVEN
         message, source = await self.archive.find(sequence) if self.archive else None, BodySource.ARCHIVE
-        copies = [entry for entry in entries if entry.kind in _COPIES and entry.recorded_at >= self.snapshot.created_at]
+        copies = [entry for entry in entries if entry.kind in COPIES and entry.recorded_at >= self.snapshot.created_at]
         if message is None and copies:
             merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, copies)
             message, source = merged.job, BodySource.COPY
@@ -339,12 +338,3 @@ class Classifier:
                 if last is not None and last.stored_at >= self.snapshot.created_at:
                     return last.stored_at
         return None
-
-
-def is_preserved(entries: Sequence[Entry], result: DeadLetter | NotDead) -> bool:
-    """Return whether a job has a copy in the dead letter queue, or needs none."""
-    if isinstance(result, DeadLetter):
-        return result.preserved
-    if result.status == Status.VANISHED:
-        return any(entry.kind in (EntryKind.COPY, EntryKind.PROVEN_COPY) for entry in entries)
-    return result.status in (Status.COMPLETED, Status.HANDLED) or not result.stored

@@ -18,7 +18,6 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.concurrency import in_order
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import is_preserved
 from airflow_provider_jetstream.jetstream.dead_letters.continued_index import current_index
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -35,7 +34,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
 from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status, is_preserved
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
