@@ -121,6 +121,11 @@ api-types: $(UV)
 contract-files: $(UV)
 	$(RUN) python -m testbed.contract_files
 
+# Writes docs/reference anew, from the code.
+.PHONY: reference
+reference: $(UV)
+	$(RUN) python -m testbed.reference
+
 web/node_modules: web/package-lock.json
 	@command -v npm >/dev/null || { echo "web/ needs Node 20 or later with npm: install the package nodejs" >&2; exit 1; }
 	npm --prefix web ci --no-audit --no-fund --ignore-scripts
