@@ -5,7 +5,7 @@ RUN := $(UV) run --locked
 # Airflow and Spark start some hundred Python processes. Without cached bytecode each of them compiles its imports again:
 # a Spark session then starts in 32 s instead of 8 s.
 unexport PYTHONDONTWRITEBYTECODE
-CODE := airflow_provider_jetstream testbed demo docker example_dags example_workers benchmarks tests
+CODE := airflow_provider_jetstream docs testbed demo docker example_dags example_workers benchmarks tests
 
 .PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-page-load bench-redrive bench-scan bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
@@ -120,6 +120,17 @@ api-types: $(UV)
 .PHONY: contract-files
 contract-files: $(UV)
 	$(RUN) python -m testbed.contract_files
+
+# Writes docs/reference anew, from the code.
+.PHONY: reference
+reference: $(UV)
+	$(RUN) python -m testbed.reference
+
+# Builds the documentation as a site, .cache/site/index.html; a link that leads nowhere is an error.
+.PHONY: site
+site: $(UV)
+	$(UV) run --isolated --locked --only-group docs \
+		sphinx-build --fail-on-warning --keep-going --nitpicky --builder html docs .cache/site
 
 web/node_modules: web/package-lock.json
 	@command -v npm >/dev/null || { echo "web/ needs Node 20 or later with npm: install the package nodejs" >&2; exit 1; }

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
+from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _PARAM = re.compile(r":(?:param|ivar) (\w+): (.*?)(?=\n\s*:|\Z)", re.DOTALL)
@@ -24,7 +25,9 @@ def queue_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     described = {model.__name__: model for model in _MODELS}
     for name, definition in [("WorkQueue", schema), *definitions.items()]:
-        _describe(definition, described[name].__doc__ or "")
+        # What a model says of a field counts before what its base says.
+        for model in (Stream, described[name]):
+            _describe(definition, model.__doc__ or "")
     for name in ("Archive", "Audit"):
         definitions[name].pop("required")
     # It follows from partitions.

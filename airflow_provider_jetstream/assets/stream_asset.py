@@ -64,6 +64,7 @@ class StreamAddress(NamedTuple):
 def sanitize_uri(uri: SplitResult) -> SplitResult:
     """Check and normalise the URI of an asset; called by Airflow.
 
+    :param uri: the URI in its parts, ``jetstream://<connection>/<stream>[/<subject>]``
     :raises ValueError: it names no stream
     """
     return urlsplit(StreamAddress.of(uri).uri)
@@ -72,7 +73,13 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
 def create_asset(
     *, connection: str, stream: str, subject: str | None = None, extra: dict[str, Any] | None = None
 ) -> Asset:
-    """Return the asset of a stream; called by Airflow for what hooks report."""
+    """Return the asset of a stream; called by Airflow for what hooks report.
+
+    :param connection: the id of the Airflow connection
+    :param stream: the stream's name
+    :param subject: a subject of the stream, for an asset of its messages alone
+    :param extra: further values of the asset
+    """
     return Asset(uri=StreamAddress(connection, stream, subject).uri, extra=extra)
 
 
@@ -114,7 +121,11 @@ def dead_letter_asset(
 
 
 def convert_asset_to_openlineage(asset: Asset, lineage_context: Any) -> Dataset:
-    """Return the OpenLineage dataset of an asset; called by Airflow's provider for OpenLineage."""
+    """Return the OpenLineage dataset of an asset; called by Airflow's provider for OpenLineage.
+
+    :param asset: the asset of a stream
+    :param lineage_context: what Airflow passes; not used
+    """
     address = StreamAddress.of(asset.uri)
     return stream_dataset(JetStreamHook(address.connection).settings(), address.stream, address.subject)
 

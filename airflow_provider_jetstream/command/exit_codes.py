@@ -31,6 +31,7 @@ class ExitCode(IntEnum):
     """What a script can go by; docs/command-line.md has the table."""
 
     DONE = 0
+    """Everything was done."""
     FINDINGS = 1
     """Done in part, or something was found: a warning, a change to make, a letter that stays dead, no such job."""
     USAGE = 2

@@ -100,6 +100,8 @@ class ConnectedHook(BaseHook):
         """Open a connection, await an operation on it, and close it.
 
         :param operation: a coroutine function whose first parameter is the open connection
+        :param args: its further arguments
+        :param kwargs: those by name
         :raises EventLoopError: an event loop is running in this thread; use the awaitable twin
         """
         require_no_event_loop()
@@ -117,7 +119,12 @@ class ConnectedHook(BaseHook):
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Await an operation on the event loop's shared connection."""
+        """Await an operation on the event loop's shared connection.
+
+        :param operation: a coroutine function whose first parameter is the open connection
+        :param args: its further arguments
+        :param kwargs: those by name
+        """
         async with self.shared() as connection:
             return await operation(connection, *args, **kwargs)
 

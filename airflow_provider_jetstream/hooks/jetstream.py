@@ -217,6 +217,7 @@ class JetStreamHook(JobOperations, JobWaits):
     ) -> Preview:
         """Count what :meth:`redrive` would do; change nothing.
 
+        :param request: which letters, and how; all in circulation, unchanged, where absent
         :param group_by: the fields that letters of a group share
         :raises RedriveRequestError: the request isn't possible here
         :raises NotFoundError: the queue or its dead letter queue doesn't exist

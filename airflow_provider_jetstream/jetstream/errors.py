@@ -115,12 +115,12 @@ class ServerTooOldError(TerminalError):
 class PermissionDeniedError(TerminalError, PermissionError):
     """The server's permissions don't let this user publish to, or subscribe to, a subject.
 
+    ``roles`` are the roles whose policies allow it, where the subject is one of this package's.
+
     :param action: ``publish`` or ``subscribe``
     :param subject: the subject that was refused
     :param user: who asked, in words
     :param purpose: what the subject was needed for, such as the request whose answers were to arrive there
-
-    ``roles`` are the roles whose policies allow it, where the subject is one of this package's.
     """
 
     code = "JS106"

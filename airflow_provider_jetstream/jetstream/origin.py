@@ -29,6 +29,9 @@ _KEY = re.compile(f"[0-9a-f]{{{_KEY_DIGITS}}}")
 class Origin:
     """The Airflow task that publishes.
 
+    :param dag_id: the id of its DAG
+    :param run_id: the id of the DAG's run
+    :param task_id: its id
     :param map_index: its index in a mapped task, ``-1`` otherwise
     :param round: how often all its jobs have ended before; a task that is cleared then publishes new jobs
     :param idempotency_key: stands for the run in the ids of the task's jobs: all runs with this key publish the same

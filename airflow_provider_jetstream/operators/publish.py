@@ -63,7 +63,7 @@ class JetStreamPublishOperator(PublishArguments):
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
     :param jobs: a list or iterator of jobs, or a callable that returns one and takes values of the task's context by
-        name; a job is a :class:`~airflow_provider_jetstream.jetstream.Job`, or just its body
+        name; a job is a :class:`~airflow_provider_jetstream.jetstream.Job`, or just its body.
         A field of a job may be a template
     :param subject: the subject of jobs that name none; with the token ``{partition}`` where consumers divide the
         jobs
@@ -81,7 +81,7 @@ class JetStreamPublishOperator(PublishArguments):
     :param min_completed: how many jobs have to complete, 1 for any of them, however the others end; not together with
         the three above
     :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
-    :param wait_timeout: how long to wait
+    :param wait_timeout: how long to wait: a duration or seconds
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
     :return: stream, counts, and sequences as ranges

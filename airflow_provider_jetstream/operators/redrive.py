@@ -124,7 +124,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     :param wait_for_completion: wait until every redriven job ended
     :param max_dead: redriven jobs that may die again; ``None`` for any number
     :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
-    :param wait_timeout: how long to wait
+    :param wait_timeout: how long to wait: a duration or seconds
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
     :return: counts, and sequences as ranges; after a dry run counts, groups and a sample

@@ -41,6 +41,7 @@ def reprocess_dag(
 
     :param dag_id: the value of ``[jetstream] monitor_redrive_dag`` where the page shall trigger it
     :param connections: ids of the Airflow connections that it may use; all where absent
+    :param tags: the DAG's tags in Airflow's UI
     :param default_args: of its task, over two retries and ``deferrable``, by which it awaits waves in the triggerer
     :param dag_arguments: further arguments of the DAG
     """

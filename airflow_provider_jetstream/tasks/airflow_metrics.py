@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_COUNTS = ("redriven", "parked", "failed")
+REDRIVE_COUNTS = ("redriven", "parked", "failed")
 # Airflow sends no metric to StatsD whose name or tags have another character.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -57,5 +57,5 @@ def send_redrive_metrics(queue: str, summary: Mapping[str, Any]) -> None:
 
     :param summary: a report on a redrive, as JSON
     """
-    counts = {name: summary[name] for name in _COUNTS if name in summary} | dict(summary.get("outcomes") or {})
+    counts = {name: summary[name] for name in REDRIVE_COUNTS if name in summary} | dict(summary.get("outcomes") or {})
     send_samples(Sample("jetstream_redrive_letters", (queue, outcome), count) for outcome, count in counts.items())

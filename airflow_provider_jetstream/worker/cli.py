@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         default=DEADLINE,
         help='time for one attempt, such as "5m", or "none"; one hour where absent',
     )
-    run.add_argument("--grace", type=_seconds, default=30.0, help="time for running jobs to finish after SIGTERM")
+    run.add_argument("--grace", type=_seconds, default=30.0, help="seconds for running jobs to finish after SIGTERM")
     run.add_argument("--processes", action="store_true", help="run the handler in processes, for CPU-bound work")
     run.add_argument(
         "--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="text, or one JSON object a line"

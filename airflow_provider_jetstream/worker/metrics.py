@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 
@@ -11,8 +11,28 @@ if TYPE_CHECKING:
 
     from prometheus_client import Counter, Histogram
 
-_LABELS = ("stream", "consumer", "worker")
+_LABELS: Final = ("stream", "consumer", "worker")
 _BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600)
+
+
+class WorkerMetric(NamedTuple):
+    """What a metric of a worker is.
+
+    :param labels: the names of its labels
+    """
+
+    kind: Literal["counter", "gauge", "histogram"]
+    text: str
+    labels: tuple[str, ...] = _LABELS
+
+
+# A counter's name has no _total here; Prometheus adds it.
+WORKER_METRICS: Final = {
+    "jetstream_worker_jobs": WorkerMetric("counter", "Deliveries that ended", (*_LABELS, "outcome")),
+    "jetstream_worker_job_seconds": WorkerMetric("histogram", "Seconds from arrival to end"),
+    "jetstream_worker_running_jobs": WorkerMetric("gauge", "Jobs in flight"),
+    "jetstream_worker_abandoned_jobs": WorkerMetric("gauge", "Handlers past their deadline"),
+}
 
 
 class ConsumerMetrics(Protocol):
@@ -68,14 +88,10 @@ class PrometheusMetrics:
             ) from None
         registry = CollectorRegistry()
         self._worker = worker
-        self._jobs = Counter("jetstream_worker_jobs", "Deliveries that ended", (*_LABELS, "outcome"), registry=registry)
-        self._seconds = Histogram(
-            "jetstream_worker_job_seconds", "From arrival to end", _LABELS, registry=registry, buckets=_BUCKETS
-        )
-        self._running = Gauge("jetstream_worker_running_jobs", "Jobs in flight", _LABELS, registry=registry)
-        self._abandoned = Gauge(
-            "jetstream_worker_abandoned_jobs", "Handlers past their deadline", _LABELS, registry=registry
-        )
+        self._jobs = Counter(*_form("jetstream_worker_jobs"), registry=registry)
+        self._seconds = Histogram(*_form("jetstream_worker_job_seconds"), registry=registry, buckets=_BUCKETS)
+        self._running = Gauge(*_form("jetstream_worker_running_jobs"), registry=registry)
+        self._abandoned = Gauge(*_form("jetstream_worker_abandoned_jobs"), registry=registry)
         try:
             self._server, self._thread = start_http_server(port, registry=registry)
         except (OSError, OverflowError) as error:
@@ -100,6 +116,11 @@ class PrometheusMetrics:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _form(name: str) -> tuple[str, str, tuple[str, ...]]:
+    metric = WORKER_METRICS[name]
+    return name, metric.text, metric.labels
 
 
 class _PrometheusConsumer:

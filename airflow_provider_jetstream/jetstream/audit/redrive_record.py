@@ -53,6 +53,7 @@ class _RedrivePart(BaseModel):
 class RedriveControl(_RedrivePart):
     """What a person asked of a redrive.
 
+    :param version: of the record's form
     :param action: ``pause``, ``resume`` or ``abort``
     :param who: the person's name
     :param why: the reason given
@@ -161,6 +162,7 @@ class Wave(_RedrivePart):
 class Redrive(_RedrivePart):
     """One redrive: what was selected, by whom and why, how far it is, and what became of it.
 
+    :param version: of the record's form
     :param id: its id, one token; a later redrive of the same program has a higher one
     :param stream: the work queue
     :param created: when the work queue was created, in the server's own text

@@ -48,6 +48,8 @@ _MAX_BYTES_AT_ONCE = 16 * 2**20
 async def get_message(connection: Connection, stream: str, sequence: int) -> StoredMessage | None:
     """Read the message of a sequence; ``None`` where it isn't stored any more.
 
+    :param stream: the name of the stream
+    :param sequence: the message's stream sequence
     :raises NotFoundError: the stream doesn't exist
     """
     return await read_message(connection, stream, {"seq": sequence})

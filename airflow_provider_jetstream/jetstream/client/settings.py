@@ -42,12 +42,18 @@ class ConnectionSettings(BaseModel):
 
     :param servers: ``nats://`` or ``tls://`` addresses without credentials; ``host`` and ``host:port`` work too
     :param user: with ``password`` or ``password_file``; with an empty password where both are absent
+    :param password: the password of ``user``
+    :param password_file: the file with it
     :param token: instead of user and password; or ``token_file``
+    :param token_file: the file with the token
     :param nkey_seed_secret: the seed (``SU…``) of a user's key; or ``nkey_seed_file``
+    :param nkey_seed_file: the file with the seed
     :param credentials_secret: the content of a credentials file with a JWT and a seed; or ``credentials_file``
+    :param credentials_file: that file, as ``nsc generate creds`` writes it
     :param tls_ca_file: the file with the certificate authorities of the servers' certificates; the system's authorities
         where absent
     :param tls_cert_file: the file with the client's certificate, together with ``tls_key_file``
+    :param tls_key_file: the file with the key of the client's certificate, not encrypted
     :param tls_server_name: the name in the servers' certificates, where it isn't that of the address
     :param tls_handshake_first: whether TLS begins before the server's first line, as servers with ``handshake_first``
         want it
@@ -187,6 +193,7 @@ class ConnectionSettings(BaseModel):
 def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
     """Validate the fields of :class:`ConnectionSettings` from an untrusted mapping.
 
+    :param values: the fields by name
     :raises ConnectionSettingsError: names the fields and what was expected, and never repeats a value
     """
     return ConnectionSettings(**values)

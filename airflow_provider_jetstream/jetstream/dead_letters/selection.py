@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from airflow_provider_jetstream.jetstream.client.subjects import covers, subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.jetstream.queue.declaration import Duration
+from airflow_provider_jetstream.jetstream.queue.stream_declaration import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

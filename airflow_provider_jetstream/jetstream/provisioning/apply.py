@@ -87,6 +87,7 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
 async def apply(connection: Connection, plan: Plan) -> None:
     """Execute a plan.
 
+    :param plan: the steps, as :func:`plan` gives them
     :raises DriftError: a step is blocked, and nothing has been changed; or a consumer has dead letters that it can't
         hand over
     :raises ProvisioningError: the server refused a step; it says which steps are done, and provisioning goes on there

@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.queue.declaration import Stream
+    from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _FIXED_STREAM_FIELDS = frozenset({"retention", "storage"})

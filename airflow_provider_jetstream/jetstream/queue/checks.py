@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         Consumer,
         DeadLetterQueue,
         Events,
-        Stream,
     )
+    from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 
 # The server's own subjects, and those among them that a stream may capture all the same.
 _SERVER_SUBJECTS = {

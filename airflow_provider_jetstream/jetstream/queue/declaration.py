@@ -6,75 +6,24 @@ that isn't declared gets the server's default when the stream is created, and ke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic.json_schema import WithJsonSchema
+from pydantic import AfterValidator, Field, model_validator
 
 from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, PARTITIONS
-from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import PriorityPolicy, consumer_problems
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
-from airflow_provider_jetstream.jetstream.units import (
-    DURATION_FORM,
-    NANOSECONDS,
-    SIZE_FORM,
-    parse_duration,
-    parse_size,
-)
+from airflow_provider_jetstream.jetstream.queue.stream_declaration import Declaration, Duration, Stream, Text
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
-# Before the models, which pydantic builds in full only where these names are already known.
-Duration = Annotated[int, BeforeValidator(parse_duration), WithJsonSchema(DURATION_FORM)]
-Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(SIZE_FORM)]
-
-
-def _require_utf8(text: str) -> str:
-    if text != text.encode(errors="replace").decode():
-        raise ValueError(f"expected text that UTF-8 can encode, found {shown_value(text)}")
-    return text
-
-
-Text = Annotated[str, AfterValidator(_require_utf8)]
 _DAY = 86_400 * NANOSECONDS
-
-
-class Declaration(BaseModel):
-    """A frozen model without unknown fields, which reports every problem of its values at once.
-
-    :raises QueueDeclarationError: the server would refuse it, or jobs would be lost
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: ClassVar[str] = "work queue"
-
-    # Each model repeats the signature for type checkers: they would derive one from the fields and refuse the other
-    # forms that fields accept, such as a list, ``"30s"`` or a stream's name.
-    def __init__(self, *unnamed: object, **values: Any) -> None:
-        if unnamed:
-            raise QueueDeclarationError("?", [f"expected its fields by name, found {unnamed[0]!r}"], self.kind)
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            name = values.get("name", "?")
-            shown = name if isinstance(name, str) else shown_value(name)
-            raise QueueDeclarationError(shown, _problem_texts(error), self.kind) from None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if problems := self._problems():
-            raise ValueError("\n".join(problems))
-        return self
-
-    def _problems(self) -> list[str]:
-        return []
 
 
 class Consumer(Declaration):
     """A durable pull consumer with explicit acknowledgement.
 
     :param name: its durable name
+    :param description: text for people
     :param filter_subjects: the subjects of its jobs; also as ``filter_subject`` with one. Empty: all jobs of the queue
     :param max_deliver: deliveries after which a job is a dead letter; ``-1`` for endless retries, which only a queue
         without dead letters may have
@@ -82,6 +31,7 @@ class Consumer(Declaration):
     :param backoff: waits between deliveries
     :param max_ack_pending: the largest number of jobs in flight
     :param sample_freq: the share of acknowledgements that the server reports, such as ``"100%"``
+    :param metadata: names and values for programs
     :param partitions: the number of consumers among which its jobs are divided, named after it with ``-0``, ``-1`` and
         so on; its filters have ``{partition}`` in place of one token
     :param partition: the number of this one; follows from ``partitions``
@@ -180,48 +130,6 @@ def _expand_partitions(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
 
 
 Consumers = Annotated[tuple[Consumer, ...], AfterValidator(_expand_partitions)]
-
-
-class Stream(Declaration):
-    """The fields that every stream of a queue may declare; see JetStream's stream configuration for each."""
-
-    if TYPE_CHECKING:
-
-        def __init__(self, **values: Any) -> None: ...
-
-    name: Text
-    subjects: tuple[str, ...] = ()
-    description: Text | None = None
-    storage: Literal["file", "memory"] = "file"
-    num_replicas: int = Field(default=1, ge=1, le=5)
-    discard: Literal["old", "new"] | None = None
-    max_msgs: int | None = Field(default=None, ge=-1)
-    max_msgs_per_subject: int | None = Field(default=None, ge=-1)
-    max_bytes: Size | None = None
-    max_msg_size: Size | None = None
-    max_age: Duration | None = None
-    duplicate_window: Duration | None = None
-    deny_delete: bool | None = None
-    deny_purge: bool | None = None
-    allow_direct: bool | None = None
-    allow_rollup_hdrs: bool | None = None
-    metadata: dict[Text, Text] | None = None
-
-    def captured_subjects(self) -> tuple[str, ...]:
-        """Return the subjects of the stream on the server: those declared, and those that its features add."""
-        return self.subjects
-
-    def config(self) -> dict[str, Any]:
-        """Return what is declared of the stream's configuration, as JetStream's JSON."""
-        declared = {field: getattr(self, field) for field in Stream.model_fields}
-        config = {field: value for field, value in declared.items() if value is not None}
-        # Users write -1 for no limit; the server answers with 0.
-        if config.get("max_age") == -1:
-            config["max_age"] = 0
-        return config | {"subjects": list(self.captured_subjects()), "retention": self._retention()}
-
-    def _retention(self) -> str:
-        return "limits"
 
 
 class DeadLetterQueue(Stream):
@@ -332,18 +240,3 @@ class Audit(Stream):
 
     max_age: Duration | None = 90 * _DAY
     allow_direct: bool | None = True
-
-
-def _problem_texts(error: ValidationError) -> list[str]:
-    problems: list[str] = []
-    for problem in error.errors(include_url=False):
-        cause = problem.get("ctx", {}).get("error")
-        field = ".".join(str(part) for part in problem["loc"])
-        if isinstance(cause, QueueDeclarationError):
-            texts = list(cause.problems)
-        elif problem["type"] == "extra_forbidden":
-            texts = ["no such field: check its spelling, it is JetStream's own name"]
-        else:
-            texts = problem["msg"].removeprefix("Value error, ").split("\n")
-        problems += [f"{field}: {text}" if field else text for text in texts]
-    return problems

@@ -22,11 +22,12 @@ from airflow_provider_jetstream.jetstream.contract import (
     reserved_subjects,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, DeadLetterQueue, Events, Stream
+from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, DeadLetterQueue, Events
 from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     discovered_advisory_subjects,
     discovered_sample_freq,
 )
+from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from airflow_provider_jetstream.jetstream.queue.declaration import (
     Consumers,
     DeadLetterQueue,
     Events,
-    Stream,
 )
 from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     advisory_subject_problems,
@@ -36,6 +35,7 @@ from airflow_provider_jetstream.jetstream.queue.entry_copies import audit_subjec
 from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
 from airflow_provider_jetstream.jetstream.queue.queue_file import read_queue_file
+from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 from airflow_provider_jetstream.jetstream.queue.yaml_text import yaml_text
 
 if TYPE_CHECKING:

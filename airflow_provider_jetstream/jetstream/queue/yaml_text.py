@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
-from airflow_provider_jetstream.jetstream.queue.declaration import Consumer, Stream
+from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
 from airflow_provider_jetstream.jetstream.queue.partitions import PLACEHOLDER, partition_subject
+from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 from airflow_provider_jetstream.jetstream.units import format_duration, format_size, parse_duration, parse_size
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from pydantic.fields import FieldInfo
 
-    from airflow_provider_jetstream.jetstream.queue.declaration import Declaration
+    from airflow_provider_jetstream.jetstream.queue.stream_declaration import Declaration
 
 # Companions that may be declared as true or false, and whose names follow from the queue's.
 _SWITCHED = ("archive", "audit")

@@ -108,6 +108,7 @@ async def preview(
 ) -> Preview:
     """Return what a redrive would do, and change nothing.
 
+    :param request: which letters, and how
     :param group_by: the fields whose values the letters of a group share
     :raises RedriveRequestError: the request isn't possible for this queue
     :raises DeadLetterGoneError: a requested sequence is no dead letter (any more)

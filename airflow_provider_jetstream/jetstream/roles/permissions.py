@@ -63,6 +63,7 @@ def combined_policy(user: str, *policies: Policy) -> Policy:
     """Return one user's policy that allows what some policies allow; it has an inbox prefix of its own.
 
     :param user: its name
+    :param policies: those of the roles that it has
     :raises ArgumentError: the name can't be a part of a subject
     """
     if not _NAME.fullmatch(user):

@@ -17,6 +17,7 @@ _NSC_OPTIONS: Final = {"publish": "pub", "subscribe": "sub"}
 class Permission:
     """One line of a policy.
 
+    :param action: ``publish`` or ``subscribe``
     :param subject: a subject or a filter
     :param purpose: what it is needed for
     """

@@ -23,6 +23,7 @@ _NAMES = ("queue", "created", "events", "dead_letters", "events_created", "dead_
 class Cursor:
     """The stream positions from which the ends of jobs that aren't published yet can be read.
 
+    :param queue: the work queue's stream
     :param created: when the queue's stream was created; earlier ends are about another stream of the same name
     :param events: the events stream
     :param events_from: the first sequence to read there

@@ -76,6 +76,7 @@ class _Page(_Jobs):
 class JobsHandle(_Jobs):
     """A handle on published jobs.
 
+    :param type: tells a handle from other JSON
     :param cursor: taken before they were published
     :param sequences: their stream sequences as ranges
     :param advised: those that workers report on advisory subjects: stream sequences by digests
@@ -220,6 +221,8 @@ async def publish_with_handle(
 ) -> PublishReport:
     """Do what :func:`publish` does; where the queue declares events, the report has a handle on the jobs.
 
+    :param jobs: the jobs, or their bodies
+    :param origin: the Airflow task that publishes; absent outside of tasks
     :param options: further arguments of :func:`publish`
     """
     # A task reads and stores what a handle needs in any case.

@@ -80,6 +80,12 @@ def preview_letters(
 ) -> Preview:
     """Return what :func:`redrive_letters` would do with the same arguments; change nothing.
 
+    :param letters: which ones, by the column ``sequence``
+    :param queue: the work queue, with its dead letter queue; a name is looked up on the server
+    :param request: how; the frame selects and repairs, so sequences and a transform are refused
+    :param connection: connection options of the data source, or the value of its option ``connection``; the environment
+        where absent
+    :param tasks: the number of tasks, up to 32
     :raises SparkOptionError: and the other errors of :func:`redrive_letters`
     """
     return BulkRedrive(session, letters, queue, request, connection, lambda _: None, lambda: False, tasks).preview()

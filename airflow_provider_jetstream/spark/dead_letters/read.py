@@ -115,6 +115,9 @@ def snapshot(letters: DataFrame, path: str) -> DataFrame:
 
 
 def read_snapshot(session: SparkSession, path: str) -> DataFrame:
-    """Read letters that :func:`snapshot` wrote."""
+    """Read letters that :func:`snapshot` wrote.
+
+    :param path: where it wrote them
+    """
     # A snapshot without letters has no files from which Spark could infer the columns.
     return session.read.schema(f"{LETTER_DDL}, {DAY} date").parquet(path)

@@ -47,6 +47,7 @@ def repair(letters: DataFrame, function: Repairing, path: str) -> DataFrame:
     with :func:`read_repaired`.
 
     :param letters: a snapshot
+    :param function: takes a data frame of letters and returns one of those to redrive
     :param path: where the function's result is written, as Parquet; overwritten
     :return: the columns ``sequence``, ``subject``, ``body``, ``headers``, ``repaired`` (whether the function changed
         any of the three) and ``stream_created``

@@ -55,7 +55,7 @@ _READING = (
 _WRITING = ("subject", "maxInFlight", "ackTimeout", "minDuplicateWindow", "msgIdPrefix", "nullValue", "natsHeaders")
 _ONCE = ("latestPerSubject", "endingOffsets", "endingTimestamp", "pushFilters")
 _GROWING = ("maxOffsetsPerTrigger",)
-_NAMES: dict[Purpose, tuple[str, ...]] = {
+OPTION_NAMES: dict[Purpose, tuple[str, ...]] = {
     # Spark requests the schema before the data source learns which of the next two it is.
     "load": (*_ALWAYS, *_READING, *_ONCE, *_GROWING),
     "read": (*_ALWAYS, *_READING, *_ONCE),
@@ -178,7 +178,7 @@ def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
 class _OptionParser:
     def __init__(self, options: Mapping[str, str], purpose: Purpose) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
-        known = {name.lower(): name for name in _NAMES[purpose]}
+        known = {name.lower(): name for name in OPTION_NAMES[purpose]}
         for name in options:
             if name.lower() not in (*known, *_OF_TABLES) and not name.lower().startswith(_TABLE_OPTION):
                 raise SparkOptionError(_unknown(name, purpose, known))
@@ -247,7 +247,9 @@ def _require_order(start: Bound, end: Bound) -> None:
 
 
 def _unknown(name: str, purpose: Purpose, known: dict[str, str]) -> str:
-    elsewhere = [other for other, names in _NAMES.items() if other != "load" and name.lower() in map(str.lower, names)]
+    elsewhere = [
+        other for other, names in OPTION_NAMES.items() if other != "load" and name.lower() in map(str.lower, names)
+    ]
     if elsewhere:
         return f"the option {name} is for {' and '.join(elsewhere)}, not for {purpose}: drop it"
     if name.lower() == "path":

@@ -1,0 +1,1 @@
+"""Writes docs/reference from the code: docstrings, signatures, models, errors, metrics, parsers and Spark's options."""

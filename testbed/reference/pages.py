@@ -1,0 +1,45 @@
+"""The pages of docs/reference, and what they lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.reference.api_pages import airflow_entries, airflow_page, api_links, api_pages, entry_page
+from testbed.reference.command_pages import command_page, command_problems, parsers
+from testbed.reference.error_page import error_links, error_page, error_problems
+from testbed.reference.hook_page import hook_page, hook_problems
+from testbed.reference.metric_page import metric_page, metric_problems
+from testbed.reference.queue_page import field_problems, queue_page
+from testbed.reference.spark_page import option_problems, spark_page
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
+_NOTE = "<!-- Made from the code by `make reference`: change the docstrings there. -->"
+
+
+def reference_pages() -> dict[str, str]:
+    """Return the text of each page by its file's name."""
+    links = reference_links()
+    pages = {page.file: entry_page(page, links) for page in api_pages()}
+    pages |= {"airflow.md": airflow_page(links), "hook.md": hook_page(links), "queue-fields.md": queue_page(links)}
+    pages |= {"errors.md": error_page(links), "metrics.md": metric_page(), "spark-options.md": spark_page()}
+    pages |= {file: command_page(file) for file in parsers()}
+    return {file: f"{_NOTE}\n\n{text}\n" for file, text in pages.items()}
+
+
+def reference_links() -> dict[str, str]:
+    """Return where each public name is described, as ``page.md#anchor``."""
+    return api_links() | error_links()
+
+
+def reference_problems() -> list[str]:
+    """Return what has no description, type or meaning."""
+    entries = [*airflow_entries(), *(entry for page in api_pages() for entry in page.entries)]
+    return [
+        *(problem for entry in entries for problem in entry.problems),
+        *hook_problems(),
+        *field_problems(),
+        *error_problems(),
+        *metric_problems(),
+        *command_problems(),
+        *option_problems(),
+    ]
