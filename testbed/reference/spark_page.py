@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES as ENVIRONMENT
 from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
+from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
 from airflow_provider_jetstream.spark.source.option_texts import OPTION_TEXTS
-from airflow_provider_jetstream.spark.source.options import OPTION_NAMES
 from testbed.reference.arguments import class_arguments
 from testbed.reference.markdown import code, heading, join, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.spark.source.options import Purpose
+    from airflow_provider_jetstream.spark.source.option_names import Purpose
 
 _PURPOSES: tuple[Purpose, ...] = ("read", "readStream", "write", "writeStream")
 _CONNECTION = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gather_slices
-from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block
+from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block, sizes_without_bodies
 from airflow_provider_jetstream.spark.wire.metadata import DeliveryMetadata, parse_reply_subjects
 
 if TYPE_CHECKING:
@@ -126,3 +126,17 @@ def test_other_reply_subjects_are_refused(replies: list[bytes]) -> None:
 def test_text_that_is_not_utf8_is_replaced() -> None:
     array = gather_slices(b"ab\xff\xfecd", np.array([0, 2, 4]), np.array([2, 4, 6]))
     assert as_text(array).to_pylist() == ["ab", "\ufffd\ufffd", "cd"]
+
+
+def test_sizes_are_those_that_the_server_added() -> None:
+    own = b"NATS/1.0\r\nName: \xff\r\nNats-Msg-Size: 7\r\n\r\n"
+    blocks = [b"NATS/1.0\r\nNats-Msg-Size: 0\r\n\r\n", own[:-2] + b"Nats-Msg-Size: 1048576\r\n\r\n"]
+    buffer, starts, ends = _buffer_of([(block, b"gap") for block in blocks])
+    assert sizes_without_bodies(buffer, starts, ends).tolist() == [0, len(own) + 1048576]
+
+
+@pytest.mark.parametrize("block", [b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Size: 7\r\nLater: 1\r\n\r\n"])
+def test_a_message_without_the_size_of_its_body_is_refused(block: bytes) -> None:
+    buffer, starts, ends = _buffer_of([(block, b"gap")])
+    with pytest.raises(WireError, match="expected Nats-Msg-Size"):
+        sizes_without_bodies(buffer, starts, ends)

@@ -7,51 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from queries import SEQUENCE, ReaderQuery, sequences
 from spark_streams import delete, make_stream, publish, purge
 
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import JetStreamReader, StreamSnapshot
 from airflow_provider_jetstream.spark.source.options import read_options
-from airflow_provider_jetstream.spark.source.stream_reader import stream_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable
 
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
     Act = Callable[[SourceStream], None]
 
-_SEQ = StructType([StructField("seq", LongType())])
 _MINUTE = 60 * 10**9
-
-
-class _Query:
-    """A streaming query as Spark runs one, batch by batch, with its checkpoint."""
-
-    def __init__(self, stream_options: Mapping[str, str], **options: str) -> None:
-        settings = {"startingOffsets": "earliest", **stream_options, **options}
-        self.reader: Any = stream_reader(settings, _SEQ)
-        self.offset = self.reader.initialOffset()
-
-    def restart(self, stream_options: Mapping[str, str], **options: str) -> None:
-        self.reader.stop()
-        self.reader = stream_reader({**stream_options, **options}, _SEQ)
-
-    def batch(self) -> list[int]:
-        limit = self.reader.getDefaultReadLimit()
-        start, self.offset = self.offset, self.reader.latestOffset(self.offset, limit)
-        return list(_sequences(self.reader, self.reader.partitions(start, self.offset)))
-
-
-def _sequences(reader: Any, partitions: Any) -> Iterator[int]:
-    for partition in partitions:
-        for batch in reader.read(partition):
-            yield from batch.column("seq").to_pylist()
 
 
 def _load(stream_options: dict[str, str], **options: str) -> JetStreamReader:
     settings = {**stream_options, **options}
-    return JetStreamReader(settings, _SEQ, StreamSnapshot.take(settings, read_options(settings, "read")))
+    return JetStreamReader(settings, SEQUENCE, StreamSnapshot.take(settings, read_options(settings, "read")))
 
 
 def _publish(stream: SourceStream, *keys: str) -> None:
@@ -97,11 +72,11 @@ def test_a_batch_reads_what_is_left(
     act(stream)
     info = stream.info()
     assert info.first > 1
-    assert list(_sequences(reader, partitions)) == list(range(info.first, last + 1))
-    assert list(_sequences(reader, reader.partitions())) == list(range(info.first, last + 1))
+    assert list(sequences(reader, partitions)) == list(range(info.first, last + 1))
+    assert list(sequences(reader, reader.partitions())) == list(range(info.first, last + 1))
     if "max_age" not in config:
         changes = _load(stream_options, filterSubjects=f"{stream.name}.{wanted}", startingOffsets="1")
-        assert max(_sequences(changes, changes.partitions())) == info.last
+        assert max(sequences(changes, changes.partitions())) == info.last
 
 
 @pytest.mark.parametrize(("config", "keys", "wanted", "act"), _HARMLESS.values(), ids=_HARMLESS)
@@ -110,23 +85,15 @@ def test_a_query_goes_on_with_what_is_left(
 ) -> None:
     make_stream(stream, **config)
     filters = {"filterSubjects": f"{stream.name}.{wanted}"}
-    query = _Query(stream_options, **filters)
+    query = ReaderQuery(stream_options, **filters)
     _publish(stream, *keys)
     act(stream)
     query.restart(stream_options, **filters)
     info = stream.info()
-    with closing(_Closing(query)):
+    with closing(query):
         assert query.batch()[-1] == info.last
         _publish(stream, "b")
         assert query.batch() == [info.last + 1]
-
-
-class _Closing:
-    def __init__(self, query: _Query) -> None:
-        self._query = query
-
-    def close(self) -> None:
-        self._query.reader.stop()
 
 
 def _expire(stream: SourceStream) -> None:
@@ -164,13 +131,13 @@ def test_a_batch_names_what_it_lost(
     act(stream)
     info = stream.info()
     with pytest.raises(DataLossError) as caught:
-        list(_sequences(reader, partitions))
+        list(sequences(reader, partitions))
     message = str(caught.value)
     assert f"begins at {info.first} now, and 1 was to be read" in message
     assert cause in message
     assert f"acceptedLoss=1-{min(info.first - 1, 6)}," in message
     accepting = _load(stream_options, **filters, acceptedLoss=f"1-{info.first - 1}", startingOffsets="1")
-    assert all(sequence >= info.first for sequence in _sequences(accepting, accepting.partitions()))
+    assert all(sequence >= info.first for sequence in sequences(accepting, accepting.partitions()))
 
 
 @pytest.mark.parametrize(
@@ -180,11 +147,11 @@ def test_a_query_names_what_it_lost_until_exactly_that_is_accepted(
     stream_options: dict[str, str], stream: SourceStream, config: dict[str, Any], act: Act, cause: str
 ) -> None:
     make_stream(stream, **config)
-    query = _Query(stream_options)
+    query = ReaderQuery(stream_options)
     _publish(stream, *"abcdef")
     act(stream)
     info = stream.info()
-    with closing(_Closing(query)):
+    with closing(query):
         with pytest.raises(DataLossError, match=f"begins at {info.first}, and 1 wasn't read") as caught:
             query.batch()
         assert cause in str(caught.value)
@@ -206,7 +173,7 @@ def test_a_purge_under_a_reader_is_lost_to_those_who_asked_for_it(
     # With the bodies, which aren't all received before the purge.
     schema = StructType([StructField("seq", LongType()), StructField("value", BinaryType())])
     reader = JetStreamReader(settings, schema, StreamSnapshot.take(settings, read_options(settings, "read")))
-    batches = _sequences(reader, reader.partitions())
+    batches = sequences(reader, reader.partitions())
     assert next(batches) == (1 if is_lost else 1501)
     purge(stream, 1400)
     if is_lost:
@@ -218,16 +185,16 @@ def test_a_purge_under_a_reader_is_lost_to_those_who_asked_for_it(
 
 def test_expired_messages_are_lost(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, max_age=1_000_000_000, max_msgs_per_subject=1, duplicate_window=100_000_000)
-    query = _Query(stream_options)
+    query = ReaderQuery(stream_options)
     _publish(stream, "a", "b")
     reader = _load(stream_options)
     partitions = reader.partitions()
     while stream.info().first < 3:
         pass
     _publish(stream, "a")
-    with closing(_Closing(query)):
+    with closing(query):
         with pytest.raises(DataLossError, match="max_age"):
-            list(_sequences(reader, partitions))
+            list(sequences(reader, partitions))
         with pytest.raises(DataLossError, match="max_age"):
             query.batch()
 
@@ -237,10 +204,10 @@ def test_a_checkpoint_ahead_of_its_stream_is_refused_and_a_new_stream_is_told_ap
 ) -> None:
     make_stream(stream)
     _publish(stream, "a", "b")
-    query = _Query(stream_options)
+    query = ReaderQuery(stream_options)
     assert query.batch() == [1, 2]
     read, query.offset = query.offset, {**query.offset, "seq": 9}
-    with closing(_Closing(query)):
+    with closing(query):
         with pytest.raises(SparkOptionError, match=r"the checkpoint is at 9, and .* ends at 2"):
             query.batch()
         query.restart(stream_options, failOnDataLoss="false")

@@ -26,7 +26,7 @@ from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from airflow_provider_jetstream.spark.source.options import Purpose
+    from airflow_provider_jetstream.spark.source.option_names import Purpose
 
 _STREAM = {"stream": "orders"}
 _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
@@ -36,8 +36,31 @@ _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, fi
     ("purpose", "stream_options", "message"),
     [
         ("read", {"startingOffset": "1"}, "found 'startingOffset': did you mean startingOffsets?"),
-        ("read", {"kafka.bootstrap.servers": "x"}, "found 'kafka.bootstrap.servers': read takes acceptedLoss"),
+        ("read", {"encoding": "x"}, "found 'encoding': read takes acceptedLoss"),
+        ("read", {"kafka.bootstrap.servers": "x"}, "found 'kafka.bootstrap.servers', which is Kafka's: give servers"),
+        ("readStream", {"subscribe": "x"}, "found 'subscribe', which is Kafka's: name the stream with the option"),
+        ("readStream", {"kafka.group.id": "x"}, "which is Kafka's: drop it: there is no consumer group"),
+        ("read", {"startingOffsetsByTimestamp": "{}"}, "which is Kafka's: give startingTimestamp"),
+        ("write", {"topic": "x"}, "which is Kafka's: name the stream with the option stream, and give subject"),
+        ("read", {"kafka.security.protocol": "x"}, "which is Kafka's: the connection's are apiPrefix, connection,"),
         ("read", {"maxOffsetsPerTrigger": "1"}, "the option maxOffsetsPerTrigger is for readStream, not for read"),
+        ("read", {"maxBytesPerTrigger": "1"}, "the option maxBytesPerTrigger is for readStream, not for read: drop it"),
+        ("readStream", {"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger: expected a whole number from 1"),
+        ("readStream", {"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger: expected a size such as \"4MB\", found '-1'"),
+        ("readStream", {"maxBytesPerTrigger": "4 apples"}, "maxBytesPerTrigger: expected a size"),
+        ("readStream", {"minOffsetsPerTrigger": "few"}, "minOffsetsPerTrigger: expected a whole number from 1"),
+        (
+            "readStream",
+            {"minOffsetsPerTrigger": "2", "maxTriggerDelay": "0"},
+            "maxTriggerDelay: expected a duration above 0",
+        ),
+        ("readStream", {"minOffsetsPerTrigger": "2", "maxTriggerDelay": "x"}, "maxTriggerDelay: expected a duration"),
+        ("readStream", {"maxTriggerDelay": "30s"}, "expected minOffsetsPerTrigger with maxTriggerDelay, which limits"),
+        (
+            "readStream",
+            {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "expected minOffsetsPerTrigger up to maxOffsetsPerTrigger, found 9 and 8: lower the first",
+        ),
         ("readStream", {"endingOffsets": "1"}, "the option endingOffsets is for read, not for readStream"),
         ("write", {"minPartitions": "1"}, "the option minPartitions is for read and readStream, not for write"),
         ("read", {"path": "orders"}, "name the stream with the option stream"),

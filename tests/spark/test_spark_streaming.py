@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -52,6 +53,48 @@ def test_batches_are_bounded_and_a_restart_continues(
     second = _available(_stream(spark, stream_options, maxOffsetsPerTrigger=1000, startingOffsets=1), tmp_path)
     assert sum(_sizes(second)) == 300
     assert _values(spark, tmp_path) == [*range(1099), *range(1999, 2800)]
+
+
+def test_batches_are_bounded_in_bytes(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 1000)
+    # A number of two or three digits, and the subject.
+    limit = 400 * (3 + len(f"{stream.name}.0"))
+    query = _available(_stream(spark, stream_options, maxBytesPerTrigger=limit, maxOffsetsPerTrigger=405), tmp_path)
+    sizes = _sizes(query)
+    assert sizes[0] == 405
+    assert sizes[1:] == [400, 195]
+    # A limit that no message is below, and another one since the last start.
+    publish_numbers(stream, 3, 1000)
+    assert _sizes(_available(_stream(spark, stream_options, maxBytesPerTrigger=1), tmp_path)) == [1, 1, 1]
+    assert _values(spark, tmp_path) == list(range(1003))
+
+
+def test_a_batch_waits_for_enough_messages_or_for_the_delay(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 5)
+    frame = _stream(spark, stream_options, minOffsetsPerTrigger=100, maxTriggerDelay="8s")
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    query = writer.trigger(processingTime="100 milliseconds").start()
+    try:
+        # The first batch after a start waits for nothing.
+        _wait(lambda: _sizes(query) == [5])
+        publish_numbers(stream, 99, 5)
+        time.sleep(1.5)
+        assert _sizes(query) == [5]
+        publish_numbers(stream, 1, 104)
+        _wait(lambda: _sizes(query) == [5, 100])
+        publish_numbers(stream, 1, 105)
+        _wait(lambda: _sizes(query) == [5, 100, 1])
+        first, second = (progress for progress in query.recentProgress if progress["numInputRows"] in (100, 1))
+        began = [datetime.fromisoformat(progress["timestamp"]) for progress in (first, second)]
+        assert (began[1] - began[0]).total_seconds() > 7
+    finally:
+        query.stop()
 
 
 def test_a_query_that_is_stopped_three_times_reads_every_message_once(

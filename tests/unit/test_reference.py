@@ -10,8 +10,9 @@ import pytest
 from test_exported_names import _AIRFLOW_NAMES, _FACES
 
 from airflow_provider_jetstream.provider_info import get_provider_info
+from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
 from airflow_provider_jetstream.spark.source.option_texts import OPTION_TEXTS
-from airflow_provider_jetstream.spark.source.options import OPTION_NAMES, read_options, write_options
+from airflow_provider_jetstream.spark.source.options import read_options, write_options
 from testbed.reference import entries
 from testbed.reference.arguments import class_arguments, function_arguments
 from testbed.reference.docstrings import own_docstring
@@ -20,7 +21,7 @@ from testbed.reference.markdown import cell, plain
 from testbed.reference.pages import FOLDER, reference_links, reference_pages, reference_problems
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.options import Purpose
+    from airflow_provider_jetstream.spark.source.option_names import Purpose
 
 _PACKAGE = "airflow_provider_jetstream"
 PAGES = reference_pages()

@@ -32,11 +32,17 @@ _TYPES = {
     "rowKind": ("string", pa.string()),
 }
 _OF_BUCKETS = ("key", "rowKind")
-# Columns that this package reads and the data source doesn't offer: the time as the server's text, and the header
-# block as it is on the wire, with its first line.
+# Columns that this package reads and the data source doesn't offer: the time as the server's text, the header block as
+# it is on the wire, with its first line, and how many bytes subject, headers and body have, for which a consumer sends
+# no bodies.
 TIME_TEXT: Final = "time_text"
 OWN_HEADERS: Final = "own_headers"
-_ARROW = {name: arrow for name, (_, arrow) in _TYPES.items()} | {TIME_TEXT: pa.string(), OWN_HEADERS: pa.binary()}
+SIZE: Final = "size"
+_ARROW = {name: arrow for name, (_, arrow) in _TYPES.items()} | {
+    TIME_TEXT: pa.string(),
+    OWN_HEADERS: pa.binary(),
+    SIZE: pa.int64(),
+}
 
 # Detects zlib's own format and gzip by their first bytes.
 _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS

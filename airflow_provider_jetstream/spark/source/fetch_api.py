@@ -17,13 +17,13 @@ from airflow_provider_jetstream.jetstream.client.blocking.parser import next_fra
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.message import NO_MESSAGE
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.spark.source.columns import FetchedBatch, first_missing
+from airflow_provider_jetstream.spark.source.columns import SIZE, FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.source.source_stream import parse_time
 from airflow_provider_jetstream.spark.wire.arrow_buffers import constant_column
 from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS, parse_header_block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from airflow_provider_jetstream.spark.source.columns import RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
@@ -56,7 +56,7 @@ class ApiFetch:
         self._max_bytes = options.max_bytes or DEFAULT_MAX_BYTES
         self._api_subject = f"STREAM.MSG.GET.{stream.name}"
 
-    def fetch(self, first: int, last: int) -> Iterator[FetchedBatch]:
+    def fetch(self, first: int, last: int) -> Generator[FetchedBatch]:
         """Read the messages from one sequence to another."""
         position, width, heaviest = first, min(_FIRST_WIDTH, self._widest), 1
         while position <= last:
@@ -128,6 +128,10 @@ class ApiFetch:
                 "timestamp": lambda: times.cast(pa.timestamp("us", "UTC")),
                 "headers": lambda: pa.array(
                     [parse_header_block(message.header.partition(b"\r\n")[2]) for message in messages], HEADERS
+                ),
+                SIZE: lambda: pa.array(
+                    [len(message.subject.encode()) + len(message.header) + len(message.body) for message in messages],
+                    pa.int64(),
                 ),
             },
         )

@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
     WireError,
 )
-from airflow_provider_jetstream.spark.source.columns import FetchedBatch, first_missing
+from airflow_provider_jetstream.spark.source.columns import SIZE, FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (
     as_text,
     constant_column,
@@ -29,12 +29,12 @@ from airflow_provider_jetstream.spark.wire.arrow_buffers import (
     integer_column,
     timestamp_column,
 )
-from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block
+from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block, sizes_without_bodies
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
 from airflow_provider_jetstream.spark.wire.metadata import parse_reply_subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -87,7 +87,7 @@ class ConsumerFetch:
         self._outstanding = 0
         self._delivered = 0
 
-    def fetch(self, first: int, last: int) -> Iterator[FetchedBatch]:
+    def fetch(self, first: int, last: int) -> Generator[FetchedBatch]:
         """Read the messages from one sequence to another."""
         pending = self._create(first)
         position = first
@@ -245,5 +245,8 @@ class ConsumerFetch:
                 "seq": lambda: integer_column(metadata.sequences[in_range]),
                 "timestamp": lambda: timestamp_column(metadata.times[in_range] // 1000),
                 "headers": lambda: header_column(buffer, rows.header, rows.body),
+                SIZE: lambda: integer_column(
+                    sizes_without_bodies(buffer, rows.header, rows.body) + rows.subject_end - rows.subject
+                ),
             },
         )

@@ -15,19 +15,19 @@ import numpy as np
 
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError, WireError
-from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, FetchedBatch, first_missing
+from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, SIZE, TIME_TEXT, FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (
     as_text,
     constant_column,
     gather_slices,
     integer_column,
 )
-from airflow_provider_jetstream.spark.wire.bulk_headers import header_column
+from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, sizes_of_blocks
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
 from airflow_provider_jetstream.spark.wire.metadata import DirectGetMetadata, parse_metadata, parse_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     import pyarrow as pa
 
@@ -77,7 +77,7 @@ class DirectFetch:
         self._max_bytes = options.max_bytes or DEFAULT_MAX_BYTES
         self._pipelined = pipelined
 
-    def fetch(self, first: int, last: int) -> Iterator[FetchedBatch]:
+    def fetch(self, first: int, last: int) -> Generator[FetchedBatch]:
         """Read the messages from one sequence to another."""
         position = requested = first
         waiting, deadline = False, time.monotonic() + self._socket.timeout
@@ -168,6 +168,14 @@ class DirectFetch:
                 "headers": lambda: header_column(buffer, rows.header, metadata.own_end),
                 TIME_TEXT: lambda: as_text(gather_slices(buffer, metadata.time, metadata.time_end + 1)),
                 OWN_HEADERS: lambda: gather_slices(buffer, rows.header, metadata.own_end),
+                SIZE: lambda: integer_column(
+                    rows.end
+                    - rows.body
+                    + metadata.subject_end
+                    - metadata.subject
+                    # A publisher's own block ends with one more empty line.
+                    + sizes_of_blocks(metadata.own_end - rows.header + len(b"\r\n"))
+                ),
             },
         )
 

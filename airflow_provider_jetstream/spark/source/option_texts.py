@@ -59,6 +59,23 @@ OPTION_TEXTS: Final = {
     "maxOffsetsPerTrigger": OptionText(
         "number of sequences", "", "so many at most in a batch of a query; gaps at its start don't count; Spark 4.2"
     ),
+    "maxBytesPerTrigger": OptionText(
+        "bytes, or a size such as ``64MB``",
+        "",
+        "so many bytes of subjects, headers and bodies at most in a batch of a query; a larger message is a batch of"
+        " its own; Spark 4.2",
+    ),
+    "minOffsetsPerTrigger": OptionText(
+        "number of sequences",
+        "",
+        "a batch waits until there are so many; the first one after a start doesn't wait, nor does a query with"
+        " ``availableNow``; Spark 4.2",
+    ),
+    "maxTriggerDelay": OptionText(
+        "seconds, or a duration such as ``30s``",
+        "15 min",
+        "time since the last batch after which it waits no longer; with ``minOffsetsPerTrigger``",
+    ),
     "failOnDataLoss": OptionText(
         "boolean",
         "true",

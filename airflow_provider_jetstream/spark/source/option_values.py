@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers, first_overlap, subject_problem
-from airflow_provider_jetstream.jetstream.units import parse_size
+from airflow_provider_jetstream.jetstream.units import parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +71,14 @@ def byte_size(text: str) -> int:
     if size < 1:
         raise ValueError('expected a size such as "4MB"')
     return size
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a duration such as ``30s``; a number means seconds."""
+    seconds = parse_seconds(text)
+    if not seconds:
+        raise ValueError('expected a duration above 0 such as "30s"')
+    return seconds
 
 
 def filter_subjects(text: str) -> tuple[str, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_jetstream.jetstream.units import parse_seconds
-from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.key_columns import BUCKET_STREAM
+from airflow_provider_jetstream.spark.source.option_names import PER_TRIGGER, require_known
 from airflow_provider_jetstream.spark.source.option_values import (
     Bound,
     at_least,
@@ -23,6 +22,7 @@ from airflow_provider_jetstream.spark.source.option_values import (
     id_prefix,
     nanoseconds,
     one_of,
+    positive_seconds,
     sequence_ranges,
     stream_name,
     token,
@@ -31,42 +31,11 @@ from airflow_provider_jetstream.spark.source.option_values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from airflow_provider_jetstream.spark.source.option_names import Purpose
+
 _Value = TypeVar("_Value")
 _Default = TypeVar("_Default")
 
-Purpose: TypeAlias = Literal["load", "read", "readStream", "write", "writeStream"]
-
-_ALWAYS = (*VARIABLES, *NAMED_CONNECTION, "stream")
-_READING = (
-    "bucket",
-    "filterSubjects",
-    "startingOffsets",
-    "startingTimestamp",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "acceptedLoss",
-    "includeHeaders",
-    "fetchMethod",
-    "fetchBatch",
-    "fetchMaxBytes",
-    "payloadCompression",
-)
-_WRITING = ("subject", "maxInFlight", "ackTimeout", "minDuplicateWindow", "msgIdPrefix", "nullValue", "natsHeaders")
-_ONCE = ("latestPerSubject", "endingOffsets", "endingTimestamp", "pushFilters")
-_GROWING = ("maxOffsetsPerTrigger",)
-OPTION_NAMES: dict[Purpose, tuple[str, ...]] = {
-    # Spark requests the schema before the data source learns which of the next two it is.
-    "load": (*_ALWAYS, *_READING, *_ONCE, *_GROWING),
-    "read": (*_ALWAYS, *_READING, *_ONCE),
-    "readStream": (*_ALWAYS, *_READING, *_GROWING),
-    "write": (*_ALWAYS, *_WRITING),
-    # Spark passes its own options to the sink.
-    "writeStream": (*_ALWAYS, *_WRITING, "checkpointLocation", "queryName"),
-}
-# A table's properties, and what SQL adds to its options: Spark passes them where it infers a table's columns.
-_OF_TABLES = ("provider", "owner", "location", "is_managed_location", "external", "comment", "collation")
-_TABLE_OPTION = "option."
 # What chooses sequences or divides them.
 _OF_RANGES = (
     "startingOffsets",
@@ -80,8 +49,29 @@ _METHODS = ("auto", "consumer", "direct", "api")
 _COMPRESSIONS = ("none", "zlib")
 _NULL_VALUES = ("error", "empty")
 _NATS_HEADERS = ("keep", "drop")
+# As with Spark's Kafka source.
+_MAX_DELAY = 15 * 60.0
 _BIGGEST_FETCH = 10_000
 _MOST_IN_FLIGHT = 10_000
+
+
+@dataclass(frozen=True)
+class TriggerOptions:
+    """How much a batch of a query reads; the fields are the options of ``docs/spark.md``.
+
+    :param max_delay: seconds
+    """
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+    max_delay: float = _MAX_DELAY
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that were given, by name."""
+        values = (self.max_offsets, self.max_bytes, self.min_offsets)
+        return tuple(name for name, value in zip(PER_TRIGGER, values, strict=False) if value)
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,6 @@ class ReadOptions(StreamOptions):
     end: Bound
     min_partitions: int
     max_records: int | None
-    max_per_trigger: int | None
     fail_on_data_loss: bool
     include_headers: bool
     method: str
@@ -111,6 +100,7 @@ class ReadOptions(StreamOptions):
     accepted_loss: tuple[tuple[int, int], ...] = ()
     of_bucket: bool = False
     latest: bool = False
+    per_trigger: TriggerOptions = field(default_factory=TriggerOptions)
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,6 @@ def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
         end=end,
         min_partitions=parser.read("minPartitions", at_least(1), default=1),
         max_records=parser.read("maxRecordsPerPartition", at_least(1), default=None),
-        max_per_trigger=parser.read("maxOffsetsPerTrigger", at_least(1), default=None),
         fail_on_data_loss=parser.read("failOnDataLoss", boolean, default=True),
         include_headers=parser.read("includeHeaders", boolean, default=False),
         method=parser.read("fetchMethod", one_of(_METHODS), default="auto"),
@@ -154,6 +143,7 @@ def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
         accepted_loss=parser.read("acceptedLoss", sequence_ranges, default=()),
         of_bucket=parser.has("bucket"),
         latest=latest,
+        per_trigger=parser.per_trigger(),
     )
 
 
@@ -178,10 +168,7 @@ def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
 class _OptionParser:
     def __init__(self, options: Mapping[str, str], purpose: Purpose) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
-        known = {name.lower(): name for name in OPTION_NAMES[purpose]}
-        for name in options:
-            if name.lower() not in (*known, *_OF_TABLES) and not name.lower().startswith(_TABLE_OPTION):
-                raise SparkOptionError(_unknown(name, purpose, known))
+        require_known(options, purpose)
 
     def stream(self) -> str:
         if not self._options:
@@ -216,6 +203,25 @@ class _OptionParser:
             )
         return True
 
+    def per_trigger(self) -> TriggerOptions:
+        options = TriggerOptions(
+            max_offsets=self.read("maxOffsetsPerTrigger", at_least(1), default=None),
+            max_bytes=self.read("maxBytesPerTrigger", byte_size, default=None),
+            min_offsets=self.read("minOffsetsPerTrigger", at_least(1), default=None),
+            max_delay=self.read("maxTriggerDelay", positive_seconds, default=_MAX_DELAY),
+        )
+        if self.has("maxTriggerDelay") and not options.min_offsets:
+            raise SparkOptionError(
+                "expected minOffsetsPerTrigger with maxTriggerDelay, which limits the wait for it, found none: give it"
+                " too, or drop maxTriggerDelay"
+            )
+        if options.min_offsets and options.max_offsets and options.min_offsets > options.max_offsets:
+            raise SparkOptionError(
+                f"expected minOffsetsPerTrigger up to maxOffsetsPerTrigger, found {options.min_offsets} and"
+                f" {options.max_offsets}: lower the first, or raise the second"
+            )
+        return options
+
     def bound(self, which: str, default: str) -> Bound:
         offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
         if offsets.lower() in self._options and timestamp.lower() in self._options:
@@ -244,16 +250,3 @@ def _require_order(start: Bound, end: Bound) -> None:
             )
     if start.extreme == "latest" and end.extreme == "earliest":
         raise SparkOptionError("expected endingOffsets after startingOffsets, found latest to earliest: exchange them")
-
-
-def _unknown(name: str, purpose: Purpose, known: dict[str, str]) -> str:
-    elsewhere = [
-        other for other, names in OPTION_NAMES.items() if other != "load" and name.lower() in map(str.lower, names)
-    ]
-    if elsewhere:
-        return f"the option {name} is for {' and '.join(elsewhere)}, not for {purpose}: drop it"
-    if name.lower() == "path":
-        return "expected no path: name the stream with the option stream"
-    near = difflib.get_close_matches(name.lower(), known, 1)
-    hint = f"did you mean {known[near[0]]}?" if near else f"{purpose} takes {', '.join(sorted(known.values()))}"
-    return f"expected known options, found {name!r}: {hint}"

@@ -19,7 +19,7 @@ from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.spark.source.columns import FetchedBatch, RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
@@ -47,9 +47,7 @@ def read_range(
     """
     batches: list[pa.RecordBatch] = []
     rows = size = 0
-    # A consumer takes all filters at once, a get takes one.
-    scans = [task.subjects] if task.method == "consumer" else [(subject,) for subject in task.subjects or (">",)]
-    for subjects in scans:
+    for subjects in scans(task):
         for batch in _read_subjects(raw_options, options, columns, task, subjects):
             batches.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
@@ -79,7 +77,16 @@ def _read_subjects(
             with closing(NatsSocket(settings)) as socket, closing(_Observer(raw_options, options, task)) as observer:
                 stream = SourceStream(socket, options.stream)
                 observer.head = _require_range(stream, options, task, position)
-                fetched = _fetch(stream, observer, options, columns, task, subjects, position, pipelined=not failures)
+                fetched = fetch(
+                    stream,
+                    task,
+                    subjects,
+                    columns,
+                    options,
+                    observer.next_sequence,
+                    first=position,
+                    pipelined=not failures,
+                )
                 for batch, next_sequence, missing in fetched:
                     if missing is not None:
                         observer.check_loss(missing)
@@ -97,22 +104,34 @@ def _read_subjects(
             time.sleep(_PAUSE * failures)
 
 
-def _fetch(
+def fetch(
     stream: SourceStream,
-    observer: _Observer,
-    options: ReadOptions,
-    columns: RequestedColumns,
     task: Range,
     subjects: tuple[str, ...],
-    first: int,
+    columns: RequestedColumns,
+    options: ReadOptions,
+    next_sequence: Callable[[int, Sequence[str]], int | None],
     *,
-    pipelined: bool,
-) -> Iterator[FetchedBatch]:
+    first: int,
+    pipelined: bool = True,
+) -> Generator[FetchedBatch]:
+    """Read messages of a range by its method, once, over the stream's connection.
+
+    :param subjects: one filter, or for a consumer all of them
+    :param next_sequence: finds the first message at or after a sequence, over another connection
+    :param first: the sequence to begin at
+    :param pipelined: whether direct gets may be sent before the last one is parsed
+    """
     if task.method == "consumer":
-        return ConsumerFetch(stream, subjects, columns, options, observer.next_sequence).fetch(first, task.last)
+        return ConsumerFetch(stream, subjects, columns, options, next_sequence).fetch(first, task.last)
     if task.method == "direct":
         return DirectFetch(stream, subjects[0], columns, options, pipelined=pipelined).fetch(first, task.last)
     return ApiFetch(stream, subjects[0], columns, options).fetch(first, task.last)
+
+
+def scans(task: Range) -> list[tuple[str, ...]]:
+    """Return the filters of each pass over a range: a consumer takes all at once, a get takes one."""
+    return [task.subjects] if task.method == "consumer" else [(subject,) for subject in task.subjects or (">",)]
 
 
 def _require_range(stream: SourceStream, options: ReadOptions, task: Range, first: int) -> int:

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, content_and_offsets, gather_slices
+from airflow_provider_jetstream.jetstream.errors import WireError
+from airflow_provider_jetstream.spark.wire.arrow_buffers import (
+    as_integers,
+    as_text,
+    content_and_offsets,
+    gather_slices,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +26,12 @@ if TYPE_CHECKING:
 
 _LF, _CR, _COLON, _SPACE, _TAB = b"\n\r: \t"
 _FIRST_LINE = len(b"NATS/1.0\r\n")
+
+# The server adds the size of a body that it leaves out at the end of the headers, after any that a publisher wrote.
+_SIZE_LINE = r"Nats-Msg-Size: (?P<size>[0-9]+)\r\n\r\n\z"
+_LONGEST_SIZE_LINE = len(b"Nats-Msg-Size: 2147483647\r\n\r\n")
+_SIZE_LINE_WITHOUT_DIGITS = len(b"Nats-Msg-Size: \r\n")
+_EMPTY_BLOCK = len(b"NATS/1.0\r\n\r\n")
 
 HEADERS = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])),
@@ -65,3 +78,23 @@ def parse_header_block(block: bytes) -> list[dict[str, str]]:
         if colon and key:
             pairs.append({"key": key.decode(errors="replace"), "value": value.strip(b" \t").decode(errors="replace")})
     return pairs
+
+
+def sizes_without_bodies(buffer: bytearray | bytes, starts: Integers, ends: Integers) -> Integers:
+    """Read how many bytes the headers and the bodies have of messages that were sent without their bodies.
+
+    :param starts: the offset of each header block, with its first line
+    :param ends: the end of its empty line
+    :raises WireError: a message lacks the size of its body
+    """
+    tails = gather_slices(buffer, np.maximum(starts, ends - _LONGEST_SIZE_LINE), ends)
+    sizes = pc.struct_field(pc.extract_regex(tails, _SIZE_LINE), "size")
+    if sizes.null_count:
+        raise WireError("expected Nats-Msg-Size with every message without its body, found one that lacks it")
+    added = np.asarray(pc.binary_length(sizes)) + _SIZE_LINE_WITHOUT_DIGITS
+    return as_integers(sizes) + sizes_of_blocks(ends - starts - added)
+
+
+def sizes_of_blocks(lengths: Integers) -> Integers:
+    """Return how many bytes publishers' header blocks have: a message without headers has no block of its own."""
+    return np.where(lengths > _EMPTY_BLOCK, lengths, 0)
