@@ -73,8 +73,9 @@ OPTION_TEXTS: Final = {
     ),
     "maxTriggerDelay": OptionText(
         "seconds, or a duration such as ``30s``",
-        "15 min",
-        "time since the last batch after which it waits no longer; with ``minOffsetsPerTrigger``",
+        "",
+        "time since the last batch after which it waits no longer, 15 minutes where absent; with"
+        " ``minOffsetsPerTrigger``",
     ),
     "failOnDataLoss": OptionText(
         "boolean",
