@@ -126,6 +126,11 @@ contract-files: $(UV)
 reference: $(UV)
 	$(RUN) python -m testbed.reference
 
+# Builds a release into dist/ and checks what users get: metadata, README, contents, and each file in an empty environment.
+.PHONY: release
+release: $(UV)
+	$(RUN) python -m testbed.release
+
 # Builds the documentation as a site, .cache/site/index.html; a link that leads nowhere is an error.
 .PHONY: site
 site: $(UV)

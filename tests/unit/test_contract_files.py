@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.contract import VERSION
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.job_end import parse_end
+from testbed.code_blocks import CodeBlock, code_blocks
 from testbed.contract_files import FOLDER, contract_files
 
 if TYPE_CHECKING:
@@ -37,8 +38,16 @@ def test_the_files_are_those_of_the_models() -> None:
 
 
 def queue_files() -> list[Path]:
-    found = [path for folder in ("example_dags", "tests") for path in (ROOT / folder).rglob("*.yaml")]
-    return sorted(path for path in found if "subjects" in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}))
+    # Not the folders of tools and of installed packages.
+    folders = [
+        folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name[0] != "." and folder.name != "web"
+    ]
+    found = [path for folder in folders for path in folder.rglob("*.y*ml")]
+    return sorted(path for path in found if is_queue(yaml.safe_load(path.read_text(encoding="utf-8"))))
+
+
+def is_queue(values: Any) -> bool:
+    return isinstance(values, dict) and "subjects" in values
 
 
 def loads(values: Any) -> bool:
@@ -53,6 +62,29 @@ def loads(values: Any) -> bool:
 def test_the_schema_says_of_each_queue_file_what_the_loader_says(path: Path) -> None:
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert QUEUE.is_valid(values) is (loads(values) or path == OVERLAPPING)
+
+
+@pytest.mark.parametrize("block", code_blocks("yaml"), ids=str)
+def test_the_schema_accepts_the_queues_of_the_documentation(block: CodeBlock) -> None:
+    values = yaml.safe_load(block.code)
+    if is_queue(values):
+        # A page may leave out the name.
+        values = {"name": "q"} | values
+        assert loads(values)
+        assert list(QUEUE.iter_errors(values)) == []
+
+
+def test_there_are_queues_that_the_schema_accepts_and_queues_that_it_refuses() -> None:
+    accepted = [path for path in queue_files() if QUEUE.is_valid(yaml.safe_load(path.read_text(encoding="utf-8")))]
+    assert len(accepted) > 10
+    assert [path.stem for path in queue_files() if path not in accepted] == ["misspelt"]
+    assert any(is_queue(yaml.safe_load(block.code)) for block in code_blocks("yaml"))
+
+
+def test_the_schema_accepts_what_the_command_writes() -> None:
+    for path in queue_files():
+        if loads(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            assert list(QUEUE.iter_errors(yaml.safe_load(WorkQueue.load(path).to_yaml()))) == []
 
 
 BASE: dict[str, Any] = {"name": "q", "subjects": ["q.>"], "consumers": [{"name": "w", "max_deliver": 2}]}
