@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,3 +74,18 @@ def stream(stream_options: dict[str, str]) -> Iterator[SourceStream]:
     """The stream of ``stream_options``, which the test creates."""
     with open_stream(stream_options) as source_stream:
         yield source_stream
+
+
+@pytest.fixture
+def pair(nats: NatsServer, name: str) -> Iterator[list[SourceStream]]:
+    """Two streams, which the test creates; the names of both begin with the same text."""
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(open_stream({"servers": nats.url, "stream": f"{name}-{letter}"})) for letter in "ab"
+        ]
+
+
+@pytest.fixture
+def pair_options(nats: NatsServer, pair: list[SourceStream]) -> dict[str, str]:
+    """The options that read both."""
+    return {"servers": nats.url, "streams": ",".join(stream.name for stream in pair)}

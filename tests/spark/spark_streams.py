@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
+from airflow_provider_jetstream.spark.source.source_options import read_options
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:

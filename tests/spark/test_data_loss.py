@@ -8,9 +8,9 @@ from spark_streams import METHODS, delete, make_stream, publish, publish_numbers
 from airflow_provider_jetstream.spark.errors import DataLossError
 from airflow_provider_jetstream.spark.source import partition_reader
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
+from airflow_provider_jetstream.spark.source.source_options import read_options
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture

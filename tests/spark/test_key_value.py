@@ -14,7 +14,7 @@ from spark_streams import make_stream, open_stream, publish, publish_numbers
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
-from airflow_provider_jetstream.spark.source.options import read_options
+from airflow_provider_jetstream.spark.source.source_options import read_options
 
 if TYPE_CHECKING:
     from pathlib import Path

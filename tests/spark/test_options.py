@@ -19,8 +19,9 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.option_values import Bound
-from airflow_provider_jetstream.spark.source.options import read_options, write_options
+from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
+from airflow_provider_jetstream.spark.source.source_options import read_options, source_options
 from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.option_names import Purpose
 
 _STREAM = {"stream": "orders"}
+_SEVERAL = {"streams": "orders, payments"}
 _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
 
 
@@ -109,6 +111,98 @@ def test_an_unknown_or_invalid_option_is_refused(
     with pytest.raises(SparkOptionError) as caught:
         read({**_STREAM, **stream_options}, purpose)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "stream_options", "message"),
+    [
+        ("read", {"streams": ""}, "streams: expected names of streams with commas between them, found '' among them"),
+        ("read", {"streams": "orders,"}, "found '' among them"),
+        ("read", {"streams": "orders,a.b"}, "found 'a.b' among them"),
+        ("read", {"streams": "orders,orders"}, "streams: expected each stream once, found orders twice: drop one"),
+        ("read", {**_SEVERAL, "stream": "orders"}, "expected stream or streams, found both: keep one"),
+        ("read", {**_SEVERAL, "bucket": "prices"}, "expected streams or bucket, found both: keep one"),
+        ("read", {**_SEVERAL, "streamPattern": "*"}, "expected streams or streamPattern, found both: keep one"),
+        ("write", _SEVERAL, "the option streams is for read and readStream, not for write: drop it"),
+        (
+            "read",
+            {"streamPattern": "orders-.*"},
+            "streamPattern: expected a pattern such as orders-* with the wildcards",
+        ),
+        ("read", {"streamPattern": ""}, "streamPattern: expected a pattern such as orders-*"),
+        ("readStream", {"subscribePattern": "o.*"}, "which is Kafka's: give streamPattern, such as orders-*"),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": "17"},
+            'startingOffsets: expected sequences with the name of their stream, such as {"orders": 17}, found none',
+        ),
+        ("read", {"streamPattern": "*", "endingOffsets": "17"}, "endingOffsets: expected sequences with the name of"),
+        ("read", {**_SEVERAL, "acceptedLoss": "1-2"}, "acceptedLoss: expected sequences with the name of their stream"),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": '{"orders": 17}'},
+            "startingOffsets: expected a value for every stream, found none for payments: add it",
+        ),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": '{"orders": 1, "payments": 1, "others": 1}'},
+            "startingOffsets: expected values for orders, payments, found one for 'others': drop it",
+        ),
+        (
+            "read",
+            {"streamPattern": "o*", "acceptedLoss": '{"payments": "1"}'},
+            "acceptedLoss: expected values for streams that match o*, found one for 'payments': drop it",
+        ),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": 17'}, "startingOffsets: expected a JSON object such as"),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": 1, "orders": 2}'}, "each stream once, found orders twice"),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": 0}'}, "orders: expected earliest, latest or a sequence"),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": {}}'}, "expected a text or a number for orders, found []"),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": '{"orders": true}'},
+            "expected a text or a number for orders, found T",
+        ),
+        ("read", {**_SEVERAL, "acceptedLoss": '{"orders": "2-1"}'}, "orders: expected ranges of sequences such as"),
+        (
+            "read",
+            {
+                **_SEVERAL,
+                "startingOffsets": '{"orders": 1, "payments": 9}',
+                "endingOffsets": '{"orders": 2, "payments": 8}',
+            },
+            "expected endingOffsets at or after startingOffsets, found 8 before 9",
+        ),
+    ],
+)
+def test_wrong_values_for_several_streams_are_refused(
+    purpose: Purpose, stream_options: dict[str, str], message: str
+) -> None:
+    read = write_options if purpose.startswith("write") else source_options
+    with pytest.raises(SparkOptionError) as caught:
+        read(stream_options, purpose)
+    assert message in str(caught.value)
+
+
+def test_values_may_differ_between_streams() -> None:
+    options = source_options(
+        {
+            **_SEVERAL,
+            "startingOffsets": ' {"orders": 17, "payments": "latest"}',
+            "endingTimestamp": '{"orders": "1970-01-01T00:00:01Z", "payments": 2000}',
+            "acceptedLoss": '{"payments": "3-4,7"}',
+        },
+        "read",
+    )
+    assert [options.of(name).start for name in options.names] == [Bound(sequence=17), Bound(extreme="latest")]
+    assert [options.of(name).end for name in options.names] == [Bound(time=10**9), Bound(time=2 * 10**9)]
+    assert [options.of(name).accepted_loss for name in options.names] == [(), ((3, 4), (7, 7))]
+
+
+def test_a_pattern_has_wildcards() -> None:
+    options = source_options({"streamPattern": " orders-[ab]?* "}, "read")
+    names = ["orders-a1", "orders-bxy", "orders-c1", "orders-a", "Orders-a1", "x-orders-a1"]
+    assert options.matching(names) == ("orders-a1", "orders-bxy")
+    assert source_options({"streamPattern": "KV_*"}, "readStream").selects("KV_prices")
 
 
 def test_the_stream_must_be_named() -> None:

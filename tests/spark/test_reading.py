@@ -16,9 +16,9 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, Unreachab
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source import partition_reader
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import Range
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
+from airflow_provider_jetstream.spark.source.source_options import read_options
 from airflow_provider_jetstream.spark.source.source_stream import parse_time
 from testbed.nats_server import NatsServer
 
@@ -135,7 +135,7 @@ def test_each_batch_is_weighed_once(mocker: MockerFixture, stream_options: dict[
     mocker.patch.object(partition_reader, "_read_subjects", lambda *_: (Batch() for _ in range(20_000)))
     mocker.patch.object(partition_reader, "_joined", len)
     options = read_options(stream_options, "read")
-    task = Range(1, 20_000, "api", (), "", detect_loss=False)
+    task = Range(options.stream, 1, 20_000, "api", (), "", detect_loss=False)
     joined = read_range(stream_options, options, RequestedColumns(("seq",), (True,)), task)
     assert [int(str(count)) for count in joined] == [5243, 5243, 5243, 4271]
     assert len(weighed) == 20_000

@@ -69,6 +69,20 @@ async def list_streams(connection: Connection, subject: str | None = None) -> li
             return streams
 
 
+async def stream_names(connection: Connection) -> list[str]:
+    """Read the names of all streams, one request per page.
+
+    :raises ApiError: the server refused
+    """
+    names: list[str] = []
+    while True:
+        answer = await connection.api("STREAM.NAMES", {"offset": len(names)})
+        page: list[str] = answer.get("streams") or []
+        names += page
+        if not page or len(names) >= answer.get("total", 0):
+            return names
+
+
 async def stored_sequences(connection: Connection, stream: str, state: Mapping[str, Any] | None = None) -> SequenceSet:
     """Read which sequences a stream stores, without reading any message.
 

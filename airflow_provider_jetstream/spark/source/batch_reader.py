@@ -1,4 +1,4 @@
-"""Reads a stream once, as it was when it was loaded."""
+"""Reads streams once, as they were when they were loaded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.data_loss import Planned, record_matches
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
-from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
     LATEST,
     Range,
@@ -26,9 +26,11 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     plan_ranges,
     range_starts,
     require_latest,
+    with_share,
 )
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
+from airflow_provider_jetstream.spark.source.source_options import source_options
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo, names_of_streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from airflow_provider_jetstream.spark.source.options import ReadOptions
+    from airflow_provider_jetstream.spark.source.source_options import SourceOptions
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,25 @@ class StreamSnapshot:
     planned: Planned
 
     @classmethod
-    def take(cls, raw_options: Mapping[str, str], options: ReadOptions) -> StreamSnapshot:
-        """Read the stream's state from the server."""
-        with closing(NatsSocket(socket_settings(raw_options))) as socket:
-            return cls.of(SourceStream(socket, options.stream), options)
-
-    @classmethod
     def of(cls, stream: SourceStream, options: ReadOptions) -> StreamSnapshot:
         """Read the state of a stream behind an open connection."""
         info = stream.info()
         starts = range_starts(max(info.first, options.start.sequence or 1), info.last, options)
         return cls(info, stream.socket.version, record_matches(stream, info, starts, options.filters))
+
+
+def take_snapshots(raw_options: Mapping[str, str], options: SourceOptions) -> dict[str, StreamSnapshot]:
+    """Read the state of the streams that the options select, by their names.
+
+    :raises NotFoundError: a stream that was named doesn't exist
+    """
+    with closing(NatsSocket(socket_settings(raw_options))) as socket:
+        return _snapshots(socket, options)
+
+
+def _snapshots(socket: NatsSocket, options: SourceOptions) -> dict[str, StreamSnapshot]:
+    names = options.names or options.matching(names_of_streams(socket))
+    return {name: StreamSnapshot.of(SourceStream(socket, name), options.of(name)) for name in names}
 
 
 class RangePartition(InputPartition):
@@ -75,50 +86,73 @@ class RangePartition(InputPartition):
 
 
 class JetStreamReader(DataSourceReader):
-    """Reads the messages of a range.
+    """Reads the messages of a range of each stream.
 
-    :param snapshot: from the time of loading; none where the user gave the schema and Spark didn't request it
+    :param snapshots: from the time of loading; none where the user gave the schema and Spark didn't request it
     """
 
-    def __init__(self, raw_options: Mapping[str, str], schema: StructType, snapshot: StreamSnapshot | None) -> None:
+    def __init__(
+        self, raw_options: Mapping[str, str], schema: StructType, snapshots: Mapping[str, StreamSnapshot] | None
+    ) -> None:
         self._raw_options = dict(raw_options)
-        self._options = read_options(raw_options, "read")
+        self._options = source_options(raw_options, "read")
+        shared = self._options.shared
         self._columns = RequestedColumns.of(
-            schema,
-            with_headers=self._options.include_headers,
-            decompress=self._options.decompress,
-            of_bucket=self._options.of_bucket,
+            schema, with_headers=shared.include_headers, decompress=shared.decompress, of_bucket=shared.of_bucket
         )
-        self._snapshot = snapshot
-        self._bounds = PushedBounds(subjects=self._options.filters or None)
+        self._snapshots = snapshots
+        self._bounds = PushedBounds(subjects=shared.filters or None)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Divide the messages between tasks."""
-        options, bounds = self._options, self._bounds
-        if bounds.subjects == ():
+        """Divide the messages between tasks.
+
+        :raises NotFoundError: no stream matches
+        :raises SparkOptionError: bounds that name streams leave one out
+        """
+        if self._bounds.subjects == ():
             return []
         with closing(NatsSocket(socket_settings(self._raw_options))) as socket:
-            stream = SourceStream(socket, options.stream)
-            snapshot = self._snapshot or StreamSnapshot.of(stream, options)
-            info = snapshot.info
-            if options.latest:
-                require_latest(options, info)
-                task = Range(1, info.last, LATEST, bounds.subjects or (), info.created, detect_loss=False)
-                return [RangePartition(task)]
-            method = fetch_method(options, info, snapshot.version)
-            first = first_sequence(stream, options, info)
-            first, last = narrow(stream, first, last_sequence(stream, options.end, info), info, bounds)
-        tasks = plan_ranges(first, last, options, info, method, bounds.subjects or (), snapshot.planned)
+            snapshots = _snapshots(socket, self._options) if self._snapshots is None else self._snapshots
+            # Not when data is loaded: nothing tells then whether a query is, which may wait for streams, and needs no
+            # bounds where it has a checkpoint.
+            if not snapshots:
+                raise NotFoundError(f"expected {self._options}, found none: check the option streamPattern")
+            self._options.require_bounds(snapshots)
+            if self._options.shared.latest:
+                return [RangePartition(self._latest(name, snapshot)) for name, snapshot in snapshots.items()]
+            ends = {name: self._ends(SourceStream(socket, name), snapshot) for name, snapshot in snapshots.items()}
+        sizes = {name: max(0, last + 1 - first) for name, (first, last) in ends.items()}
+        tasks: list[Range] = []
+        for name, snapshot in snapshots.items():
+            options = with_share(self._options.of(name), sizes[name], sum(sizes.values()))
+            method, subjects = fetch_method(options, snapshot.info, snapshot.version), self._bounds.subjects or ()
+            tasks += plan_ranges(*ends[name], options, snapshot.info, method, subjects, snapshot.planned)
         return [RangePartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition; Spark makes one up where there is none."""
         if not isinstance(partition, RangePartition):
             return
-        if partition.task.method == LATEST:
-            yield from read_latest(self._raw_options, self._options, self._columns, partition.task.subjects)
+        task = partition.task
+        options = self._options.of(task.stream)
+        if task.method == LATEST:
+            yield from read_latest(self._raw_options, options, self._columns, task.subjects)
         else:
-            yield from read_range(self._raw_options, self._options, self._columns, partition.task)
+            yield from read_range(self._raw_options, options, self._columns, task)
+
+    def _latest(self, name: str, snapshot: StreamSnapshot) -> Range:
+        """Return the whole stream as one task."""
+        info = snapshot.info
+        require_latest(self._options.of(name), info)
+        return Range(name, 1, info.last, LATEST, self._bounds.subjects or (), info.created, detect_loss=False)
+
+    def _ends(self, stream: SourceStream, snapshot: StreamSnapshot) -> tuple[int, int]:
+        """Return the first and the last sequence to read of a stream."""
+        options, info = self._options.of(stream.name), snapshot.info
+        # Refused before anything is asked of the server.
+        fetch_method(options, info, snapshot.version)
+        first = first_sequence(stream, options, info)
+        return narrow(stream, first, last_sequence(stream, options.end, info), info, self._bounds)
 
 
 class JetStreamFilteringReader(JetStreamReader):
@@ -130,5 +164,5 @@ class JetStreamFilteringReader(JetStreamReader):
     @override
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Narrow the read, and return all filters, so that Spark applies them again."""
-        self._bounds = push_down(filters, self._options.filters)
+        self._bounds = push_down(filters, self._options.shared.filters)
         return filters

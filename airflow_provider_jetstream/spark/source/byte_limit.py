@@ -72,10 +72,9 @@ def _sizes(
 ) -> tuple[Integers, Integers]:
     """Read sequences and sizes in order, of each filter at least until its sizes exceed the limit."""
     settings = socket_settings(raw_options)
-    average = max(1, info.limits.size // max(1, info.limits.messages))
     most = options.batch or (DEFAULT_BATCH if task.method == "consumer" else SMALL_BATCH)
     # Three pulls are on their way when the limit is found to be reached: few messages where the limit is small.
-    options = replace(options, batch=min(most, max(limit // average, _FEWEST_MESSAGES)))
+    options = replace(options, batch=min(most, max(limit // info.limits.average_size, _FEWEST_MESSAGES)))
     sequences, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with closing(NatsSocket(settings)) as other:
         observed = SourceStream(other, options.stream)

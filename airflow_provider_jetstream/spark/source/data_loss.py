@@ -8,6 +8,7 @@ in these terms and says what can't be proved.
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -191,7 +192,7 @@ def report_loss(finding: str, options: ReadOptions, loss: Loss | None = None) ->
     if not options.fail_on_data_loss or accepted:
         log.warning("Messages are missing: %s.", finding)
         return
-    accept = f" accept exactly this with acceptedLoss={loss.first}-{loss.last}," if loss else ""
+    accept = f" accept exactly this with acceptedLoss={_acceptance(loss, options)}," if loss else ""
     raise DataLossError(
         f"expected every message to be there still, found that {finding}; keep messages longer,{accept} or set"
         " failOnDataLoss to false to go on without any that are missing"
@@ -201,6 +202,11 @@ def report_loss(finding: str, options: ReadOptions, loss: Loss | None = None) ->
 def _lost(loss: Loss, filters: Iterable[str]) -> str:
     names = ", ".join(filters)
     return f"the messages {loss.first} to {loss.last}" + (f" as far as {names} matched them" if names else "")
+
+
+def _acceptance(loss: Loss, options: ReadOptions) -> str:
+    ranges = f"{loss.first}-{loss.last}"
+    return json.dumps({options.stream: ranges}, ensure_ascii=False) if options.among_several else ranges
 
 
 def _is_covered(loss: Loss, accepted: Sequence[tuple[int, int]]) -> bool:

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
-from airflow_provider_jetstream.spark.source.options import read_options
+from airflow_provider_jetstream.spark.source.source_options import source_options
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -43,7 +43,7 @@ class JetStreamDataSource(DataSource):
         # Every query comes through here; what runs later takes these options as they are.
         self.policy.check(options)
         super().__init__(options)
-        self._snapshot: StreamSnapshot | None = None
+        self._snapshots: dict[str, StreamSnapshot] | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -55,21 +55,21 @@ class JetStreamDataSource(DataSource):
 
         Spark calls it when data is loaded, and keeps this very object for every action on the data.
         """
-        from airflow_provider_jetstream.spark.source.batch_reader import StreamSnapshot
+        from airflow_provider_jetstream.spark.source.batch_reader import take_snapshots
         from airflow_provider_jetstream.spark.source.columns import read_schema
 
-        options = read_options(self.options, "load")
-        self._snapshot = StreamSnapshot.take(self.options, options)
-        return read_schema(with_headers=options.include_headers, of_bucket=options.of_bucket)
+        options = source_options(self.options, "load")
+        self._snapshots = take_snapshots(self.options, options)
+        return read_schema(with_headers=options.shared.include_headers, of_bucket=options.shared.of_bucket)
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a reader of what was stored when the data was loaded."""
         from airflow_provider_jetstream.spark.source.batch_reader import JetStreamFilteringReader, JetStreamReader
 
-        pushes = read_options(self.options, "read").push_filters and self.honours_filters
+        pushes = source_options(self.options, "read").shared.push_filters and self.honours_filters
         kind = JetStreamFilteringReader if pushes else JetStreamReader
-        return kind(self.options, schema, self._snapshot)
+        return kind(self.options, schema, self._snapshots)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

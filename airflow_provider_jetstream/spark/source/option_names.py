@@ -18,6 +18,8 @@ PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsP
 
 _ALWAYS = (*VARIABLES, *NAMED_CONNECTION, "stream")
 _READING = (
+    "streams",
+    "streamPattern",
     "bucket",
     "filterSubjects",
     "startingOffsets",
@@ -48,9 +50,9 @@ _OF_TABLES = ("provider", "owner", "location", "is_managed_location", "external"
 _TABLE_OPTION = "option."
 # What Spark's Kafka source and sink call it, by whose names people look first.
 _OF_KAFKA = {
-    "subscribe": "name the stream with the option stream",
-    "subscribepattern": "name the stream with the option stream",
-    "assign": "name the stream with the option stream, and choose subjects with filterSubjects",
+    "subscribe": "name the stream with the option stream, or several with streams",
+    "subscribepattern": "give streamPattern, such as orders-*, which is no regular expression",
+    "assign": "name the stream with the option stream, or several with streams, and subjects with filterSubjects",
     "topic": "name the stream with the option stream, and give subject, or a column subject",
     "startingoffsetsbytimestamp": "give startingTimestamp",
     "endingoffsetsbytimestamp": "give endingTimestamp",

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers, first_overlap, subject_problem
 from airflow_provider_jetstream.jetstream.units import parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+_Value = TypeVar("_Value")
 
 _EXTREMES = ("earliest", "latest")
 _MILLISECOND = 1_000_000
@@ -110,9 +113,65 @@ def _matching(form: re.Pattern[str], expected: str) -> Callable[[str], str]:
     return convert
 
 
-stream_name = _matching(re.compile(r"[^\s.*>/\\]+"), "a stream's name, without dots, spaces and wildcards")
+_STREAM_NAME = re.compile(r"[^\s.*>/\\]+")
+_STREAM_GLOB = re.compile(r"[^\s.>/\\]+")
+stream_name = _matching(_STREAM_NAME, "a stream's name, without dots, spaces and wildcards")
 bucket_name = _matching(re.compile(r"[A-Za-z0-9_-]+"), "a bucket's name: letters, digits, - and _")
 token = _matching(re.compile(r"[A-Za-z0-9_$.-]+"), "letters, digits, dots, - and _")
+
+
+def stream_names(text: str) -> tuple[str, ...]:
+    """Parse names of streams with commas between them."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not _STREAM_NAME.fullmatch(name):
+            raise ValueError(f"expected names of streams with commas between them, found {name!r} among them")
+        if names.count(name) > 1:
+            raise ValueError(f"expected each stream once, found {name} twice: drop one")
+    return names
+
+
+def stream_glob(text: str) -> str:
+    """Parse a pattern of streams' names, in which ``*``, ``?`` and ``[…]`` are wildcards."""
+    if not _STREAM_GLOB.fullmatch(text.strip()):
+        raise ValueError(
+            "expected a pattern such as orders-* with the wildcards *, ? and […], and without dots and spaces, which no"
+            " stream's name has (it is no regular expression)"
+        )
+    return text.strip()
+
+
+def is_object(text: str) -> bool:
+    """Return whether a value is written as a JSON object."""
+    return text.lstrip().startswith("{")
+
+
+def object_of(convert: Callable[[str], _Value]) -> Callable[[str], dict[str, _Value]]:
+    """Parse a JSON object with a value for each stream."""
+
+    def parse(text: str) -> dict[str, _Value]:
+        try:
+            pairs = json.loads(text, object_pairs_hook=list)
+        except (ValueError, RecursionError):
+            raise ValueError('expected a JSON object such as {"orders": 17}') from None
+        values: dict[str, _Value] = {}
+        for name, value in pairs:
+            if name in values:
+                raise ValueError(f"expected each stream once, found {name} twice: drop one")
+            values[name] = _converted(name, value, convert)
+        return values
+
+    return parse
+
+
+def _converted(name: str, value: Any, convert: Callable[[str], _Value]) -> _Value:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"expected a text or a number for {name}, found {value!r}")  # as all parsers
+    try:
+        return convert(str(value))
+    except ValueError as error:
+        problem = str(error) if "found" in str(error) else f"{error}, found {value!r}"
+        raise ValueError(f"{name}: {problem}") from None
 
 
 def id_prefix(text: str) -> str:

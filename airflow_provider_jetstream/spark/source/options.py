@@ -1,40 +1,31 @@
-"""The data source's options: parsed once, and refused where they are unknown or wrong."""
+"""How a stream is read or written, by the data source's options, which are refused where they are unknown or wrong."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.key_columns import BUCKET_STREAM
-from airflow_provider_jetstream.spark.source.option_names import PER_TRIGGER, require_known
+from airflow_provider_jetstream.spark.source.option_names import PER_TRIGGER
+from airflow_provider_jetstream.spark.source.option_parser import OptionParser
 from airflow_provider_jetstream.spark.source.option_values import (
     Bound,
     at_least,
     between,
     boolean,
-    bound,
-    bucket_name,
     byte_size,
     exact_subject,
     filter_subjects,
     id_prefix,
-    nanoseconds,
     one_of,
     positive_seconds,
-    sequence_ranges,
-    stream_name,
-    token,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from airflow_provider_jetstream.spark.source.option_names import Purpose
-
-_Value = TypeVar("_Value")
-_Default = TypeVar("_Default")
 
 # What chooses sequences or divides them.
 _OF_RANGES = (
@@ -83,7 +74,10 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class ReadOptions(StreamOptions):
-    """How a stream is read; the fields are the options of ``docs/spark.md``."""
+    """How a stream is read; the fields are the options of ``docs/spark.md``.
+
+    :param among_several: whether it is one of several, so that options name it with its values
+    """
 
     filters: tuple[str, ...]
     start: Bound
@@ -101,6 +95,7 @@ class ReadOptions(StreamOptions):
     of_bucket: bool = False
     latest: bool = False
     per_trigger: TriggerOptions = field(default_factory=TriggerOptions)
+    among_several: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,21 +111,17 @@ class WriteOptions(StreamOptions):
     drop_nats_headers: bool = False
 
 
-def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
-    """Parse the options of a reader; their names may be in any case.
+def shared_options(parser: OptionParser) -> ReadOptions:
+    """Parse what holds for every stream of a read.
 
+    :return: with neither a name nor bounds
     :raises SparkOptionError: naming the option, what was expected and what was found
     """
-    parser = _OptionParser(options, purpose)
-    streaming = purpose == "readStream"
-    stream, latest = parser.stream(), parser.latest()
-    start, end = parser.bound("starting", "latest" if streaming else "earliest"), parser.bound("ending", "latest")
-    _require_order(start, end)
     return ReadOptions(
-        stream,
+        "",
         filters=parser.read("filterSubjects", filter_subjects, default=()),
-        start=start,
-        end=end,
+        start=Bound(extreme="earliest"),
+        end=Bound(extreme="latest"),
         min_partitions=parser.read("minPartitions", at_least(1), default=1),
         max_records=parser.read("maxRecordsPerPartition", at_least(1), default=None),
         fail_on_data_loss=parser.read("failOnDataLoss", boolean, default=True),
@@ -140,11 +131,40 @@ def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
         max_bytes=parser.read("fetchMaxBytes", byte_size, default=None),
         push_filters=parser.read("pushFilters", boolean, default=False),
         decompress=parser.read("payloadCompression", one_of(_COMPRESSIONS), default="none") == "zlib",
-        accepted_loss=parser.read("acceptedLoss", sequence_ranges, default=()),
         of_bucket=parser.has("bucket"),
-        latest=latest,
-        per_trigger=parser.per_trigger(),
+        latest=_latest(parser),
+        per_trigger=_per_trigger(parser),
     )
+
+
+def _latest(parser: OptionParser) -> bool:
+    if not parser.read("latestPerSubject", boolean, default=False):
+        return False
+    if found := [name for name in _OF_RANGES if parser.has(name)]:
+        raise SparkOptionError(
+            f"expected no {found[0]} with latestPerSubject, which reads the whole stream in one task: drop one of them"
+        )
+    return True
+
+
+def _per_trigger(parser: OptionParser) -> TriggerOptions:
+    options = TriggerOptions(
+        max_offsets=parser.read("maxOffsetsPerTrigger", at_least(1), default=None),
+        max_bytes=parser.read("maxBytesPerTrigger", byte_size, default=None),
+        min_offsets=parser.read("minOffsetsPerTrigger", at_least(1), default=None),
+        max_delay=parser.read("maxTriggerDelay", positive_seconds, default=_MAX_DELAY),
+    )
+    if parser.has("maxTriggerDelay") and not options.min_offsets:
+        raise SparkOptionError(
+            "expected minOffsetsPerTrigger with maxTriggerDelay, which limits the wait for it, found none: give it"
+            " too, or drop maxTriggerDelay"
+        )
+    if options.min_offsets and options.max_offsets and options.min_offsets > options.max_offsets:
+        raise SparkOptionError(
+            f"expected minOffsetsPerTrigger up to maxOffsetsPerTrigger, found {options.min_offsets} and"
+            f" {options.max_offsets}: lower the first, or raise the second"
+        )
+    return options
 
 
 def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
@@ -152,7 +172,7 @@ def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
 
     :raises SparkOptionError: naming the option, what was expected and what was found
     """
-    parser = _OptionParser(options, purpose)
+    parser = OptionParser(options, purpose)
     return WriteOptions(
         parser.stream(),
         subject=parser.read("subject", exact_subject, default=None),
@@ -163,90 +183,3 @@ def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
         null_is_empty=parser.read("nullValue", one_of(_NULL_VALUES), default="error") == "empty",
         drop_nats_headers=parser.read("natsHeaders", one_of(_NATS_HEADERS), default="keep") == "drop",
     )
-
-
-class _OptionParser:
-    def __init__(self, options: Mapping[str, str], purpose: Purpose) -> None:
-        self._options = {name.lower(): value for name, value in options.items()}
-        require_known(options, purpose)
-
-    def stream(self) -> str:
-        if not self._options:
-            raise SparkOptionError(
-                "expected the option stream, found no options: Spark passes a Python data source none of a table's own,"
-                " so give them with the query (FROM jobs WITH (stream 'orders', …), INSERT INTO jobs WITH (…)), or make"
-                " a temporary view"
-            )
-        if self.has("bucket"):
-            if self.has("stream"):
-                raise SparkOptionError("expected stream or bucket, found both: keep one")
-            self._options["stream"] = BUCKET_STREAM + self.read("bucket", bucket_name, default="")
-        if "stream" not in self._options:
-            raise SparkOptionError("expected the option stream, found none: name the stream to read or to write")
-        if "jsdomain" in self._options and "apiprefix" in self._options:
-            raise SparkOptionError("expected jsDomain or apiPrefix, found both: keep one")
-        # Used by the connection; what is wrong with them is reported with the other options.
-        self.read("jsDomain", token, default=None)
-        self.read("apiPrefix", token, default=None)
-        return self.read("stream", stream_name, default="")
-
-    def has(self, name: str) -> bool:
-        return name.lower() in self._options
-
-    def latest(self) -> bool:
-        if not self.read("latestPerSubject", boolean, default=False):
-            return False
-        if found := [name for name in _OF_RANGES if self.has(name)]:
-            raise SparkOptionError(
-                f"expected no {found[0]} with latestPerSubject, which reads the whole stream in one task: drop one of"
-                " them"
-            )
-        return True
-
-    def per_trigger(self) -> TriggerOptions:
-        options = TriggerOptions(
-            max_offsets=self.read("maxOffsetsPerTrigger", at_least(1), default=None),
-            max_bytes=self.read("maxBytesPerTrigger", byte_size, default=None),
-            min_offsets=self.read("minOffsetsPerTrigger", at_least(1), default=None),
-            max_delay=self.read("maxTriggerDelay", positive_seconds, default=_MAX_DELAY),
-        )
-        if self.has("maxTriggerDelay") and not options.min_offsets:
-            raise SparkOptionError(
-                "expected minOffsetsPerTrigger with maxTriggerDelay, which limits the wait for it, found none: give it"
-                " too, or drop maxTriggerDelay"
-            )
-        if options.min_offsets and options.max_offsets and options.min_offsets > options.max_offsets:
-            raise SparkOptionError(
-                f"expected minOffsetsPerTrigger up to maxOffsetsPerTrigger, found {options.min_offsets} and"
-                f" {options.max_offsets}: lower the first, or raise the second"
-            )
-        return options
-
-    def bound(self, which: str, default: str) -> Bound:
-        offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
-        if offsets.lower() in self._options and timestamp.lower() in self._options:
-            raise SparkOptionError(f"expected {offsets} or {timestamp}, found both: keep one")
-        if timestamp.lower() in self._options:
-            return Bound(time=self.read(timestamp, nanoseconds, default=0))
-        return self.read(offsets, bound, default=Bound(extreme=default))
-
-    def read(self, name: str, convert: Callable[[str], _Value], *, default: _Default) -> _Value | _Default:
-        if name.lower() not in self._options:
-            return default
-        value = self._options[name.lower()]
-        try:
-            return convert(value)
-        except ValueError as error:
-            problem = str(error) if "found" in str(error) else f"{error}, found {value!r}"
-            raise SparkOptionError(f"{name}: {problem}") from None
-
-
-def _require_order(start: Bound, end: Bound) -> None:
-    pairs = ("Offsets", start.sequence, end.sequence), ("Timestamp", start.time, end.time)
-    for kind, first, last in pairs:
-        if first is not None and last is not None and first > last:
-            raise SparkOptionError(
-                f"expected ending{kind} at or after starting{kind}, found {last} before {first}: exchange them"
-            )
-    if start.extreme == "latest" and end.extreme == "earliest":
-        raise SparkOptionError("expected endingOffsets after startingOffsets, found latest to earliest: exchange them")

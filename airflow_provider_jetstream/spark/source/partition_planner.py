@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ _BATCHED_DIRECT_GET = (2, 11)
 class Range:
     """The messages of one task.
 
+    :param stream: its name
     :param first: the first sequence
     :param last: the last sequence
     :param method: ``consumer``, ``direct`` or ``api``
@@ -35,6 +36,7 @@ class Range:
     :param planned: what is known of the messages that were there; none where nothing is
     """
 
+    stream: str
     first: int
     last: int
     method: str
@@ -144,8 +146,18 @@ def plan_ranges(
     edges = [*range_starts(first, last, options), last + 1]
     detect_loss = info.retention == LIMITS
     return [
-        Range(start, end - 1, method, subjects, info.created, detect_loss, planned) for start, end in pairwise(edges)
+        Range(options.stream, start, end - 1, method, subjects, info.created, detect_loss, planned)
+        for start, end in pairwise(edges)
     ]
+
+
+def with_share(options: ReadOptions, size: int, total: int) -> ReadOptions:
+    """Give a stream its share of ``minPartitions`` among several, and at least one.
+
+    :param size: how many of its sequences are read
+    :param total: how many are read of all
+    """
+    return replace(options, min_partitions=max(1, round(options.min_partitions * size / max(1, total))))
 
 
 def range_starts(first: int, last: int, options: ReadOptions) -> list[int]:

@@ -13,6 +13,7 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     first_sequence,
     plan_ranges,
     range_starts,
+    with_share,
 )
 from airflow_provider_jetstream.spark.source.source_stream import parse_time
 from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
@@ -28,12 +29,14 @@ class NewMessages(NamedTuple):
     """What a query hasn't read yet of a stream.
 
     :param stream: the stream
+    :param start: where the last batch ended
     :param after: the sequence before the first one that is read
     :param end: where the batch ends
     :param oldest: nothing after it was stored before, in nanoseconds since 1970
     """
 
     stream: QueryStream
+    start: StreamPosition
     after: int
     end: StreamPosition
     oldest: int = 0
@@ -42,6 +45,11 @@ class NewMessages(NamedTuple):
     def pending(self) -> int:
         """How many sequences there are."""
         return max(0, self.end.sequence - self.after)
+
+    @property
+    def estimated_bytes(self) -> int:
+        """How many bytes there may be, by the stream's average message; 0 where there is nothing."""
+        return self.pending * self.stream.info.limits.average_size
 
     def without_gap(self) -> NewMessages:
         """Begin at the first message that the filters match; where there is none, there is nothing to read."""
@@ -62,6 +70,7 @@ class NewMessages(NamedTuple):
         """Return everything as one range, whose losses are looked for elsewhere."""
         info, options = self.stream.info, self.stream.options
         return Range(
+            options.stream,
             self.after + 1,
             self.end.sequence,
             self.stream.method(),
@@ -87,6 +96,10 @@ class QueryStream:
         """Return the position after everything that is stored."""
         return self._position(self.info.last)
 
+    def beginning(self) -> StreamPosition:
+        """Return the position before the first message that is stored."""
+        return self._position(self.info.first - 1)
+
     def initial(self) -> StreamPosition:
         """Return the position at which a new query begins."""
         return self._position(first_sequence(self.stream, self.options, self.info) - 1)
@@ -104,15 +117,18 @@ class QueryStream:
         if target and target.created == end.created and target.sequence < end.sequence:
             end = target
         if last_read < end.sequence:
-            return NewMessages(self, last_read, end)
+            return NewMessages(self, start, last_read, end)
         # The start means nothing here if the stream was recreated or restored.
         means_this = start.created == self.info.created and start.sequence <= self.info.last
-        return NewMessages(self, last_read, start if means_this else end._replace(sequence=last_read))
+        return NewMessages(self, start, last_read, start if means_this else end._replace(sequence=last_read))
 
-    def plan(self, start: StreamPosition, end: StreamPosition) -> list[Range]:
-        """Divide the messages between two positions among tasks."""
-        first = self.last_read(start) + 1
-        info, options = self.info, self.options
+    def plan(self, start: StreamPosition, end: StreamPosition, total: int) -> list[Range]:
+        """Divide the messages between two positions among tasks.
+
+        :param total: how many sequences the batch has, with those of other streams
+        """
+        first, info = self.last_read(start) + 1, self.info
+        options = with_share(self.options, end.since(start), total)
         if end.created != info.created:
             report_loss(f"{self.stream.name} was deleted and recreated after this batch was planned", options)
             return []

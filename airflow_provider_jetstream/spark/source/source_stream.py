@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.client.blocking.connection import Bloc
 from airflow_provider_jetstream.jetstream.client.diagnostics import NOT_ENABLED, decode_answer
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_message
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, stream_names
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamDisabledError,
@@ -184,6 +184,15 @@ class SourceStream:
             else:
                 low = min(message.sequence + 1, high)
         return low
+
+
+def names_of_streams(socket: NatsSocket) -> list[str]:
+    """Read the names of all streams of the account.
+
+    :raises ApiError: the server refused
+    """
+    connection = _SourceConnection(socket, "")
+    return connection.run(stream_names(connection))
 
 
 def _state_time(text: str) -> int:

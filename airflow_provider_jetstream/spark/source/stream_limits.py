@@ -67,6 +67,11 @@ class StreamLimits:
         """Whether newer messages of a subject replace older ones."""
         return self.per_subject > 0 or self.rollups
 
+    @property
+    def average_size(self) -> int:
+        """Bytes of a message in the store, at least one."""
+        return max(1, self.size // max(1, self.messages))
+
     def possible_cause(self, position: int, last: int, oldest: int, max_payload: int) -> str | None:
         """Return which limit can have removed messages between a position and the head; ``None`` if none can.
 

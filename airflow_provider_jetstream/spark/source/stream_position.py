@@ -28,3 +28,7 @@ class StreamPosition(NamedTuple):
     def offset(self) -> dict[str, Any]:
         """Return the position as an offset."""
         return {"seq": self.sequence, "created": self.created, "time": self.time}
+
+    def since(self, start: StreamPosition) -> int:
+        """Return how many sequences lie between an earlier position, or the beginning of a new stream, and this one."""
+        return max(0, self.sequence - (start.sequence if start.created == self.created else 0))

@@ -1,6 +1,6 @@
-"""Reads a stream as it grows, in batches of bounded size where Spark supports that (4.2 and later).
+"""Reads streams as they grow, in batches of bounded size where Spark supports that (4.2 and later).
 
-An offset is the last sequence that was read, so a batch is the same however often it runs.
+An offset is the last sequence that was read of each stream, so a batch is the same however often it runs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.options import TriggerOptions, read_options
+from airflow_provider_jetstream.spark.source.options import TriggerOptions
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.query_stream import QueryStream
-from airflow_provider_jetstream.spark.source.source_stream import SourceStream
-from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
+from airflow_provider_jetstream.spark.source.query_offset import write_offset
+from airflow_provider_jetstream.spark.source.query_streams import QueryStreams
+from airflow_provider_jetstream.spark.source.source_options import source_options
 from airflow_provider_jetstream.spark.source.trigger_pace import TriggerPace
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
+    from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
 _Result = TypeVar("_Result")
 
@@ -44,7 +45,7 @@ def stream_reader(raw_options: Mapping[str, str], schema: StructType) -> DataSou
     """
     if hasattr(streaming, "datasource"):
         return JetStreamLimitedStreamReader(raw_options, schema)
-    if given := read_options(raw_options, "readStream").per_trigger.given:
+    if given := source_options(raw_options, "readStream").shared.per_trigger.given:
         raise SparkOptionError(f"{given[0]}: expected Spark 4.2 or later, found an earlier one: drop it")
     return JetStreamStreamReader(raw_options, schema)
 
@@ -54,12 +55,10 @@ class JetStreamStreamReader(DataSourceStreamReader):
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         self._raw_options = dict(raw_options)
-        self._options = read_options(raw_options, "readStream")
+        self._options = source_options(raw_options, "readStream")
+        shared = self._options.shared
         self._columns = RequestedColumns.of(
-            schema,
-            with_headers=self._options.include_headers,
-            decompress=self._options.decompress,
-            of_bucket=self._options.of_bucket,
+            schema, with_headers=shared.include_headers, decompress=shared.decompress, of_bucket=shared.of_bucket
         )
         self._socket: NatsSocket | None = None
 
@@ -69,25 +68,25 @@ class JetStreamStreamReader(DataSourceStreamReader):
 
     @override
     def initialOffset(self) -> dict[str, Any]:
-        """Return the sequence before the first one that a new query reads."""
-        return self._query(lambda stream: stream.initial().offset())
+        """Return the sequence before the first one that a new query reads, of each stream."""
+        return write_offset(self._options, self._query(QueryStreams.initial))
 
     @override
     def latestOffset(  # type: ignore[override]
         self,
     ) -> dict[str, Any]:
-        """Return the stream's last sequence."""
+        """Return the last sequence of each stream."""
         return self._end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Divide the messages between two offsets among tasks."""
-        tasks = self._query(lambda stream: stream.plan(StreamPosition.of(start), StreamPosition.of(end)))
-        return [RangePartition(task) for task in tasks]
+        return [RangePartition(task) for task in self._query(lambda streams: streams.plan(start, end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one partition."""
         if isinstance(partition, RangePartition):
-            yield from read_range(self._raw_options, self._options, self._columns, partition.task)
+            task = partition.task
+            yield from read_range(self._raw_options, self._options.of(task.stream), self._columns, task)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's checkpoint holds the offset, and messages stay in the stream."""
@@ -98,19 +97,16 @@ class JetStreamStreamReader(DataSourceStreamReader):
             self._socket.close()
 
     def _end(self) -> dict[str, Any]:
-        return self._query(lambda stream: stream.end().offset())
+        return write_offset(self._options, self._query(QueryStreams.ends))
 
-    def _query(self, function: Callable[[QueryStream], _Result]) -> _Result:
+    def _query(self, function: Callable[[QueryStreams], _Result]) -> _Result:
         """Call a function over the open connection, or over a new one where that has broken since."""
         if self._socket:
             with suppress(TransientError):
-                return function(self._stream(self._socket))
+                return function(QueryStreams(self._socket, self._options))
             self._socket.close()
         self._socket = NatsSocket(socket_settings(self._raw_options))
-        return function(self._stream(self._socket))
-
-    def _stream(self, socket: NatsSocket) -> QueryStream:
-        return QueryStream(SourceStream(socket, self._options.stream), self._options)
+        return function(QueryStreams(self._socket, self._options))
 
 
 if hasattr(streaming, "datasource"):
@@ -127,20 +123,20 @@ if hasattr(streaming, "datasource"):
 
         def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
             super().__init__(raw_options, schema)
-            self._target: StreamPosition | None = None
+            self._target: dict[str, StreamPosition] | None = None
             self._pace = TriggerPace(self._raw_options)
 
         @override
         def latestOffset(  # type: ignore[override]
             self, start: dict[str, Any], limit: ReadLimit
         ) -> dict[str, Any]:
-            """Return the last sequence of the next batch; the start where there is nothing new, or too little."""
-            return self._query(lambda stream: self._limited_offset(stream, start, limit))
+            """Return the last sequences of the next batch; the start where there is nothing new, or too little."""
+            return self._query(lambda streams: self._limited_offset(streams, start, limit))
 
         @override
         def getDefaultReadLimit(self) -> ReadLimit:
             """Return one of the limits, which stands for all, or everything."""
-            limits = self._options.per_trigger
+            limits = self._options.shared.per_trigger
             if limits.max_offsets:
                 return ReadMaxRows(limits.max_offsets)
             if limits.max_bytes:
@@ -149,24 +145,23 @@ if hasattr(streaming, "datasource"):
 
         @override
         def reportLatestOffset(self) -> dict[str, Any]:
-            """Return the stream's last sequence, for Spark's progress reports."""
+            """Return the last sequence of each stream, for Spark's progress reports."""
             return self._end()
 
         @override
         def prepareForTriggerAvailableNow(self) -> None:
             """Fix the end of the query."""
-            self._target = self._query(QueryStream.end)
+            self._target = self._query(QueryStreams.ends)
 
-        def _limited_offset(self, stream: QueryStream, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-            position = StreamPosition.of(start)
-            new = stream.new_messages(position, self._target)
+        def _limited_offset(self, streams: QueryStreams, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+            new = streams.new_messages(start, self._target)
             # A query that ends after what is available now has no later trigger to wait for.
-            batch = self._pace.batch([new], self._limits(limit), may_wait=self._target is None)
-            return start if batch is None or batch[0].end == position else batch[0].end.offset()
+            batch = self._pace.batch(new, self._limits(limit), may_wait=self._target is None)
+            return start if batch is None else streams.end_of(start, batch)
 
         def _limits(self, limit: ReadLimit) -> TriggerOptions:
             """Return the options' limits, unless Spark wants everything or another limit."""
             if isinstance(limit, ReadAllAvailable):
                 return TriggerOptions()
-            limits = self._options.per_trigger
+            limits = self._options.shared.per_trigger
             return replace(limits, max_offsets=limit.max_rows) if isinstance(limit, ReadMaxRows) else limits

@@ -51,15 +51,13 @@ class TriggerPace:
 
     def _within_bytes(self, streams: Sequence[NewMessages], limit: int) -> list[NewMessages]:
         found = list(streams)
-        bytes_left, count_left = limit, sum(new.pending for new in streams)
-        # What the shorter ones leave of their shares goes to the longer ones.
-        for index in sorted(range(len(found)), key=lambda index: found[index].pending):
-            new = found[index]
-            if not new.pending:
-                continue
-            share = max(1, bytes_left * new.pending // count_left)
-            stream = new.stream
+        weights = [new.estimated_bytes for new in streams]
+        bytes_left, weight_left = limit, sum(weights)
+        # What a stream leaves of its share goes to those with more.
+        for index in sorted((index for index, weight in enumerate(weights) if weight), key=weights.__getitem__):
+            new, stream = found[index], found[index].stream
+            share = max(1, bytes_left * weights[index] // weight_left)
             last, size = last_within(self._raw_options, stream.options, stream.info, new.range(), share)
             found[index] = new.up_to(last)
-            bytes_left, count_left = max(0, bytes_left - size), count_left - new.pending
+            bytes_left, weight_left = max(0, bytes_left - size), weight_left - weights[index]
         return found

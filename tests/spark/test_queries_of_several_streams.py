@@ -1,0 +1,377 @@
+"""Several streams in one query, by the readers themselves."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+from queries import ReaderQuery
+from spark_streams import make_stream, publish, publish_numbers, purge
+
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
+from airflow_provider_jetstream.spark.source import query_streams
+from airflow_provider_jetstream.spark.source.stream_reader import JetStreamStreamReader
+
+if TYPE_CHECKING:
+    from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+
+
+@pytest.fixture
+def matching(pair_options: dict[str, str], name: str) -> dict[str, str]:
+    """The options that read both streams of a pair by a pattern."""
+    return {"servers": pair_options["servers"], "streamPattern": f"{name}-*"}
+
+
+def _numbers(stream: SourceStream, first: int, last: int) -> list[tuple[str, int]]:
+    return [(stream.name, sequence) for sequence in range(first, last + 1)]
+
+
+def _make(*streams: SourceStream, count: int) -> None:
+    for stream in streams:
+        make_stream(stream)
+        publish_numbers(stream, count)
+
+
+def _delete(stream: SourceStream) -> None:
+    stream.api(f"STREAM.DELETE.{stream.name}")
+
+
+def test_a_batch_has_what_is_new_of_each_stream(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    with closing(ReaderQuery(pair_options)) as query:
+        assert query.offset["streams"][one.name]["seq"] == 0
+        assert query.places() == [*_numbers(one, 1, 3), *_numbers(other, 1, 3)]
+        assert {name: entry["seq"] for name, entry in query.offset["streams"].items()} == {one.name: 3, other.name: 3}
+        before = query.offset
+        assert query.places() == []
+        assert query.offset is before
+        publish_numbers(other, 2)
+        assert query.places() == _numbers(other, 4, 5)
+        query.restart(pair_options)
+        publish_numbers(one, 1)
+        assert query.places() == _numbers(one, 4, 4)
+        assert query.reader.reportLatestOffset() == query.offset
+
+
+def test_a_query_begins_where_each_stream_is_to_begin(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    start = json.dumps({one.name: 3, other.name: "latest"})
+    with closing(ReaderQuery(pair_options, startingOffsets=start)) as query:
+        assert query.places() == _numbers(one, 3, 3)
+        publish_numbers(other, 1)
+        assert query.places() == _numbers(other, 4, 4)
+
+
+def test_limits_are_divided_among_streams(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, count=900)
+    _make(other, count=100)
+    with closing(ReaderQuery(pair_options, maxOffsetsPerTrigger="500")) as query:
+        assert query.places() == [*_numbers(one, 1, 450), *_numbers(other, 1, 50)]
+        assert query.places() == [*_numbers(one, 451, 900), *_numbers(other, 51, 100)]
+        assert query.places() == []
+    # Each stream goes on, even where its share is less than one message.
+    with closing(ReaderQuery(pair_options, maxOffsetsPerTrigger="2")) as query:
+        assert query.places() == [*_numbers(one, 1, 1), *_numbers(other, 1, 1)]
+
+
+def test_a_limit_of_bytes_is_divided_by_the_bytes_of_each_stream(
+    pair: list[SourceStream], pair_options: dict[str, str]
+) -> None:
+    sizes = dict(zip((stream.name for stream in pair), (1000, 10), strict=True))
+    for stream in pair:
+        make_stream(stream)
+        publish(stream, ((f"{stream.name}.a", None, b"\xff" * sizes[stream.name]) for _ in range(40)))
+    subject = len(f"{pair[0].name}.a")
+    limit = 10 * (1000 + subject) + 10 * (10 + subject)
+    batches = []
+    with closing(ReaderQuery(pair_options, maxBytesPerTrigger=str(limit))) as query:
+        while batch := query.places():
+            batches.append(batch)
+    for batch in batches:
+        assert sum(sizes[name] + subject for name, _ in batch) <= limit
+    assert len(batches) <= 6
+    # Each of them goes on in each batch until it has no more.
+    assert {name for name, _ in batches[0]} == {name for name, _ in batches[2]} == set(sizes)
+    assert sorted(place for batch in batches for place in batch) == [
+        place for stream in pair for place in _numbers(stream, 1, 40)
+    ]
+    with closing(ReaderQuery(pair_options, maxBytesPerTrigger="1")) as query:
+        assert query.places() == [*_numbers(pair[0], 1, 1), *_numbers(pair[1], 1, 1)]
+
+
+def test_a_batch_waits_for_the_messages_of_all_streams(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=1)
+    with closing(ReaderQuery(pair_options, minOffsetsPerTrigger="6")) as query:
+        assert len(query.places()) == 2
+        for stream in pair:
+            publish_numbers(stream, 2)
+        assert query.places() == []
+        publish_numbers(other, 2)
+        assert query.places() == [*_numbers(one, 2, 3), *_numbers(other, 2, 5)]
+
+
+def test_filters_hold_for_every_stream_of_a_query(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=8)
+    filters = {"filterSubjects": f"{one.name}.0,{other.name}.1", "maxOffsetsPerTrigger": "3"}
+    read: list[tuple[str, int]] = []
+    with closing(ReaderQuery(pair_options, **filters)) as query:
+        for _ in range(8):
+            read += query.places()
+    assert sorted(read) == [(one.name, 1), (one.name, 8), (other.name, 2)]
+
+
+def test_a_stream_that_appears_is_read_from_its_first_message(
+    pair: list[SourceStream], matching: dict[str, str]
+) -> None:
+    one, other = pair
+    with closing(ReaderQuery(matching, startingOffsets="latest")) as query:
+        assert query.offset == {"streams": {}}
+        assert query.places() == []
+        _make(one, count=3)
+        assert query.places() == _numbers(one, 1, 3)
+        _make(other, count=5)
+        purge(other, 3)
+        publish_numbers(one, 1)
+        assert query.places() == [*_numbers(one, 4, 4), *_numbers(other, 3, 5)]
+        # An empty one is known from then on.
+        _delete(other)
+        query.restart(matching, failOnDataLoss="false")
+        assert query.places() == []
+        make_stream(other)
+        assert query.places() == []
+        assert set(query.offset["streams"]) == {one.name, other.name}
+        publish_numbers(other, 1)
+        assert query.places() == _numbers(other, 1, 1)
+
+
+def test_the_messages_of_a_stream_that_appears_are_protected(
+    pair: list[SourceStream], matching: dict[str, str]
+) -> None:
+    one, other = pair
+    _make(one, count=1)
+    with closing(ReaderQuery(matching)) as query:
+        query.places()
+        _make(other, count=5)
+        purge(other, 2)
+        start, end = query.offset, query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
+        purge(other, 4)
+        with pytest.raises(DataLossError, match=f"{other.name} begins at 4, and 2 wasn't read") as caught:
+            query.reader.partitions(start, end)
+        assert json.dumps({other.name: "2-3"}) in str(caught.value)
+        # The next offset needs no beginning any more.
+        assert "start" in end["streams"][other.name]
+        publish_numbers(other, 1)
+        following = query.reader.latestOffset(end, query.reader.getDefaultReadLimit())
+        assert "start" not in following["streams"][other.name]
+
+
+def test_losses_are_accepted_for_their_stream_only(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=5)
+    with closing(ReaderQuery(pair_options)) as query:
+        for stream in pair:
+            purge(stream, 4)
+        with pytest.raises(DataLossError, match=f"{one.name} begins at 4"):
+            query.places()
+        query.restart(pair_options, acceptedLoss=json.dumps({one.name: "1-3"}))
+        with pytest.raises(DataLossError, match=f"{other.name} begins at 4"):
+            query.places()
+        query.restart(pair_options, acceptedLoss=json.dumps({one.name: "1-3", other.name: "1-3"}))
+        assert query.places() == [*_numbers(one, 4, 5), *_numbers(other, 4, 5)]
+
+
+def test_a_deleted_stream_is_a_loss_under_a_pattern(pair: list[SourceStream], matching: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    with closing(ReaderQuery(matching)) as query:
+        query.places()
+        publish_numbers(one, 1)
+        _delete(other)
+        with pytest.raises(DataLossError, match=f"{other.name} was deleted after sequence 3 was read"):
+            query.places()
+        query.restart(matching, failOnDataLoss="false")
+        assert query.places() == _numbers(one, 4, 4)
+        query.restart(matching)
+        _make(other, count=2)
+        assert query.places() == _numbers(other, 1, 2)
+
+
+def test_a_stream_that_is_deleted_after_planning_is_a_loss(pair: list[SourceStream], matching: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    with closing(ReaderQuery(matching)) as query:
+        end = query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
+        _delete(other)
+        with pytest.raises(DataLossError, match=f"{other.name} was deleted after this batch was planned"):
+            query.reader.partitions(query.offset, end)
+        query.restart(matching, failOnDataLoss="false")
+        assert len(query.reader.partitions(query.offset, end)) == 1
+
+
+def test_a_named_stream_that_is_deleted_ends_the_query(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    _make(*pair, count=3)
+    with closing(ReaderQuery(pair_options, failOnDataLoss="false")) as query:
+        query.places()
+        _delete(pair[1])
+        with pytest.raises(NotFoundError, match=pair[1].name):
+            query.places()
+
+
+def test_a_recreated_stream_is_told_apart(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    with closing(ReaderQuery(pair_options)) as query:
+        query.places()
+        publish_numbers(one, 1)
+        _delete(other)
+        _make(other, count=8)
+        with pytest.raises(DataLossError, match=f"{other.name} was deleted and recreated after sequence 3 was read"):
+            query.places()
+        query.restart(pair_options, failOnDataLoss="false")
+        assert query.places() == [*_numbers(one, 4, 4), *_numbers(other, 1, 8)]
+
+
+def test_a_query_of_one_stream_goes_on_with_several(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    single = {"servers": pair_options["servers"], "stream": other.name}
+    with closing(ReaderQuery(single)) as query:
+        assert query.places() == _numbers(other, 1, 3)
+        assert set(query.offset) == {"seq", "created", "time"}
+        publish_numbers(other, 1)
+        # The offset has no name: the time of creation tells whose it is.
+        query.restart(pair_options)
+        assert query.places() == [*_numbers(one, 1, 3), *_numbers(other, 4, 4)]
+        assert query.places() == []
+
+
+def test_a_batch_that_was_planned_for_one_stream_runs_again_with_several(
+    pair: list[SourceStream], pair_options: dict[str, str]
+) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    single = {"servers": pair_options["servers"], "stream": other.name}
+    with closing(ReaderQuery(single)) as query:
+        end = query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
+        query.restart(pair_options)
+        (partition,) = query.reader.partitions(query.offset, end)
+        assert (partition.task.stream, partition.task.first, partition.task.last) == (other.name, 1, 3)
+
+
+def test_an_offset_of_no_selected_stream_is_refused(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    with closing(ReaderQuery({"servers": pair_options["servers"], "stream": other.name})) as query:
+        query.places()
+        _delete(other)
+        _make(other, count=1)
+        query.restart(pair_options)
+        with pytest.raises(
+            SparkOptionError, match=f"expected a checkpoint of {one.name}, .*none of these: use another"
+        ):
+            query.places()
+        # One name leaves no doubt whose offset it is.
+        query.restart({"servers": pair_options["servers"], "streams": other.name})
+        with pytest.raises(DataLossError, match="deleted and recreated"):
+            query.places()
+    with closing(ReaderQuery(pair_options)) as query:
+        query.places()
+        query.restart({"servers": pair_options["servers"], "streamPattern": "others-*"})
+        with pytest.raises(
+            SparkOptionError, match=f"streams that match others-\\*, found one of {one.name}, {other.name}"
+        ):
+            query.places()
+
+
+def test_streams_may_be_added_and_removed_at_a_restart(
+    pair: list[SourceStream], pair_options: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    servers = {"servers": pair_options["servers"]}
+    with closing(ReaderQuery({**servers, "streams": one.name})) as query:
+        assert query.places() == _numbers(one, 1, 3)
+        query.restart(pair_options, startingOffsets="latest")
+        # It is new to the query, whatever startingOffsets is, which only holds for a query that begins.
+        assert query.places() == _numbers(other, 1, 3)
+        for stream in pair:
+            publish_numbers(stream, 1)
+        query.restart({**servers, "stream": other.name})
+        assert query.places() == _numbers(other, 4, 4)
+        assert f"{one.name} isn't read after sequence 3" in caplog.text
+        assert set(query.offset) == {"seq", "created", "time"}
+        caplog.clear()
+        publish_numbers(other, 1)
+        assert query.places() == _numbers(other, 5, 5)
+        assert not caplog.text
+
+
+def test_what_is_available_now_has_no_stream_that_appears_later(
+    pair: list[SourceStream], matching: dict[str, str]
+) -> None:
+    one, other = pair
+    _make(one, count=5)
+    with closing(ReaderQuery(matching, maxOffsetsPerTrigger="3")) as query:
+        query.reader.prepareForTriggerAvailableNow()
+        _make(other, count=3)
+        publish_numbers(one, 3)
+        assert [query.places() for _ in range(3)] == [_numbers(one, 1, 3), _numbers(one, 4, 5), []]
+        query.restart(matching)
+        query.reader.prepareForTriggerAvailableNow()
+        assert query.places() == [*_numbers(one, 6, 8), *_numbers(other, 1, 3)]
+        assert query.places() == []
+
+
+def test_a_stream_that_a_list_leaves_out_is_not_gone(
+    pair: list[SourceStream], matching: dict[str, str], mocker: MockerFixture
+) -> None:
+    one, other = pair
+    _make(one, other, count=3)
+    with closing(ReaderQuery(matching)) as query:
+        query.places()
+        publish_numbers(one, 1)
+        # As where another stream was deleted between two pages of the list.
+        mocker.patch.object(query_streams, "names_of_streams", return_value=[other.name])
+        assert query.places() == _numbers(one, 4, 4)
+        publish_numbers(one, 1)
+        publish_numbers(other, 1)
+        query.reader.prepareForTriggerAvailableNow()
+        assert query.places() == _numbers(other, 4, 4)
+        assert query.places() == []
+
+
+def test_an_earlier_spark_reads_several_streams(pair: list[SourceStream], matching: dict[str, str]) -> None:
+    one, other = pair
+    _make(one, count=3)
+    schema = StructType([StructField("seq", LongType())])
+    reader: Any = JetStreamStreamReader({**matching, "startingOffsets": "earliest"}, schema)
+    with closing(_Stopping(reader)):
+        start, end = reader.initialOffset(), reader.latestOffset()
+        assert [partition.task.last for partition in reader.partitions(start, end)] == [3]
+        _make(other, count=2)
+        start, end = end, reader.latestOffset()
+        (partition,) = reader.partitions(start, end)
+        assert (partition.task.stream, partition.task.first, partition.task.last) == (other.name, 1, 2)
+        _delete(other)
+        start, end = end, reader.latestOffset()
+        with pytest.raises(DataLossError, match=f"{other.name} was deleted after sequence 2 was read"):
+            reader.partitions(start, end)
+
+
+class _Stopping:
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def close(self) -> None:
+        self._reader.stop()
