@@ -30,6 +30,12 @@ _PUSHED = (
 
 OPTION_TEXTS: Final = {
     "stream": OptionText("name", "", "the stream to read or to write; only this one may store the rows"),
+    "streams": OptionText("names, separated by commas", "", "read several streams, in place of ``stream``"),
+    "streamPattern": OptionText(
+        "pattern with ``*``, ``?`` and ``[…]``",
+        "",
+        "read the streams whose names match, in place of ``stream``; a query looks for new ones at each batch",
+    ),
     "bucket": OptionText(
         "name", "", "a key-value bucket in place of a stream; adds the columns ``key`` and ``rowKind``"
     ),
