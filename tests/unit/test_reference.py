@@ -12,7 +12,8 @@ from test_exported_names import _AIRFLOW_NAMES, _FACES
 from airflow_provider_jetstream.provider_info import get_provider_info
 from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
 from airflow_provider_jetstream.spark.source.option_texts import OPTION_TEXTS
-from airflow_provider_jetstream.spark.source.options import read_options, write_options
+from airflow_provider_jetstream.spark.source.options import write_options
+from airflow_provider_jetstream.spark.source.source_options import read_options
 from testbed.reference import entries
 from testbed.reference.arguments import class_arguments, function_arguments
 from testbed.reference.docstrings import own_docstring

@@ -1,0 +1,134 @@
+"""The blocks of docs/spark.md about a cluster and Spark Connect run there, with the package sent along as a zip."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from testbed.code_blocks import code_blocks
+from testbed.environments import build_wheel, create_environment, executor_environment, locked
+from testbed.nats_server import NatsServer
+from testbed.ports import free_port
+from testbed.processes import Process
+from testbed.spark_cluster import SparkCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_COUNT = 3
+_ZIP = "airflow_provider_jetstream.zip"
+_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+def _block(language: str, part: str) -> str:
+    (code,) = [block.code for block in code_blocks(language) if block.page == "docs/spark.md" and part in block.code]
+    return code
+
+
+async def _publish_orders(server: NatsServer) -> None:
+    async with connect(connection_settings({"servers": (server.url,)})) as connection:
+        await connection.api("STREAM.CREATE.orders", {"name": "orders", "subjects": ["orders.>"]})
+        for number in range(_COUNT):
+            await connection.request("orders.created", json.dumps({"number": number}).encode())
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Iterator[NatsServer]:
+    """A server with a stream of three messages, and the wheel as a zip in the test's folder."""
+    shutil.copy(build_wheel(), tmp_path / _ZIP)
+    with NatsServer(tmp_path / "nats") as server:
+        asyncio.run(_publish_orders(server))
+        yield server
+
+
+def test_the_block_about_a_cluster_runs_where_executors_lack_the_package(orders: NatsServer, tmp_path: Path) -> None:
+    executor_python = executor_environment(tmp_path / "executor")
+    program = _block("python", 'appName("nightly")')
+    program = program.replace("nats://localhost:4222", orders.url).replace('"/data/', f'"{tmp_path}/')
+    (tmp_path / "nightly.py").write_text(program)
+    *_, command = _block("console", "spark-submit").splitlines()
+    with SparkCluster(tmp_path / "cluster", {"PATH": os.environ["PATH"]}) as cluster:
+        submit, *arguments = shlex.split(command.replace("spark://spark-master:7077", cluster.url))
+        properties = {
+            "spark.pyspark.python": str(executor_python),
+            "spark.pyspark.driver.python": sys.executable,
+            "spark.executor.memory": "512m",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+        }
+        options = [part for name, value in properties.items() for part in ("--conf", f"{name}={value}")]
+        done = subprocess.run(
+            [Path(sys.executable).with_name(submit), *options, *arguments],
+            cwd=tmp_path,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert pq.read_table(tmp_path / "nightly").column("seq").to_pylist() == list(range(1, _COUNT + 1))
+
+
+def test_the_block_about_spark_connect_runs_where_the_server_lacks_the_package(
+    orders: NatsServer, tmp_path: Path
+) -> None:
+    packages = [locked(name) for name in ("numpy", "pandas", "pyarrow", "pydantic", "pyyaml")]
+    spark = locked("pyspark").replace("pyspark", "pyspark[connect]")
+    python = create_environment(tmp_path / "connect", Path(sys.executable), [spark, *packages])
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    server = Process.start(
+        [
+            str(python.with_name("spark-submit")),
+            "--class",
+            _SERVER,
+            *("--conf", f"spark.connect.grpc.binding.port={port}"),
+            *("--conf", f"spark.pyspark.python={python}"),
+            *("--conf", "spark.driver.bindAddress=127.0.0.1"),
+            *("--conf", "spark.driver.host=127.0.0.1"),
+            *("--conf", "spark.ui.enabled=false"),
+            "spark-internal",
+        ],
+        env={**environment, "PYSPARK_PYTHON": str(python)},
+        log_file=tmp_path / "server.log",
+        cwd=tmp_path,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while "Spark Connect server started at" not in server.output():
+            assert server.alive, server.tail()
+            assert time.monotonic() < deadline, server.tail()
+            time.sleep(0.2)
+        program = _block("python", "SparkSession.builder.remote")
+        program = program.replace("nats://localhost:4222", orders.url).replace(
+            "spark-connect:15002", f"127.0.0.1:{port}"
+        )
+        (tmp_path / "remote.py").write_text(program)
+        done = subprocess.run(
+            [python, "remote.py"],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": _ZIP},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    finally:
+        server.terminate()
+    assert done.returncode == 0, done.stderr[-4000:] + server.tail()
+    assert done.stdout.count("orders.created") == _COUNT
