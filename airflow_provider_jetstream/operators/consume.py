@@ -21,7 +21,7 @@ from airflow_provider_jetstream.tasks.identity import origin_of
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count, parse_span
-from airflow_provider_jetstream.triggers.early_fire_guard import SHORTEST_MARGIN, exit_notice_seconds
+from airflow_provider_jetstream.triggers.early_fire_guard import shortest_delay
 from airflow_provider_jetstream.triggers.waiting_messages import WaitingMessagesTrigger
 from airflow_provider_jetstream.worker.bounded_run import BoundedRun
 from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
@@ -186,7 +186,7 @@ class JetStreamConsumeOperator(TaskAssets, BaseOperator):
         left = timedelta(seconds=max(0.0, deadline - time.time()))
         limit = deferral_limit(self, left + timedelta(seconds=60), "wait_timeout").left.total_seconds()
         # Airflow's own time limit resumes a task too, and fails it if that comes too early.
-        seconds = max(limit, exit_notice_seconds() + SHORTEST_MARGIN)
+        seconds = max(limit, shortest_delay())
         trigger = WaitingMessagesTrigger(
             consumer=self.consumer,
             deadline=deadline,

@@ -23,7 +23,7 @@ from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.triggers.early_fire_guard import SHORTEST_MARGIN, exit_notice_seconds
+from airflow_provider_jetstream.triggers.early_fire_guard import shortest_delay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -136,7 +136,7 @@ class PollingSensor(BaseSensorOperator):
             )
         limit = deferral_limit(self, timedelta(seconds=self.timeout), "timeout").left.total_seconds()
         # Airflow's own time limit resumes a task too, and fails it if that comes too early.
-        seconds = max(limit, exit_notice_seconds() + SHORTEST_MARGIN)
+        seconds = max(limit, shortest_delay())
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=seconds))
 
 

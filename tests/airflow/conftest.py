@@ -165,9 +165,8 @@ def airflow(
         env={
             # Files don't change, and parsing them again every few seconds takes a core.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
-            # A deferred task resumes this time and 3 s later, by which the trigger delays its event. The scheduler took
-            # up to 5.4 s to see that a task had deferred itself, beside another Airflow on two cores.
-            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "3",
+            # A deferred task resumes only after this time, since the trigger's event is delayed by it.
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.3",
             # A thousand triggers of one test run beside those that others leave.
             "AIRFLOW__TRIGGERER__CAPACITY": "1200",

@@ -143,7 +143,8 @@ class TestTrigger:
         self, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
-        monkeypatch.setattr("airflow_provider_jetstream.triggers.early_fire_guard.SHORTEST_MARGIN", 1.0)
+        for margin in ("SHORTEST_MARGIN", "LONGEST_MARGIN"):
+            monkeypatch.setattr(f"airflow_provider_jetstream.triggers.early_fire_guard.{margin}", 1.0)
         trigger = drained_trigger(await make_queue(connection, name), deferred_at=time.time())
         started = time.monotonic()
         await event_of(trigger)

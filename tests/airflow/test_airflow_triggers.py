@@ -180,6 +180,7 @@ async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
     # The supervisor of a task may notice its end this much later; the scheduler needs the margin after that.
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "1")
     monkeypatch.setattr(early_fire_guard, "SHORTEST_MARGIN", 0.5)
+    monkeypatch.setattr(early_fire_guard, "LONGEST_MARGIN", 0.5)
     trigger = await completion_trigger(connection, queue, 1, deferred_at=time.time())
     await process_jobs(settings, queue, 1)
     started = time.monotonic()

@@ -161,7 +161,7 @@ async def test_a_server_that_stays_away_ends_the_task_so_that_airflow_tries_agai
 async def test_a_deferrable_task_defers_until_a_message_can_be_delivered(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_fire_guard, "SHORTEST_MARGIN", 0.0)
+    monkeypatch.setattr(early_fire_guard, "LONGEST_MARGIN", 0.0)
     monkeypatch.setattr(early_fire_guard, "exit_notice_seconds", lambda: 0.0)
     queue, done = await make_queue(connection, name), list[bytes]()
     operator = operator_of(queue, lambda job: done.append(job.body), wait_timeout="1h")
