@@ -37,30 +37,36 @@ CALLED := $(addsuffix .py,$(addprefix tests/airflow/test_airflow_,completion_tri
 DATABASE_RESTARTS := tests/airflow/test_airflow_database_restarts.py
 
 AIRFLOW := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard tests/airflow/test_*.py)))
-AIRFLOW_TO_O := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard tests/airflow/test_airflow_[a-o]*.py)))
+AIRFLOW_TO_PA := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard \
+	tests/airflow/test_airflow_[a-o]*.py tests/airflow/test_airflow_pa*.py)))
+
+# Tests of the data source that read and write without a JVM.
+WITHOUT_JVM := $(addsuffix .py,$(addprefix tests/spark/test_,blocking_connection bulk_headers bulk_parser data_loss \
+	direct_get_headers entry_cleanup fast_path loss_per_filter nats_socket options package queries_of_several_streams \
+	reading several_streams spark_publishing trigger_pace))
 
 # Airflow's tests share one Airflow for each half of their files; they mostly wait, as those of server, faults and
 # documents do. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share one browser,
 # and of the environments run beside them.
 test: $(UV) chromium
-	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-airflow-to-o test-airflow-from-p
+	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-airflow-to-pa test-airflow-from-pl
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-spark test-beside-spark
 	$(RUN) pytest -n 8 $(CALLED) tests/server tests/documents $(addprefix --ignore=,$(REDRIVES))
 	$(RUN) pytest -n 4 tests/faults $(REDRIVES)
 
-.PHONY: test-airflow-to-o test-airflow-from-p test-spark test-beside-spark
-test-airflow-to-o: $(UV)
-	$(RUN) pytest $(AIRFLOW_TO_O)
+.PHONY: test-airflow-to-pa test-airflow-from-pl test-spark test-beside-spark
+test-airflow-to-pa: $(UV)
+	$(RUN) pytest $(AIRFLOW_TO_PA)
 
-test-airflow-from-p: $(UV)
-	$(RUN) pytest $(filter-out $(AIRFLOW_TO_O),$(AIRFLOW))
+test-airflow-from-pl: $(UV)
+	$(RUN) pytest $(filter-out $(AIRFLOW_TO_PA),$(AIRFLOW))
 
 test-spark: $(UV)
-	$(RUN) pytest tests/spark
+	$(RUN) pytest tests/spark $(addprefix --ignore=,$(WITHOUT_JVM))
 
 test-beside-spark: $(UV) chromium
 	$(RUN) pytest tests/ui $(LEFT_OUT)
-	$(RUN) pytest -n 2 tests/unit
+	$(RUN) pytest -n 2 tests/unit $(WITHOUT_JVM)
 	$(RUN) pytest -n 4 tests/environment tests/testbed $(LEFT_OUT)
 
 test-ui: $(UV) chromium
