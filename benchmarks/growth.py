@@ -44,6 +44,11 @@ _FURTHER = "µs of a further job"
 # By size, how many rounds: the larger the number, the less do single events weigh.
 _ROUNDS = {1_000: 3, 10_000: 3, 100_000: 2, 1_000_000: 1}
 _MOST_LETTERS = 1_000_000
+# Seen on 2026-11-23, when the rounds of one run lay minutes apart.
+_LIMIT = (
+    "the machine's own pace changes by up to twice within minutes: one right after the other, 10,000 and 300,000 jobs"
+    " took 45 and 36 µs each, with 47 in a call of the handler both times, and 10,000 and 100,000 letters 85 and 89 µs"
+)
 
 
 def _queue(ack_wait: str = "30s") -> WorkQueue:
@@ -189,7 +194,11 @@ def workload(short: bool, letters: int = _MOST_LETTERS) -> Workload:  # noqa: FB
     tables = [_table(kind, samples) for kind, samples in measured.items()]
     goals = [
         Goal(
-            f"{table.title}: most that a further job differs from their median, %", spread(further), 20.0, at_most=True
+            f"{table.title}: most that a further job differs from their median, %",
+            spread(further),
+            20.0,
+            at_most=True,
+            limit=_LIMIT,
         )
         for table in tables
         if (further := [way.extra(_FURTHER) for way in table.ways if _FURTHER in way.samples[0].extra])
