@@ -45,7 +45,7 @@ async def ring(
     minutes, and the bell goes on when the problem is gone. A trigger that raised would be started anew by Airflow
     every two seconds.
 
-    :param interval: seconds from one ring to the next at least; they double while messages wait that have rung
+    :param interval: seconds from one ring to the next at least; they double while the messages of the last event wait
     """
     problems = _Problems(f"{stream}/{consumer}", log)
     rings = _Rings(interval)
@@ -79,12 +79,12 @@ class _Rings:
         self._deliveries = self._taken_at = 0
 
     def rest(self) -> None:
-        """Note that no message waits of those that rang."""
+        """Note that none of the messages of the last event waits any more."""
         self._interval = self._shortest
         self._next_at = self._rung_at + self._shortest
 
     def note_waiting(self, found: WaitingMessages) -> None:
-        """Note what waits now: others than those that rang, once as many were delivered since, or by a new consumer."""
+        """Note what waits now: other messages than at the last event, once as many were delivered since."""
         if not self._deliveries <= found.deliveries < self._taken_at:
             self.rest()
 
