@@ -150,7 +150,7 @@ class CreditFetcher:
             await asyncio.sleep(PAUSE_AFTER_REFUSAL)
             return
         self._is_open = True
-        self._pull()
+        self._pull_if_none_open()
         with suppress(TimeoutError):
             async with asyncio.timeout(PULL_EXPIRES):
                 await self._wake.wait()
@@ -171,6 +171,11 @@ class CreditFetcher:
                 async with asyncio.timeout(PULL_EXPIRES / 10):
                     await self._wake.wait()
             self._close_unanswered()
+
+    def _pull_if_none_open(self) -> None:
+        # Requests that end without a job become one again; otherwise an idle worker repeats each of its last parts.
+        if not any(inbox.remaining for inbox in self._inboxes):
+            self._pull()
 
     def _pull(self) -> None:
         if not self._is_open or self._refusal or self._denial or not self._connection.is_connected:
@@ -220,7 +225,7 @@ class CreditFetcher:
         if refusal or not self._is_open:
             self._wake.set()
         else:
-            self._pull()
+            self._pull_if_none_open()
 
     def _on_denied(self, denial: PermissionDeniedError) -> None:
         if denial.subject == self._subject or any(denial.subject == inbox.filter for inbox in self._inboxes):

@@ -124,6 +124,34 @@ async def test_a_completion_without_a_result_is_as_one_with(
     assert same == with_result
 
 
+async def test_an_idle_worker_repeats_one_request_whatever_parts_it_last_pulled_in(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    requests: list[bytes] = []
+
+    async def count(message: Msg) -> None:
+        requests.append(message.data)
+
+    async def handle(job: Delivery) -> None:
+        await asyncio.sleep(0.1 * job.sequence)
+
+    await connection.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker", cb=count)
+    async with running_worker(Worker(queue, "worker", handle, settings, concurrency=4)):
+        # Each ends alone, and is replaced by a request for one job.
+        await publish_jobs(connection, queue, map(str, range(4)))
+        await eventually(lambda: _is_empty(connection, name), within=30)
+        await asyncio.sleep(2)
+        requests.clear()
+        begun = asyncio.get_running_loop().time()
+        await asyncio.sleep(3)
+        # One a second, and the one that was due.
+        assert 1 <= len(requests) <= asyncio.get_running_loop().time() - begun + 1
+        assert {json.loads(request)["batch"] for request in requests} == {4}
+        await publish_jobs(connection, queue, map(str, range(4)))
+        await eventually(lambda: _is_empty(connection, name), within=30)
+
+
 async def _waiting(connection: NatsPyConnection, name: str) -> Any:
     return (await consumer_info(connection, name, "worker"))["num_waiting"]
 
