@@ -1,5 +1,6 @@
 """``jetstream-queue dev`` as a process, and what is left of it."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -53,7 +54,12 @@ class DevCommand:
         self._seen.update(psutil.Process(self.process.pid).children(recursive=True))
         self.process.signal(number)
         await eventually(lambda: not self.process.alive, 30)
-        left = [" ".join(process.cmdline()) for process in self._seen if process.is_running()]
+        left = []
+        for process in self._seen:
+            # An ended process whose new parent hasn't asked for its status yet has no command line.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running():
+                    left.append(" ".join(process.cmdline()))
         return left + [str(path) for path in self.temporary.rglob("*")]
 
     @property

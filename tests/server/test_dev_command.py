@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,8 +17,10 @@ import pytest
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
+from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from testbed.airflow_client import AirflowApiError, AirflowClient
 from testbed.dev_command import DevCommand
 from testbed.ports import LOOPBACK
@@ -41,6 +44,7 @@ async def test_the_command_starts_a_page_with_busy_queues_and_leaves_nothing_aft
         settings = ConnectionSettings(servers=(f"nats://{LOOPBACK}:{dev.nats_port}",))
         async with connect(settings) as connection:
             await _queues_are_busy(connection)
+            await _the_page_can_redrive(f"http://{LOOPBACK}:{dev.page_port}", connection)
         assert await dev.stop(signal.SIGINT) == []
         # nats-server, four of Airflow, two workers and what ends them all.
         assert dev.seen >= 8
@@ -81,6 +85,20 @@ async def _queues_are_busy(connection: NatsPyConnection) -> None:
         )
 
     await eventually(busy, 60)
+
+
+async def _the_page_can_redrive(url: str, connection: NatsPyConnection) -> None:
+    """Trigger the DAG that the page triggers, for the letters that the printed text names."""
+    client = AirflowClient(url, "admin", "admin")
+    await eventually(lambda: client.dag("jetstream_redrive"), 90)
+    assert client.import_errors() == []
+    select = {"error_class": "handlers.MailboxBusyError"}
+    run_id = client.trigger("jetstream_redrive", {"queue": "receipts", "select": select, "rate": 50})
+    run = await asyncio.to_thread(client.wait_for_run, "jetstream_redrive", run_id, 120)
+    assert run["state"] == "success"
+    (redrive,) = await list_redrives(connection, await discover_queue(connection, "receipts"))
+    assert redrive.redriven > 0
+    assert client.runs("send_receipts")
 
 
 async def test_sigterm_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
