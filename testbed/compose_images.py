@@ -32,8 +32,11 @@ def installations() -> dict[str, list[str]]:
     return {image: options.split() for image, options in found}
 
 
-def create_image_environment(image: str, folder: Path) -> Path:
-    """Create the environment of an image from what is copied into it, and return the folder of its programs."""
+def create_image_environment(image: str, folder: Path, *, compiled: bool = False) -> Path:
+    """Create the environment of an image from what is copied into it, and return the folder of its programs.
+
+    :param compiled: have all bytecode now, for programs that start at the same time and would each compile the same
+    """
     sources = folder / "src"
     sources.mkdir(parents=True)
     for name in copied_sources():
@@ -42,10 +45,13 @@ def create_image_environment(image: str, folder: Path) -> Path:
             shutil.copytree(source, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, sources / name)
+    settings = {"UV_PROJECT_ENVIRONMENT": str(folder / "environment"), "UV_PYTHON": sys.executable}
+    if compiled:
+        settings["UV_COMPILE_BYTECODE"] = "1"
     done = subprocess.run(
         [find_uv(), "sync", "--quiet", *installations()[image]],
         cwd=sources,
-        env={**os.environ, "UV_PROJECT_ENVIRONMENT": str(folder / "environment"), "UV_PYTHON": sys.executable},
+        env={**os.environ, **settings},
         capture_output=True,
         text=True,
         timeout=_TIME_LIMIT,

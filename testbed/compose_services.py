@@ -107,6 +107,11 @@ class ComposeServices:
             raise ComposeServiceError(f"{name} ended with {process.returncode}:\n{process.tail()}")
         return process.output()
 
+    def run_again(self, name: str) -> str:
+        """Run a service that has ended once more, as the project's next start does, and return its output."""
+        self._start(name)
+        return self.wait_for_end(name)
+
     def is_healthy(self, name: str) -> bool:
         """Run the command of a service's health check, and return whether it succeeds within its time."""
         check = self._services[name]["healthcheck"]

@@ -54,7 +54,10 @@ def compose_services(folder: Path, programs: dict[str, Path] | None = None) -> C
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeServices]:
     folder = tmp_path_factory.mktemp("compose")
     # Airflow is that of the tests, with the same versions: its environment takes half a minute to compile.
-    programs = {image: create_image_environment(image, folder / f"image-{image}") for image in ("worker", "spark")}
+    programs = {
+        "worker": create_image_environment("worker", folder / "image-worker", compiled=True),
+        "spark": create_image_environment("spark", folder / "image-spark"),
+    }
     with compose_services(folder, programs) as started:
         started.start()
         yield started
@@ -146,6 +149,12 @@ def test_the_nightly_dag_ran_on_the_spark_cluster(services: ComposeServices) -> 
     applications = {application["name"].partition(" ")[0] for application in cluster["completedapps"]}
     assert applications == {"dead_letter_pipeline.report", "dead_letter_pipeline.redrive"}
     assert {application["state"] for application in cluster["completedapps"]} == {"FINISHED"}
+
+
+def test_the_next_start_runs_no_dag_again(services: ComposeServices, airflow: AirflowClient) -> None:
+    services.wait_for_end("first-run")
+    assert services.run_again("first-run") == "The examples ran at an earlier start.\n"
+    assert len(airflow.runs("orders")) == 1
 
 
 def test_every_health_check_succeeds_while_the_services_run(services: ComposeServices) -> None:
