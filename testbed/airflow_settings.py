@@ -77,7 +77,6 @@ def airflow_env(
             "DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH": str(home / "bundles"),
             "DAG_PROCESSOR__REFRESH_INTERVAL": "2",
             "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
-            "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
             "DAG_PROCESSOR__PRINT_STATS_INTERVAL": "0",
             "METRICS__STATSD_ON": "False",
         }.items()
