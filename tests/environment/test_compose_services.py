@@ -6,6 +6,7 @@ import json
 import re
 import time
 import urllib.request
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,7 @@ def test_the_next_start_runs_no_dag_again(services: ComposeServices, airflow: Ai
 def test_every_health_check_succeeds_while_the_services_run(services: ComposeServices) -> None:
     for name in services.names_with_health_check:
         # As an engine does, which lets some checks fail.
-        wait_for(lambda name=name: services.is_healthy(name), f"that {name} is healthy")
+        wait_for(partial(services.is_healthy, name), f"that {name} is healthy")
 
 
 def test_no_health_check_succeeds_where_nothing_runs(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def installed(image: str) -> dict[str, str]:
     """What an image gets, as uv derives it from uv.lock and the options of the Dockerfile."""
     options = [option for option in installations()[image] if option not in ("--no-editable", "--no-install-project")]
     command = [
-        find_uv(),
+        str(find_uv()),
         "export",
         "--quiet",
         "--offline",
