@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from testbed.compose_places import Places
+from testbed.compose_translation import Translation
 from testbed.nats_binaries import find_nats_server
 from testbed.processes import Process, terminate_all
 
@@ -47,14 +47,14 @@ class ComposeServices:
         self._folder = folder
         self._services = {name: service for name, service in project["services"].items() if name not in left_out}
         self._env = dict(env or {})
-        self.places = Places(project["services"], folder)
+        self.translation = Translation(project["services"], folder)
         self._processes: dict[str, list[Process]] = {}
         self._programs = dict(programs or {})
         self._server = folder / "bin" / "nats-server"
         self._server.parent.mkdir(parents=True)
         self._server.symlink_to(find_nats_server())
         for name, service in self._services.items():
-            self.places.mount(name, service.get("volumes", []))
+            self.translation.mount(name, service.get("volumes", []))
             self._working_dir(name).mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -120,7 +120,7 @@ class ComposeServices:
             raise ValueError(f"expected a health check without a shell, found {check['test']} of {name}")
         try:
             done = subprocess.run(
-                self.places.command(name, command),
+                self.translation.command(name, command),
                 env=self.environment(name),
                 cwd=self._working_dir(name),
                 capture_output=True,
@@ -139,7 +139,7 @@ class ComposeServices:
         own = {"PATH": path, "HOME": str(self._working_dir(name))}
         if "JAVA_HOME" in os.environ:
             own["JAVA_HOME"] = os.environ["JAVA_HOME"]
-        return own | self.places.environment(name, self._services[name].get("environment", {})) | self._env
+        return own | self.translation.environment(name, self._services[name].get("environment", {})) | self._env
 
     def output(self, name: str) -> str:
         """Return what the processes of a service have written."""
@@ -149,7 +149,7 @@ class ComposeServices:
         service = self._services[name]
         self._processes[name] = [
             Process.start(
-                self.places.command(name, service["command"]),
+                self.translation.command(name, service["command"]),
                 env=self.environment(name),
                 cwd=self._working_dir(name),
                 log_file=self._folder / "logs" / f"{name}-{number}.log",
@@ -174,4 +174,4 @@ class ComposeServices:
                     raise ComposeServiceError(f"{name} ended with {process.returncode}:\n{process.tail()}")
 
     def _working_dir(self, name: str) -> Path:
-        return self.places.path(name, self._services[name].get("working_dir", "/"))
+        return self.translation.path(name, self._services[name].get("working_dir", "/"))

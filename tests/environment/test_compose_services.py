@@ -66,13 +66,13 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeServic
 
 @pytest.fixture(scope="module")
 def airflow(services: ComposeServices) -> AirflowClient:
-    port = services.places.port("airflow-apiserver", 8080)
+    port = services.translation.port("airflow-apiserver", 8080)
     return AirflowClient(f"http://127.0.0.1:{port}", "admin", PASSWORD)
 
 
 @pytest.fixture(scope="module")
 def settings(services: ComposeServices) -> ConnectionSettings:
-    url = f"nats://127.0.0.1:{services.places.port('nats', 4222)}"
+    url = f"nats://127.0.0.1:{services.translation.port('nats', 4222)}"
     return connection_settings({"servers": (url,), "user": USER, "password": PASSWORD})
 
 
@@ -114,7 +114,7 @@ async def test_the_dags_of_each_queue_succeed(
     async with connect(settings) as connection:
         for file, subject in (("orders_by_event", "event_orders.new"), ("orders_payload", "payload.orders.new")):
             await publish(connection, WorkQueue.load(QUEUES / f"{file}.yaml"), [{"order": 1}], subject=subject)
-    images = str(services.places.path("provision", "/tmp/images/input"))
+    images = str(services.translation.path("provision", "/tmp/images/input"))
     triggered = TRIGGERED | {"image_conversion": {"input": images}}
     wait_for(lambda: all(map(airflow.dag, [*triggered, *WATCHING])), "the DAGs")
     for dag_id in WATCHING:
@@ -143,7 +143,7 @@ async def test_the_dags_of_each_queue_succeed(
 
 def test_the_nightly_dag_ran_on_the_spark_cluster(services: ComposeServices) -> None:
     services.wait_for_end("first-run")
-    port = services.places.port("spark-master", 8081)
+    port = services.translation.port("spark-master", 8081)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=10) as answer:
         cluster = json.load(answer)
     assert len(cluster["workers"]) == 1

@@ -1,4 +1,4 @@
-"""Where a container's paths, hosts and ports are when its command runs as a process of this machine."""
+"""Translates the paths, hosts and ports of a container into those of a process of this machine."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _OWN_PATH = re.compile(r"(?<![\w./])/(?=(?:data|etc/nats|opt|tmp)\b)")
 _PORT_SETTING = re.compile(r"^(\s*\w*port: )(\d+)$", re.MULTILINE)
 
 
-class Places:
+class Translation:
     """A folder for each service and each named volume, and a free port for each port of a service."""
 
     def __init__(self, services: Mapping[str, Service], folder: Path) -> None:
