@@ -3,27 +3,30 @@
 First ``orders``, then ``dead_letter_pipeline`` with Spark on this machine.
 """
 
+import asyncio
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demo.background_load import SHOP, background_load, dags_folder
+from airflow_provider_jetstream.dev import example_load, guide
+from airflow_provider_jetstream.dev.example_load import create_queues, publish_without_end
+from airflow_provider_jetstream.dev.process import Process, terminate_all
+from airflow_provider_jetstream.dev.worker_processes import start_worker
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from demo.output import ROOT, DemoError, failure_text, show, task_seconds
 from demo.spark import connections, redrive_demo, report_settings
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.ledger import read_ledger
 from testbed.nats_server import NatsServer
-from testbed.processes import Process
 from testbed.text_table import text_table
-from testbed.workers import start_worker
 
 DAG_ID = "orders"
 TASKS = ("provision", "publish", "sense", "redrive", "settled", "all_done")
@@ -37,7 +40,6 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="jetstream-demo-"))
     try:
         with NatsServer(folder / "nats") as nats:
-            show(f"nats-server {nats.version} listens on {nats.url}")
             run_demo(nats, folder, keep=keep, then=partial(redrive_demo, nats, folder))
     except (AirflowNotReadyError, DemoError, TimeoutError) as error:
         show(f"FAILED: {error}\nThe logs are in {folder}")
@@ -62,11 +64,12 @@ def run_demo(
     :param python: the interpreter that has Airflow
     :param then: what else to show on the same Airflow
     """
-    dags = dags_folder(folder) if keep else ROOT / "example_dags"
-    airflow = Airflow(folder / "airflow", dags, connections=connections(nats), env=report_settings(folder))
+    airflow = Airflow(
+        folder / "airflow", ROOT / "example_dags", connections=connections(nats), env=report_settings(folder)
+    )
     ledger = folder / "orders.jsonl"
     workers: list[Process] = []
-    show(f"starting Airflow at {airflow.url}: user {airflow.user}, password admin")
+    show(guide.addresses(airflow.url, nats.url))
     try:
         airflow.start(DAG_ID)
         airflow.unpause(DAG_ID)
@@ -92,8 +95,7 @@ def run_demo(
         show(summary(airflow, run_id, ledger))
         then(airflow)
         if keep:
-            with background_load(nats, folder):
-                keep_running(airflow)
+            asyncio.run(keep_running(nats, airflow, folder))
     finally:
         for worker in workers:
             worker.terminate(10)
@@ -149,14 +151,16 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
     return f"\n{counts}\n\n{seconds}\n"
 
 
-def keep_running(airflow: Airflow) -> None:
-    """Keep everything running until the user interrupts."""
-    airflow.unpause(SHOP)
-    show(f"The Airflow UI stays at {airflow.url}: user {airflow.user}, password admin. Ctrl-C stops it all.")
-    show(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a publisher keep one of them busy.")
-    show("  Open one that has dead letters, select a group of them, and redrive it.")
-    while True:
-        time.sleep(3600)
+async def keep_running(nats: NatsServer, airflow: Airflow, folder: Path) -> None:
+    """Keep everything running, with busy queues as of ``jetstream-queue dev``, until the user interrupts."""
+    async with connect(connection_settings({"servers": (nats.url,)})) as connection:
+        await create_queues(connection)
+        workers = example_load.start_workers(nats.url, folder / "workers")
+        try:
+            show(guide.next_steps(airflow.url, nats.url, DAG_ID, folder))
+            await publish_without_end(connection)
+        finally:
+            terminate_all(workers, 10)
 
 
 if __name__ == "__main__":

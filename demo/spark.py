@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
@@ -22,7 +23,6 @@ from testbed.ledger import read_ledger
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually
 from testbed.text_table import text_table
-from testbed.workers import start_worker
 
 DAG_ID = "dead_letter_pipeline"
 QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"

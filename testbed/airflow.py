@@ -12,19 +12,15 @@ from typing import Self
 
 import httpx
 
+from airflow_provider_jetstream.dev.airflow_home import COMPONENTS
+from airflow_provider_jetstream.dev.process import Process, terminate_all
 from testbed.airflow_client import AirflowApiError, AirflowClient
 from testbed.airflow_settings import airflow_env, migrate, prepare_home
 from testbed.ports import LOOPBACK, free_port
-from testbed.processes import Process, terminate_all
 
 __all__ = ["Airflow", "AirflowApiError", "AirflowNotReadyError"]
 
-_SERVERS = {
-    "api-server": ["api-server"],
-    "scheduler": ["scheduler", "--skip-serve-logs"],
-    "dag-processor": ["dag-processor"],
-}
-_TRIGGERER = ["triggerer", "--skip-serve-logs"]
+_TRIGGERER = COMPONENTS["triggerer"]
 _TOO_OLD = "ArgumentError: expected Airflow "
 _REPORTING = ["scheduler", "triggerer", "dag_processor"]
 
@@ -103,9 +99,8 @@ class Airflow(AirflowClient):
         prepare_home(self.home)
         migrate(self.home, self._env, self.python, self.template_db)
         try:
-            for name, args in _SERVERS.items():
+            for name, args in COMPONENTS.items():
                 self._start_component(name, args)
-            self._start_component("triggerer", _TRIGGERER)
             started = datetime.now(UTC)
             self._wait(lambda: self._unhealthy(started), deadline)
             self.wait_for_dags(*dag_ids, timeout=deadline - time.monotonic())
@@ -140,14 +135,14 @@ class Airflow(AirflowClient):
     def restart_scheduler(self) -> None:
         """Kill the scheduler with SIGKILL and start another."""
         self._components.pop("scheduler").kill()
-        self._start_component("scheduler", _SERVERS["scheduler"])
+        self._start_component("scheduler", COMPONENTS["scheduler"])
 
     def restart_ended(self) -> list[str]:
         """Start the components again that have ended, as their supervisor does, and return their names."""
         ended = [name for name, process in self._components.items() if not process.alive]
         for name in ended:
             self._components.pop(name)
-            self._start_component(name, _SERVERS.get(name, _TRIGGERER))
+            self._start_component(name, COMPONENTS.get(name, _TRIGGERER))
         return ended
 
     def wait_for_dags(self, *dag_ids: str, timeout: float = 180.0) -> None:

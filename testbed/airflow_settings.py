@@ -1,20 +1,22 @@
-"""The settings and the metadata database of an Airflow that lives in one folder."""
+"""The users, the settings and the metadata database of the tests' Airflow."""
 
-import base64
 import contextlib
 import importlib.metadata
-import json
 import os
-import secrets
 import sqlite3
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from testbed.ports import LOOPBACK
+from airflow_provider_jetstream.dev import airflow_home
+from airflow_provider_jetstream.dev.airflow_home import database_path
 
 USERS = {"admin": "admin", "viewer": "viewer"}
-_PROXIES = {"http_proxy", "https_proxy", "all_proxy", "ftp_proxy", "no_proxy"}
+_SETTINGS = {
+    # A scheduled DAG must not run beside the DAGs under test.
+    "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
+    "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
+}
 
 
 class MigrationError(RuntimeError):
@@ -32,72 +34,21 @@ def airflow_env(
     path: str = "",
 ) -> dict[str, str]:
     """Return the whole environment of an Airflow's processes; ``extra`` overrides the rest."""
-    env = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("AIRFLOW_", "_AIRFLOW_")) and name.lower() not in _PROXIES
-    }
-    url = f"http://{LOOPBACK}:{port}{path}"
-    env |= {
-        "AIRFLOW_HOME": str(home),
-        "NO_PROXY": "*",
-        "NO_COLOR": "1",
-        "PYTHONUNBUFFERED": "1",
-        "SCARF_ANALYTICS": "False",
-    }
-    env |= {
-        f"AIRFLOW__{name}": value
-        for name, value in {
-            "CORE__DAGS_FOLDER": str(dags_folder),
-            "CORE__LOAD_EXAMPLES": "False",
-            # A scheduled DAG must not run beside the DAGs under test.
-            "CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
-            "CORE__EXECUTOR": "LocalExecutor",
-            "CORE__PARALLELISM": str(parallelism),
-            "CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
-            "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
-            "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{name}" for name in USERS),
-            "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
-            "CORE__TEST_CONNECTION": "Enabled",
-            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{database_path(home)}",
-            # With fifteen connections, sixteen tasks that start at once wait for each other: those that have one wait
-            # for the lock of the database, whose holder waits for a second one. Scheduler and triggerer die of it.
-            "DATABASE__SQL_ALCHEMY_POOL_ENABLED": "False",
-            "API__HOST": LOOPBACK,
-            "API__PORT": str(port),
-            "API__BASE_URL": url,
-            "API__WORKERS": "1",
-            # Each process would otherwise generate its own key, and refuse the tokens of the others.
-            "API__SECRET_KEY": secrets.token_hex(16),
-            "API_AUTH__JWT_SECRET": secrets.token_hex(32),
-            "LOGGING__LOGGING_LEVEL": "INFO",
-            "LOGGING__UVICORN_LOGGING_LEVEL": "WARNING",
-            "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
-            "LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(home / "logs" / "dag_processor"),
-            "DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH": str(home / "bundles"),
-            "DAG_PROCESSOR__REFRESH_INTERVAL": "2",
-            "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
-            "DAG_PROCESSOR__PRINT_STATS_INTERVAL": "0",
-            "METRICS__STATSD_ON": "False",
-        }.items()
-    }
-    env |= {f"AIRFLOW_CONN_{name.upper()}": value for name, value in connections.items()}
-    return env | dict(extra)
+    return airflow_home.airflow_env(
+        home=home,
+        dags_folder=dags_folder,
+        port=port,
+        users=USERS,
+        connections=connections,
+        extra=_SETTINGS | dict(extra),
+        parallelism=parallelism,
+        path=path,
+    )
 
 
 def prepare_home(home: Path) -> None:
     """Create the folder of an Airflow with the files that its first command needs."""
-    home.mkdir(parents=True, exist_ok=True)
-    # Without this file, all processes of the first start write it at the same time.
-    (home / "airflow.cfg").touch()
-    passwords = home / "passwords.json"
-    passwords.write_text(json.dumps(USERS))
-    passwords.chmod(0o600)
-
-
-def database_path(home: Path) -> Path:
-    """Return the path of an Airflow's metadata database."""
-    return home / "airflow.db"
+    airflow_home.prepare_home(home, USERS)
 
 
 def migrate(home: Path, env: Mapping[str, str], python: str, template_db: Path | None) -> None:

@@ -42,6 +42,14 @@ def code_blocks(*languages: str) -> list[CodeBlock]:
     return [block for block in blocks if block.language in languages] if languages else blocks
 
 
+def write_readme_queue(folder: Path) -> Path:
+    """Write the queue's file that the README shows, and that its DAGs and commands name; return its path."""
+    (declaration,) = (block.code for block in code_blocks("yaml") if block.page == "README.md")
+    path = folder / "emails.yaml"
+    path.write_text(declaration, encoding="utf-8")
+    return path
+
+
 def _blocks_of(page: str) -> Iterator[CodeBlock]:
     text = (ROOT / page).read_text(encoding="utf-8")
     for found in _FENCED.finditer(text):

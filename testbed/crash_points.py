@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
@@ -20,7 +21,6 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.leases import shorten_leases
 from testbed.ports import LOOPBACK
-from testbed.processes import Process
 from testbed.queues import eventually
 from testbed.sent_frames import sent_messages
 from testbed.text_table import text_table

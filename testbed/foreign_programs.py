@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from testbed.processes import Process
+from airflow_provider_jetstream.dev.process import Process
 
 LEDGER = "FOREIGN_LEDGER"
 ROOT = Path(__file__).resolve().parent.parent

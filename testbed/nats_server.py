@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+from airflow_provider_jetstream.dev.nats_binary import find_nats_server, nats_server_version
+from airflow_provider_jetstream.dev.process import Process
 from testbed.certificates import TlsFiles
-from testbed.nats_binaries import debian_nats_server, find_nats_server, nats_server_version
+from testbed.nats_binaries import debian_nats_server
 from testbed.ports import LOOPBACK, free_ports
-from testbed.processes import Process
 
 __all__ = [
     "NatsServer",

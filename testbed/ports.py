@@ -9,7 +9,10 @@ import socket
 import tempfile
 from pathlib import Path
 
-LOOPBACK = "127.0.0.1"
+from airflow_provider_jetstream.dev.listening_ports import LOOPBACK
+
+__all__ = ["LOOPBACK", "free_port", "free_ports"]
+
 # Below the range that Linux takes the local ports of outgoing connections from: a port out of that range can
 # be gone again before its server, which may take seconds to come up, binds it.
 _CANDIDATES = range(10_000, 32_000)

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from airflow_provider_jetstream.dev.process import Process
 from testbed.ports import LOOPBACK, free_port
-from testbed.processes import Process
 
 _DATABASE = "airflow"
 _USER = "postgres"

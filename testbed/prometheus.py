@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from airflow_provider_jetstream.dev.process import Process
 from testbed.ports import LOOPBACK, free_port
-from testbed.processes import Process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

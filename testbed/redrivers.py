@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -28,7 +29,6 @@ from airflow_provider_jetstream.jetstream.redrive.request import Protocol, Redri
 from testbed.crash_points import kill_at_call
 from testbed.leases import shorten_leases
 from testbed.ports import LOOPBACK, free_port
-from testbed.processes import Process
 
 _START_SECONDS = 30.0
 # Longer than the leases of these processes.

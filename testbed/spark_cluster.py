@@ -9,8 +9,8 @@ from typing import Self
 
 import pyspark
 
+from airflow_provider_jetstream.dev.process import Process, terminate_all
 from testbed.ports import LOOPBACK, free_port
-from testbed.processes import Process, terminate_all
 
 _HOME = Path(pyspark.__file__).parent
 

@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from airflow_provider_jetstream.dev.nats_binary import find_nats_server, nats_server_version
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, ServerTooOldError
-from testbed.nats_binaries import find_nats_server, nats_server_version
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:

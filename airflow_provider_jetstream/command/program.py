@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream import __version__
+from airflow_provider_jetstream.command.dev_command import add_dev_command
 from airflow_provider_jetstream.command.exit_codes import ExitCode, exit_code_of
 from airflow_provider_jetstream.command.exporter_command import add_exporter_command
 from airflow_provider_jetstream.command.job_commands import add_job_commands
@@ -69,6 +70,7 @@ def command_parser() -> argparse.ArgumentParser:
     add_job_commands(commands)
     add_exporter_command(commands)
     add_permission_command(commands)
+    add_dev_command(commands)
     return parser
 
 

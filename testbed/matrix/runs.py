@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from airflow_provider_jetstream.dev.nats_binary import find_nats_server, nats_server_version
 from testbed.environments import create_environment, find_uv, installed_packages
 from testbed.interpreters import NoSuchPythonError, python_of
 from testbed.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, SERVER_CASES, Case, files_of
@@ -23,7 +24,7 @@ from testbed.matrix.versions import (
     TEST_PACKAGES,
     UNSUPPORTED,
 )
-from testbed.nats_binaries import NoSuchServerError, find_nats_server, nats_server_of, nats_server_version
+from testbed.nats_binaries import NoSuchServerError, nats_server_of
 
 SERVER, AIRFLOW, DEPENDENCY = "server", "airflow", "dependencies"
 _LOGS = ROOT / ".cache" / "matrix"

@@ -80,5 +80,6 @@ ACTIONS: Final = {
     "RowsNotStoredError": "Write the rows that the message names again, with the same ids.",
     "SparkSettingsError": "Correct the connection, `spark_conf` or what is installed.",
     "SparkApplicationError": "Read the log of the Spark application. The next try may succeed.",
+    "DevStackError": "Read the lines of the log that the message quotes, then start `jetstream-queue dev` again.",
     "LettersUnreadError": "Wait: the page shows the letters once they are read.",
 }

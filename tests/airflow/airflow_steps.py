@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.ports import LOOPBACK
 from testbed.received_stats import received_statsd
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.airflow import Airflow
-    from testbed.processes import Process
     from testbed.received_stats import ReceivedGauges
 
 # Importing Airflow writes its configuration there, which must not be a person's own folder; nothing above imports it.

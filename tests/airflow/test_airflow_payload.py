@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow_steps import ROOT, provisioned, wait_for
 
+from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.airflow_settings import database_path
 from testbed.dead_letters import dead_letter_records
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count

@@ -17,6 +17,8 @@ import pytest
 from airflow_steps import ROOT, provisioned, succeeded, task_states
 from dags.planted import QUEUE, WAYS
 
+from airflow_provider_jetstream.dev.airflow_home import database_path
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.connect import connect
@@ -27,10 +29,8 @@ from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from airflow_provider_jetstream.spark.connection_options import VARIABLES, connection_options
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.worker.worker import Worker
-from testbed.airflow_settings import database_path
 from testbed.planted_secrets import files_with_secrets, places_of_secrets, planted, processes_with_secrets
 from testbed.ports import LOOPBACK, free_port
-from testbed.processes import Process
 from testbed.queues import eventually
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import pytest
 from airflow_steps import log_text, succeeded, wait_for
 
+from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
@@ -19,7 +20,6 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
-from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:
     from airflow_steps import Secrets

@@ -41,10 +41,10 @@ from testbed.queues import eventually, stored_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
-    from testbed.processes import Process
 
 QUEUES = ROOT / "example_dags" / "queues"
 LONG_RUN_ID = "manual__2026-11-22T10:30:00.000000+00:00__edition-de-0000042"

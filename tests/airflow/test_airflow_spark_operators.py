@@ -17,6 +17,7 @@ import pytest
 from airflow_steps import own_statsd, process_jobs, provisioned, wait_for
 from dags.redrives import queue as queue_of
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, read_redrive, resume_redrive
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
@@ -25,7 +26,6 @@ from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReport
 from airflow_provider_jetstream.tasks.spark_process import SparkApplication
 from airflow_provider_jetstream.triggers.redrive import RedriveWaveTrigger
 from testbed.deferral import TaskDeferred
-from testbed.processes import Process
 from testbed.queues import eventually
 from testbed.shop import shop_with_letters
 

@@ -17,8 +17,8 @@ from airflow_steps import wait_for
 from dags.thousand_tasks import COUNT, NO_SLOTS
 from trigger_steps import store_triggers
 
+from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
-from testbed.airflow_settings import database_path
 from testbed.queues import make_queue
 from testbed.waiters import store_completions
 

@@ -11,9 +11,9 @@ import pytest
 from airflow_steps import ROOT
 from trigger_steps import store_triggers
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.ledger import read_ledger
-from testbed.processes import Process
 from testbed.queues import eventually, make_queue
 from testbed.waiters import store_completions
 

@@ -11,8 +11,8 @@ import pytest
 from airflow_steps import process_jobs, provisioned, succeeded, wait_for, wait_for_states
 from dags.waiting import queue
 
+from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

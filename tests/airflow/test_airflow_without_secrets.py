@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from testbed.airflow_settings import database_path
+from airflow_provider_jetstream.dev.airflow_home import database_path
 from testbed.planted_secrets import files_with_secrets, places_of_secrets
 
 if TYPE_CHECKING:

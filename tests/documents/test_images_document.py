@@ -17,6 +17,7 @@ import yaml
 from document_configurations import IMAGES
 from PIL import Image
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
@@ -33,16 +34,15 @@ from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
-    from testbed.processes import Process
 
 SUBJECT = "IMAGES.blackandwhite"
 MAX_BYTES = 512

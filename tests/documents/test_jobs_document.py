@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from document_configurations import JOBS as DOCUMENT
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
@@ -25,15 +26,14 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
-    from testbed.processes import Process
 
 JOBS = 5_000
 PUBLISHERS = 10

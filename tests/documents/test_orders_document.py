@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from document_configurations import ORDERS as DOCUMENT
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
@@ -23,12 +24,11 @@ from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
-    from testbed.processes import Process
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ORDERS = 40

@@ -28,9 +28,9 @@ from testbed.queues import eventually, running_worker, stored_count
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from testbed.processes import Process
 
 TASKS = 200
 PARTITIONS = 3

@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 import yaml
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
@@ -19,7 +20,6 @@ from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.dead_letters import dead_letter_records, stream_messages
-from testbed.processes import Process
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:

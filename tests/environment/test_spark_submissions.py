@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from testbed.code_blocks import code_blocks
 from testbed.environments import build_wheel, create_environment, executor_environment, locked
 from testbed.nats_server import NatsServer
 from testbed.ports import free_port
-from testbed.processes import Process
 from testbed.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:

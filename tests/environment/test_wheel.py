@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from demo.__main__ import run_demo
+from testbed.dev_command import DevCommand
 from testbed.environments import build_wheel, create_environment, installed_packages, locked
 from testbed.nats_server import NatsServer
 
@@ -81,13 +83,29 @@ def test_the_wheel_requires_neither_airflow_nor_spark(bare: Path) -> None:
     assert not {name for name in names if name.startswith(("apache-airflow", "pyspark", "pyarrow", "numpy"))}
 
 
-def test_beside_airflow_the_wheel_changes_no_other_package_and_an_example_dag_runs(
+def test_without_its_extra_the_command_dev_says_how_to_install_it(bare: Path, tmp_path: Path) -> None:
+    command = [str(bare.parent / "jetstream-queue"), "dev", "--no-browser"]
+    env = {"PATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "found no Apache Airflow and no psutil" in done.stderr
+    assert 'run: pip install "airflow-provider-jetstream[dev]"' in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_beside_airflow_the_wheel_changes_no_other_package_and_dev_and_an_example_dag_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     python = create_environment(tmp_path / "venv", Path(sys.executable), [AIRFLOW], uploaded_before=UPLOADED_BEFORE)
     before = installed_packages(python)
-    create_environment(tmp_path / "venv", python, [f"{build_wheel()}[airflow]"], uploaded_before=UPLOADED_BEFORE)
+    create_environment(tmp_path / "venv", python, [f"{build_wheel()}[airflow,dev]"], uploaded_before=UPLOADED_BEFORE)
     assert before <= installed_packages(python)
+    dev = DevCommand(tmp_path, python=python)
+    try:
+        await dev.prints("Ctrl-C stops everything")
+        assert await dev.stop(signal.SIGINT) == []
+    finally:
+        dev.process.kill()
     with NatsServer(tmp_path / "nats") as server:
         run_demo(server, tmp_path, python=str(python))
     shown = capsys.readouterr().out

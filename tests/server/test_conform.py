@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.sent_frames import SentFrameReader
 from testbed.certificates import make_tls
 from testbed.nats_server import NatsServer
-from testbed.processes import Process
 from testbed.queues import eventually
 
 if TYPE_CHECKING:

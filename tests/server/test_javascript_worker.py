@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.conformance.lines import JOBS, contract_lines
 from airflow_provider_jetstream.worker.conformance.trial import TrialSettings, run_trial
 from testbed.ports import LOOPBACK
-from testbed.processes import Process
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:

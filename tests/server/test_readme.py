@@ -6,15 +6,21 @@ import ast
 import asyncio
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
+from airflow_provider_jetstream.command.program import command_parser
+from airflow_provider_jetstream.dev import guide
+from airflow_provider_jetstream.dev.example_load import DAG_ID
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
     RedriveRequest,
@@ -27,13 +33,10 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.code_blocks import ROOT, code_blocks
-from testbed.queues import make_dead_letters, make_queue, process_all, running_worker
-from testbed.workers import start_worker
+from testbed.code_blocks import ROOT, code_blocks, write_readme_queue
+from testbed.queues import eventually, make_dead_letters, make_queue, process_all, running_worker
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from airflow.sdk import DAG
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -88,6 +91,12 @@ def _readme_block(heading: str) -> str:
     return next(block.code for block in RUNNABLE if block.page == "README.md" and block.line > start)
 
 
+def _commands(program: str) -> list[str]:
+    """Return the lines of the README's command blocks that run a program, in their order."""
+    lines = [line for block in code_blocks("console") if block.page == "README.md" for line in block.code.splitlines()]
+    return [line for line in lines if re.search(rf"(^| ){program}", line)]
+
+
 async def _run(block: CodeBlock, names: dict[str, Any]) -> None:
     code = compile(block.numbered_code, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     result = FunctionType(code, names)()
@@ -95,16 +104,21 @@ async def _run(block: CodeBlock, names: dict[str, Any]) -> None:
         await result
 
 
-@pytest.fixture(scope="module")
-def dag_block() -> dict[str, Any]:
+@pytest.fixture
+def dag_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    write_readme_queue(tmp_path)
+    (tmp_path / "mailer.py").write_text(_readme_block("A worker"))
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(compile(_readme_block("A DAG"), "README.md", "exec"), names)
     return names
 
 
-def test_the_dag_has_its_three_tasks_in_a_row(dag_block: dict[str, Any]) -> None:
+def test_the_dag_has_its_two_tasks_in_a_row(dag_block: dict[str, Any]) -> None:
     dag: DAG = dag_block["dag"]
-    assert [task.task_id for task in dag.topological_sort()] == ["provision", "send", "retry_dead_letters"]
+    assert [task.task_id for task in dag.topological_sort()] == ["send", "retry_dead_letters"]
+    assert all(task.deferrable and task.wait_for_completion for task in (dag_block["send"], dag_block["retry"]))
+    assert len(_readme_block("A DAG").split("\n\n")[-1].splitlines()) <= 10
 
 
 async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
@@ -123,28 +137,46 @@ async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
     assert await process_all(connection, queue) == {'{"to":"ada@example.org"}': 1}
 
 
-async def test_the_worker_does_the_jobs_of_the_dag(
-    dag_block: dict[str, Any], nats: NatsServer, tmp_path: Path, connection: NatsPyConnection
+async def test_the_commands_in_their_order_create_the_queue_and_do_the_jobs_of_the_dag(
+    dag_block: dict[str, Any], own_nats: NatsServer, tmp_path: Path
 ) -> None:
-    queue: WorkQueue = dag_block["EMAILS"]
-    (tmp_path / "emails.yaml").write_text(yaml.safe_dump(queue.model_dump(mode="json", exclude_unset=True)))
-    (tmp_path / "mailer.py").write_text(_readme_block("A worker"))
-    env = {**os.environ, "NATS_URL": nats.url, "PYTHONPATH": str(tmp_path)}
+    scripts = Path(sys.executable).parent
+    env = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    (apply,), (work,) = _commands("jetstream-queue queue"), _commands("jetstream-worker")
 
-    await provision(connection, queue)
-    worker = start_worker(
-        "mailer", queue=tmp_path / "emails.yaml", consumer="sender", handler="mailer:send", env=env, logs=tmp_path
-    )
+    def command(line: str) -> list[str]:
+        return ["bash", "-c", f"exec env {line.replace('nats://127.0.0.1:4222', own_nats.url)}"]
+
+    applied = Process.start(command(apply), env=env, log_file=tmp_path / "apply.log", cwd=tmp_path)
+    await eventually(lambda: not applied.alive, 30)
+    assert applied.returncode == 0, applied.output()
+    worker = Process.start(command(work), env=env, log_file=tmp_path / "worker.log", cwd=tmp_path)
+    queue = WorkQueue.load(tmp_path / "emails.yaml")
     try:
-        task = dag_block["send"]
-        cursor = await take_cursor(connection, queue)
-        jobs = list(task.jobs)
-        report = await publish(connection, queue, jobs, subject=task.subject)
-        async with asyncio.timeout(30):
-            ended = await wait(connection, cursor, report.sequences)
+        async with connect(ConnectionSettings(servers=(own_nats.url,))) as connection:
+            task = dag_block["send"]
+            cursor = await take_cursor(connection, queue)
+            report = await publish(connection, queue, list(task.jobs), subject=task.subject)
+            async with asyncio.timeout(30):
+                ended = await wait(connection, cursor, report.sequences)
     finally:
         worker.terminate()
     assert len(ended.completed) == 2
+    assert "to ada@example.org, attempt 1" in worker.output()
+
+
+def test_the_command_that_shows_everything_prints_what_the_readme_says() -> None:
+    assert _commands("jetstream-queue dev$") == ["jetstream-queue dev"]
+    shown = next(block.code for block in code_blocks("text") if block.page == "README.md")
+    ports = vars(command_parser().parse_args(["dev"]))
+    airflow_url, nats_url = f"http://127.0.0.1:{ports['port']}", f"nats://127.0.0.1:{ports['nats_port']}"
+    folder = re.search(r"/tmp/jetstream-dev-\w+", shown)
+    assert folder
+    addresses = guide.addresses(airflow_url, nats_url)
+    steps = guide.next_steps(airflow_url, nats_url, DAG_ID, Path(folder[0]))
+    assert re.sub(r", \d+ s after", ", 14 s after", shown) == (
+        f"{addresses}\nThe page answers, 14 s after the start.\n{steps}\n"
+    )
 
 
 def test_the_session_without_airflow_prints_what_it_did(nats: NatsServer) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message
 from airflow_provider_jetstream.jetstream.contract import completion_filter, copy_subject
@@ -32,7 +33,6 @@ from testbed.priority_consumers import (
     record_pull_requests,
 )
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

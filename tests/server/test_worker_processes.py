@@ -16,13 +16,13 @@ import httpx
 import pytest
 import yaml
 
+from airflow_provider_jetstream.dev.process import Process
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from testbed.dead_letters import dead_letter_records
 from testbed.ledger import read_ledger
-from testbed.processes import Process
 from testbed.queues import eventually, make_queue, publish_jobs, stored_count
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from nats.aio.client import Client
 
+from airflow_provider_jetstream.dev.process import Process
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.airflow_client import AirflowApiError, AirflowClient
 from testbed.certificates import make_tls
@@ -27,7 +28,6 @@ from testbed.nats_server import (
     nats_server_version,
 )
 from testbed.ports import free_ports
-from testbed.processes import Process
 
 DAGS = """
 from datetime import timedelta

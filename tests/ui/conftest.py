@@ -13,12 +13,12 @@ from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 from ui_browsing import Browsing
 from ui_steps import ROOT, STORE, blocking, wait_for_letters
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

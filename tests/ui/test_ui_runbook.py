@@ -15,11 +15,11 @@ from playwright.sync_api import expect
 from ui_browsing import TAKES_PICTURES, picture
 from ui_steps import ROOT, blocking, wait_for, wait_for_letters, with_connection
 
+from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.prometheus import exporter, prometheus
-from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

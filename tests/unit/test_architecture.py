@@ -25,6 +25,8 @@ _FORBIDDEN_IN_CORE = {"airflow", "pyspark", "pyarrow", "pandas", "numpy"}
 # Beside the rooms, and for skins only.
 _AIRFLOW_MODULES = {"airflow_compat"}
 _BELOW_SKINS = ("jetstream", "worker", "spark", "command")
+# The module that starts what stands above it: the sub-command that starts Airflow and workers as processes.
+_STARTS = {"command.dev_command": {"dev"}}
 _MAX_LINES = 350
 _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
@@ -73,7 +75,7 @@ def _own_rooms(package: Package, module: Module) -> set[str]:
 
 def _above(package: Package, module: Module) -> set[str]:
     """Return what a module below the skins imports from neither the core nor its own room."""
-    rooms = _own_rooms(package, module) - {"jetstream", module.room}
+    rooms = _own_rooms(package, module) - {"jetstream", module.room} - _STARTS.get(module.name, set())
     return rooms | package.own_imports(module) & _AIRFLOW_MODULES
 
 
@@ -304,6 +306,11 @@ def _tree(root: Path, files: dict[str, str]) -> Package:
             middle_stands_on_core,
             {"command/a.py": f"from {_PACKAGE}.spark import b", "spark/b.py": ""},
             "command.a imports spark",
+        ),
+        (
+            middle_stands_on_core,
+            {"command/a.py": f"from {_PACKAGE}.dev import b", "dev/b.py": ""},
+            "command.a imports dev",
         ),
         (
             middle_stands_on_core,

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.tasks.spark_connection import spark_settings
 from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
 from testbed.compose import ComposeError, compose_command, compose_config
-from testbed.nats_binaries import find_nats_server
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"

@@ -16,10 +16,11 @@ from airflow.sdk import DAG, BaseSensorOperator, TriggerRule
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, AirflowSkipException
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
-from testbed.code_blocks import ROOT, code_blocks
+from testbed.code_blocks import ROOT, code_blocks, write_readme_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from airflow.sdk.types import Operator
 
@@ -37,6 +38,13 @@ def _documented_blocks() -> dict[str, list[str]]:
         if "DAG(" in block.code or pages.get(block.page):
             pages.setdefault(block.page, []).append(block.code)
     return pages
+
+
+@pytest.fixture(autouse=True)
+def readme_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the file that the README's DAGs name into the working directory."""
+    write_readme_queue(tmp_path)
+    monkeypatch.chdir(tmp_path)
 
 
 def _example(name: str) -> list[DAG]:

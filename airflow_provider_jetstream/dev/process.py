@@ -14,11 +14,11 @@ from typing import Self
 
 import psutil
 
-from testbed import sessions
+from airflow_provider_jetstream.dev import sessions
 
 
 class _Guard:
-    """The pipe to the guard process; see :mod:`testbed.sessions`."""
+    """The pipe to the guard process; see :mod:`airflow_provider_jetstream.dev.sessions`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,12 +31,20 @@ class _Guard:
     def remove(self, session: int) -> None:
         self._send(f"-{session}")
 
+    def close(self) -> None:
+        """End the guard process of this process."""
+        with self._lock:
+            if self._process is not None and self._owner == os.getpid():
+                with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                    self._process.communicate(timeout=5)
+                self._process = None
+
     def _send(self, line: str) -> None:
         with self._lock:
             if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
-                    # Isolated: the folder of the script holds an ``airflow.py`` that must not shadow Airflow's.
+                    # Isolated: the modules beside the script must not shadow those that psutil imports.
                     [sys.executable, "-I", sessions.__file__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -59,6 +67,7 @@ def _kill_all() -> None:
     for process in list(_started):
         if process.owner == os.getpid():
             process.kill()
+    _guard.close()
 
 
 class Process:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from testbed.processes import Process
+from airflow_provider_jetstream.dev.process import Process
 
 
 def start_worker(
