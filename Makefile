@@ -46,28 +46,31 @@ WITHOUT_JVM := $(addsuffix .py,$(addprefix tests/spark/test_,blocking_connection
 	reading several_streams spark_publishing trigger_pace))
 
 # Airflow's tests share one Airflow for each half of their files; they mostly wait, as those of server, faults and
-# documents do. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share one browser,
-# and of the environments run beside them.
+# documents do, so what only needs the processor runs beside them with less of it. Spark's tests share one JVM that keeps
+# one core busy, so the tests of the page, which share one browser, run beside them.
 test: $(UV) chromium
-	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-airflow-to-pa test-airflow-from-pl
+	$(MAKE) --jobs=3 --output-sync=target --no-print-directory test-airflow-to-pa test-airflow-from-pl test-beside-airflow
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-spark test-beside-spark
-	$(RUN) pytest -n 8 $(CALLED) tests/server tests/documents $(addprefix --ignore=,$(REDRIVES))
+	$(RUN) pytest -n 8 tests/server $(addprefix --ignore=,$(REDRIVES))
 	$(RUN) pytest -n 4 tests/faults $(REDRIVES)
 
-.PHONY: test-airflow-to-pa test-airflow-from-pl test-spark test-beside-spark
+.PHONY: test-airflow-to-pa test-airflow-from-pl test-beside-airflow test-spark test-beside-spark
 test-airflow-to-pa: $(UV)
 	$(RUN) pytest $(AIRFLOW_TO_PA)
 
 test-airflow-from-pl: $(UV)
 	$(RUN) pytest $(filter-out $(AIRFLOW_TO_PA),$(AIRFLOW))
 
+test-beside-airflow: $(UV)
+	nice -n 5 $(RUN) pytest -n 2 tests/unit $(WITHOUT_JVM)
+	nice -n 5 $(RUN) pytest -n 2 tests/environment $(LEFT_OUT)
+
 test-spark: $(UV)
 	$(RUN) pytest tests/spark $(addprefix --ignore=,$(WITHOUT_JVM))
 
 test-beside-spark: $(UV) chromium
 	$(RUN) pytest tests/ui $(LEFT_OUT)
-	$(RUN) pytest -n 2 tests/unit $(WITHOUT_JVM)
-	$(RUN) pytest -n 4 tests/environment tests/testbed $(LEFT_OUT)
+	$(RUN) pytest -n 4 tests/testbed tests/documents $(CALLED)
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)

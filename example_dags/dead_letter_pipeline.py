@@ -73,6 +73,7 @@ with DAG(
         engine="spark",
         letters="{{ ti.xcom_pull('report')['kept'] }}",
         repair=with_decimal_point,
+        directory=DIRECTORY,
         max_redrives=3,
         why="nightly",
         retries=2,

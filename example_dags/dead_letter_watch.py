@@ -8,7 +8,8 @@ parked until a person inspects it.
 
 Workers print the invoices, in Python or in any other language; with this package's own::
 
-    jetstream-worker run --queue example_dags/queues/invoices.yaml --consumer printer --handler my_module:print_invoice
+    jetstream-worker run --queue example_dags/queues/invoices.yaml --consumer printer \
+        --handler example_workers.invoices:print_invoice
 """
 
 from __future__ import annotations

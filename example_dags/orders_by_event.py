@@ -4,7 +4,7 @@ The watcher's trigger takes no order. It fires an event that says how many wait,
 while orders wait; so an order is done also where a run failed, or Airflow made one run of several events. Each order is
 acknowledged after it was done. Create the queue once::
 
-    jetstream-queue provision example_dags/queues/orders_by_event.yaml
+    jetstream-queue queue apply example_dags/queues/orders_by_event.yaml
 
 Where the environment names a file as ``EVENT_ORDERS_LEDGER``, each order is recorded in it.
 """

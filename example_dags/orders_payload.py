@@ -4,7 +4,7 @@ The watcher's trigger takes the orders, and acknowledges each once Airflow's dat
 events that came since the run before, so a run may have several orders, in any order; after a crash an order may come
 twice. The task therefore goes by the number of the order. Create the queue once::
 
-    jetstream-queue provision example_dags/queues/orders_payload.yaml
+    jetstream-queue queue apply example_dags/queues/orders_payload.yaml
 
 An order that isn't JSON becomes a dead letter. Where the environment names a file as ``PAYLOAD_ORDERS_LEDGER``, each
 order is recorded in it.

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _GROUPS = {
     "tests/environment/test_airflow_floor.py": "environment with the oldest Airflow",
     "tests/environment/test_bare_worker.py": "environment without Airflow",
+    "tests/environment/test_compose_services.py": "services of the compose file",
     "tests/environment/test_oldest_versions.py": "environment with the oldest versions",
     "tests/environment/test_without_airflow.py": "environment without Airflow",
     "tests/testbed/test_testbed.py": "Airflow of the testbed's own tests",

@@ -29,6 +29,8 @@ async def test_a_death_starts_the_run_that_brings_the_jobs_back(
 ) -> None:
     queue = await provisioned(settings, WorkQueue.load(QUEUE))
     airflow.wait_for_dags(DAG_ID, "invoices")
+    # Airflow starts a watcher when it parses the file of a DAG that isn't paused any more.
+    airflow.reparse(DAG_ID)
     run_id = airflow.trigger("invoices")
     await asyncio.to_thread(succeeded, airflow, "invoices", run_id)
     # The event of the publishing task says what it published.

@@ -47,9 +47,8 @@ HOSTILE = [b"\xff\xfe", b'{"n": NaN}', b"[" * 1_000 + b"]" * 1_000, b"", b'"\\u0
 def watched(airflow: Airflow) -> Iterator[None]:
     """Leave a triggerer and a paused DAG to the other tests."""
     airflow.wait_for_dags("orders_payload")
-    # A watcher starts when the file of an unpaused DAG is parsed.
-    token = airflow.api("GET", "dags/orders_payload/details")["file_token"]
-    airflow.api("PUT", f"parseDagFile/{token}")
+    # Airflow starts a watcher when it parses the file of a DAG that isn't paused any more.
+    airflow.reparse("orders_payload")
     yield
     airflow.api("PATCH", "dags/orders_payload", {"is_paused": True})
     if "triggerer" not in airflow.pids():

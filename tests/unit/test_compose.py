@@ -1,37 +1,44 @@
 """docker-compose.yml as Docker Compose reads it, and the files beside it as their own programs read them."""
 
 import base64
+import importlib
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-import threading
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.tasks.spark_connection import spark_settings
 from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
 from testbed.compose import ComposeError, compose_command, compose_config
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-DOCKERFILE = ROOT / "docker" / "Dockerfile"
-ONE_SHOT = {"airflow-init"}
+ONE_SHOT = {"airflow-init", "first-run", "provision"}
 AIRFLOW = {"airflow-apiserver", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"}
 SPARK = {"spark-master", "spark-worker"}
-PINNED = re.compile(r"[\w./-]+:\d+\.\d+[\w.-]*")
+# Each consumer of the example DAGs' queues that a worker does, by the worker.
+WORKERS = {
+    "worker-images": ("images.yaml", {"BW"}),
+    "worker-invoices": ("invoices.yaml", {"printer"}),
+    "worker-jobs-high": ("jobs.yaml", {"high", "low"}),
+    "worker-jobs-low": ("jobs.yaml", {"low"}),
+    "worker-orders": ("orders.yaml", {"processor"}),
+    "worker-store": ("store.yaml", {"till"}),
+    "worker-tasks-0": ("tasks.yaml", {"worker-0"}),
+    "worker-tasks-1": ("tasks.yaml", {"worker-1"}),
+    "worker-tasks-2": ("tasks.yaml", {"worker-2"}),
+}
+# Airflow does the jobs of these queues itself.
+WITHOUT_WORKER = {"orders_by_event.yaml", "orders_payload.yaml"}
 Service = dict[str, Any]
 
 
@@ -67,30 +74,11 @@ def test_the_file_is_checked_by_docker_compose_which_refuses_a_broken_one(tmp_pa
 
 
 def test_all_services_are_declared(services: dict[str, Service]) -> None:
-    assert set(services) == AIRFLOW | ONE_SHOT | SPARK | {"nats", "postgres", "worker"}
-    assert services["worker"]["deploy"]["replicas"] == 2
-    commands = {name: services[name]["command"] for name in AIRFLOW}
-    assert all(command == [name.removeprefix("airflow-")] for name, command in commands.items() if "api" not in name)
-    assert commands["airflow-apiserver"] == ["api-server"]
-
-
-def test_images_are_pinned(services: dict[str, Service]) -> None:
-    base_images = re.findall(r"^FROM (\S+)", DOCKERFILE.read_text(), re.MULTILINE)
-    for image in [service["image"] for service in services.values()] + base_images:
-        assert PINNED.fullmatch(image), image
-    assert "apache/airflow:3.3.2-python3.12" in base_images
-    assert services["nats"]["image"] == "nats:2.15.0-alpine"
-
-
-def test_built_images_never_come_from_a_registry(services: dict[str, Service]) -> None:
-    targets = set(re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE.read_text(), re.MULTILINE))
-    built = {name: service for name, service in services.items() if "build" in service}
-    assert set(built) == AIRFLOW | ONE_SHOT | SPARK | {"worker"}
-    for service in built.values():
-        assert service["build"]["target"] in targets
-        assert Path(service["build"]["context"]) == ROOT
-        assert ROOT / service["build"]["dockerfile"] == DOCKERFILE
-        assert service["pull_policy"] == "build"
+    assert set(services) == AIRFLOW | ONE_SHOT | SPARK | set(WORKERS) | {"nats", "postgres"}
+    assert services["worker-orders"]["deploy"]["replicas"] == 2
+    commands = {name: services[name]["command"][:2] for name in AIRFLOW - {"airflow-apiserver"}}
+    assert commands == {name: ["airflow", name.removeprefix("airflow-")] for name in commands}
+    assert services["airflow-apiserver"]["command"] == ["airflow", "api-server"]
 
 
 def test_long_running_services_have_a_health_check_and_are_restarted(services: dict[str, Service]) -> None:
@@ -99,7 +87,7 @@ def test_long_running_services_have_a_health_check_and_are_restarted(services: d
         assert check["test"][0] == "CMD", name
         assert {"interval", "timeout", "retries", "start_period"} <= set(check), name
         assert services[name]["restart"] == "unless-stopped", name
-    assert services["airflow-init"]["restart"] == "no"
+    assert {services[name]["restart"] for name in ONE_SHOT} == {"no"}
     assert "http://127.0.0.1:8222/healthz" in services["nats"]["healthcheck"]["test"]
 
 
@@ -110,11 +98,13 @@ def test_services_start_after_those_they_depend_on(services: dict[str, Service])
             assert dependency["condition"] == expected
     dependencies = {name: set(service.get("depends_on", {})) for name, service in services.items()}
     assert dependencies["airflow-init"] == {"postgres"}
-    assert dependencies["worker"] == {"nats"}
+    assert dependencies["provision"] == {"nats"}
+    assert all(dependencies[name] == {"provision"} for name in WORKERS)
     assert dependencies["spark-worker"] == {"nats", "spark-master"}
     assert dependencies["airflow-scheduler"] == {"airflow-apiserver"}
     others = AIRFLOW - {"airflow-scheduler"}
-    assert all(dependencies[name] == {"postgres", "nats", "airflow-init"} for name in others)
+    assert all(dependencies[name] == {"postgres", "provision", "airflow-init"} for name in others)
+    assert dependencies["first-run"] == {"airflow-scheduler", "spark-worker", "worker-orders", "worker-store"}
 
 
 def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> None:
@@ -143,24 +133,41 @@ def test_mounted_files_exist_and_are_read_only(services: dict[str, Service]) -> 
         assert Path(bind_mounts(services[name])["/opt/airflow/dags"]["source"]) == ROOT / "example_dags"
 
 
-def test_the_workers_have_their_queue_and_their_handler(services: dict[str, Service]) -> None:
-    worker = services["worker"]
+def test_each_queue_of_the_example_dags_is_provisioned_and_worked(services: dict[str, Service]) -> None:
+    queues = {
+        file
+        for dag in (ROOT / "example_dags").glob("*.py")
+        for file in re.findall(r'"queues" / "(\w+\.yaml)"', dag.read_text())
+    }
+    script = (ROOT / "docker" / "provision.sh").read_text()
+    (listed,) = re.findall(r"^for queue in (.+); do$", script, re.MULTILINE)
+    assert {f"{name}.yaml" for name in listed.split()} == queues
+    assert {file for file, _ in WORKERS.values()} == queues - WITHOUT_WORKER
+    for file in queues - WITHOUT_WORKER:
+        declared = WorkQueue.load(ROOT / "example_dags" / "queues" / file).consumers
+        worked = {consumer for queue, consumers in WORKERS.values() for consumer in consumers if queue == file}
+        assert {consumer.name for consumer in declared} == worked, file
+
+
+@pytest.mark.parametrize("name", sorted(WORKERS))
+def test_a_worker_has_its_queue_and_its_handler(name: str, services: dict[str, Service]) -> None:
+    worker = services[name]
     command = worker["command"]
     assert command[:2] == ["jetstream-worker", "run"]
     options = dict(zip(command[2::2], command[3::2], strict=True))
-    assert options == {
-        "--queue": "queues/orders.yaml",
-        "--consumer": "processor",
-        "--handler": "example_workers.orders:process",
-    }
+    file, consumers = WORKERS[name]
+    assert options["--queue"] == f"queues/{file}"
+    assert {options["--consumer"], options.get("--fallback", options["--consumer"])} == consumers
+    module, _, function = options["--handler"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
     mounts = bind_mounts(worker)
-    assert worker["environment"]["PYTHONPATH"] == "/opt/worker"
-    assert (Path(mounts["/opt/worker/queues"]["source"]) / "orders.yaml").is_file()
-    assert (Path(mounts["/opt/worker/example_workers"]["source"]) / "orders.py").is_file()
+    assert worker["working_dir"] == worker["environment"]["PYTHONPATH"] == "/opt/worker"
+    assert (Path(mounts["/opt/worker/queues"]["source"]) / file).is_file()
+    assert Path(mounts["/opt/worker/example_workers"]["source"]) == ROOT / "example_workers"
 
 
 def test_all_components_share_their_keys(services: dict[str, Service]) -> None:
-    environments = [services[name]["environment"] for name in AIRFLOW | ONE_SHOT]
+    environments = [services[name]["environment"] for name in {"airflow-init", *AIRFLOW}]
     for key in ("CORE__FERNET_KEY", "API__SECRET_KEY", "API_AUTH__JWT_SECRET", "DATABASE__SQL_ALCHEMY_CONN"):
         assert len({environment[f"AIRFLOW__{key}"] for environment in environments}) == 1
     # The key sizes of Fernet and HS512.
@@ -181,12 +188,13 @@ def test_one_password_reaches_the_server_airflow_and_the_workers(password: str, 
         "login": user,
         "password": password,
     }
-    worker = services["worker"]["environment"]
-    assert (worker["NATS_URL"], worker["NATS_USER"], worker["NATS_PASSWORD"]) == (
-        "nats://nats:4222",
-        user,
-        password,
-    )
+    for name in [*WORKERS, "provision", "first-run"]:
+        worker = services[name]["environment"]
+        assert (worker["NATS_URL"], worker["NATS_USER"], worker["NATS_PASSWORD"]) == (
+            "nats://nats:4222",
+            user,
+            password,
+        )
     executors = services["spark-worker"]["environment"]
     assert executors == {
         "NATS_TRIAL_URL": "nats://nats:4222",
@@ -225,26 +233,7 @@ def test_a_task_is_the_driver_of_the_cluster_and_shares_its_storage(
     shared = Path(environment["DEAD_LETTER_REPORTS"]).parent.as_posix()
     for name in ("airflow-scheduler", "spark-worker"):
         assert named_volumes(services[name])[shared] == "spark-data"
-    dockerfile = DOCKERFILE.read_text()
-    assert dockerfile.count(f"pyspark=={metadata.version('pyspark')} ") == 2
     assert (ROOT / "example_dags" / "dead_letter_pipeline.py").read_text().count("DEAD_LETTER_REPORTS") == 1
-
-
-def test_the_dockerfile_copies_what_exists_and_is_not_ignored() -> None:
-    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE.read_text(), re.MULTILINE)
-    sources = {source for line in copies for source in line.split()}
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    assert sources == allowed
-    assert all((ROOT / source).exists() for source in sources)
-
-
-def test_the_worker_image_has_the_packages_dependencies() -> None:
-    def names(requirements: list[str]) -> set[str]:
-        return {re.split(r"[\s=<>!~;]", line)[0].lower() for line in requirements if line and line[0] != "#"}
-
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    installed = (ROOT / "docker" / "worker-requirements.txt").read_text().splitlines()
-    assert names(installed) == names(declared)
 
 
 def test_the_first_start_migrates_and_sets_the_admin_password(tmp_path: Path, services: dict[str, Service]) -> None:
@@ -267,60 +256,3 @@ def test_the_first_start_migrates_and_sets_the_admin_password(tmp_path: Path, se
     assert done.stdout == "db migrate\n"
     assert json.loads(passwords.read_text()) == {"admin": 'a"b'}
     assert passwords.stat().st_mode & 0o077 == 0
-
-
-@contextmanager
-def monitoring(clients: list[str], status: int = 200) -> Iterator[str]:
-    """Serve /connz in pages, like a nats-server that these addresses are connected to."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            limit, offset = (int(number) for number in re.findall(r"=(\d+)", self.path))
-            page = [{"ip": client} for client in clients[offset : offset + limit]]
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps({"total": len(clients), "connections": page}).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def worker_health() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("worker_health", ROOT / "docker" / "worker_health.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("clients", "status", "code"),
-    [
-        (["127.0.0.1"], 200, 0),
-        (["10.0.0.1"] * 1500 + ["127.0.0.1"], 200, 0),
-        (["10.0.0.1"] * 1500, 200, 1),
-        ([], 200, 1),
-        (["127.0.0.1"], 500, 1),
-    ],
-)
-def test_a_worker_is_healthy_while_it_is_connected(
-    worker_health: ModuleType, monkeypatch: pytest.MonkeyPatch, clients: list[str], status: int, code: int
-) -> None:
-    with monitoring(clients, status) as url:
-        monkeypatch.setenv("NATS_MONITOR_URL", url)
-        assert worker_health.main() == code
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no-url"])
-def test_a_worker_without_a_server_is_unhealthy(
-    worker_health: ModuleType, monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
-    monkeypatch.setenv("NATS_MONITOR_URL", url)
-    assert worker_health.main() == 1
