@@ -63,7 +63,7 @@ test-airflow-from-pl: $(UV)
 
 test-beside-airflow: $(UV)
 	nice -n 5 $(RUN) pytest -n 2 tests/unit $(WITHOUT_JVM)
-	nice -n 5 $(RUN) pytest -n 2 tests/environment $(LEFT_OUT)
+	nice -n 5 $(RUN) pytest -n 3 tests/environment $(LEFT_OUT)
 
 test-spark: $(UV)
 	$(RUN) pytest tests/spark $(addprefix --ignore=,$(WITHOUT_JVM))
