@@ -298,9 +298,8 @@ def test_a_message_that_ends_like_an_answer_is_detected(
             return
         original(nats_socket, enough, timeout)
         end = nats_socket.buffer.find(_SPOOF + b"\r\n", 0, nats_socket.filled)
-        if end >= 0 and not held:
-            # Make the received bytes end with the first body.
-            end += len(_SPOOF) + 2
+        if end >= 0 and not held and (end := end + len(_SPOOF) + 2) < nats_socket.filled:
+            # Make the received bytes end with a body.
             held.append(bytes(nats_socket.buffer[end : nats_socket.filled]))
             nats_socket.__dict__["rest"] = held[0]
             nats_socket.filled = end
