@@ -24,7 +24,9 @@ PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark
 	tests/spark/test_dead_letter_report.py tests/spark/test_blocking_connection.py tests/spark/test_entry_table.py
 # A standalone cluster, and an environment of its own with another PySpark.
 SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
-LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))
+# Another Airflow and another Spark, for minutes. Whether the file can be read, and its versions, are unit tests.
+COMPOSE := tests/environment/test_compose_services.py
+LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE) $(COMPOSE))
 
 # Redrives that run at once need their share of the processor: beside seven others they outlast their ack waits.
 REDRIVES := $(sort $(wildcard tests/server/test_redrive*.py))
@@ -45,32 +47,29 @@ WITHOUT_JVM := $(addsuffix .py,$(addprefix tests/spark/test_,blocking_connection
 	direct_get_headers entry_cleanup fast_path loss_per_filter nats_socket options package queries_of_several_streams \
 	reading several_streams spark_publishing trigger_pace))
 
-# Airflow's tests share one Airflow for each half of their files; they mostly wait, as those of server, faults and
-# documents do, so what only needs the processor runs beside them with less of it. Spark's tests share one JVM that keeps
-# one core busy, so the tests of the page, which share one browser, run beside them.
+# Airflow's tests share one Airflow for each half of their files. They mostly wait, for longer the busier the machine is,
+# so nothing runs beside them. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share
+# one browser, and those that only need the processor run beside them.
 test: $(UV) chromium
-	$(MAKE) --jobs=3 --output-sync=target --no-print-directory test-airflow-to-pa test-airflow-from-pl test-beside-airflow
+	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-airflow-to-pa test-airflow-from-pl
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-spark test-beside-spark
-	$(RUN) pytest -n 8 tests/server $(addprefix --ignore=,$(REDRIVES))
+	$(RUN) pytest -n 8 $(CALLED) tests/server tests/documents tests/testbed $(addprefix --ignore=,$(REDRIVES))
 	$(RUN) pytest -n 4 tests/faults $(REDRIVES)
 
-.PHONY: test-airflow-to-pa test-airflow-from-pl test-beside-airflow test-spark test-beside-spark
+.PHONY: test-airflow-to-pa test-airflow-from-pl test-spark test-beside-spark
 test-airflow-to-pa: $(UV)
 	$(RUN) pytest $(AIRFLOW_TO_PA)
 
 test-airflow-from-pl: $(UV)
 	$(RUN) pytest $(filter-out $(AIRFLOW_TO_PA),$(AIRFLOW))
 
-test-beside-airflow: $(UV)
-	nice -n 5 $(RUN) pytest -n 2 tests/unit $(WITHOUT_JVM)
-	nice -n 5 $(RUN) pytest -n 3 tests/environment $(LEFT_OUT)
-
 test-spark: $(UV)
 	$(RUN) pytest tests/spark $(addprefix --ignore=,$(WITHOUT_JVM))
 
 test-beside-spark: $(UV) chromium
 	$(RUN) pytest tests/ui $(LEFT_OUT)
-	$(RUN) pytest -n 4 tests/testbed tests/documents $(CALLED)
+	$(RUN) pytest -n 2 tests/unit $(WITHOUT_JVM)
+	$(RUN) pytest -n 4 tests/environment $(LEFT_OUT)
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)
@@ -90,6 +89,11 @@ test-pipeline: $(UV)
 
 test-spark-elsewhere: $(UV)
 	$(RUN) pytest $(SPARK_ELSEWHERE)
+
+# The services of docker-compose.yml, as processes: queues, workers, every example DAG, Spark.
+.PHONY: test-compose
+test-compose: $(UV)
+	$(RUN) pytest $(COMPOSE)
 
 # The browser of tests/ui, and the font that Airflow's own pages use.
 chromium:
