@@ -39,8 +39,8 @@ CALLED := $(addsuffix .py,$(addprefix tests/airflow/test_airflow_,completion_tri
 DATABASE_RESTARTS := tests/airflow/test_airflow_database_restarts.py
 
 AIRFLOW := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard tests/airflow/test_*.py)))
-AIRFLOW_TO_PA := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard \
-	tests/airflow/test_airflow_[a-o]*.py tests/airflow/test_airflow_pa*.py)))
+AIRFLOW_TO_PL := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard \
+	tests/airflow/test_airflow_[a-o]*.py tests/airflow/test_airflow_p[al]*.py)))
 
 # Tests of the data source that read and write without a JVM.
 WITHOUT_JVM := $(addsuffix .py,$(addprefix tests/spark/test_,blocking_connection bulk_headers bulk_parser data_loss \
@@ -51,17 +51,17 @@ WITHOUT_JVM := $(addsuffix .py,$(addprefix tests/spark/test_,blocking_connection
 # so nothing runs beside them. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share
 # one browser, and those that only need the processor run beside them.
 test: $(UV) chromium
-	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-airflow-to-pa test-airflow-from-pl
+	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-airflow-to-pl test-airflow-from-pu
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-spark test-beside-spark
 	$(RUN) pytest -n 8 $(CALLED) tests/server tests/documents tests/testbed $(addprefix --ignore=,$(REDRIVES))
 	$(RUN) pytest -n 4 tests/faults $(REDRIVES)
 
-.PHONY: test-airflow-to-pa test-airflow-from-pl test-spark test-beside-spark
-test-airflow-to-pa: $(UV)
-	$(RUN) pytest $(AIRFLOW_TO_PA)
+.PHONY: test-airflow-to-pl test-airflow-from-pu test-spark test-beside-spark
+test-airflow-to-pl: $(UV)
+	$(RUN) pytest $(AIRFLOW_TO_PL)
 
-test-airflow-from-pl: $(UV)
-	$(RUN) pytest $(filter-out $(AIRFLOW_TO_PA),$(AIRFLOW))
+test-airflow-from-pu: $(UV)
+	$(RUN) pytest $(filter-out $(AIRFLOW_TO_PL),$(AIRFLOW))
 
 test-spark: $(UV)
 	$(RUN) pytest tests/spark $(addprefix --ignore=,$(WITHOUT_JVM))
