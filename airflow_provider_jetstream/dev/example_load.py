@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -25,10 +28,10 @@ QUEUES = ("receipts", "thumbnails", "reminders")
 # Consumer, handler and jobs at a time of each queue that has a worker.
 _WORKERS = {"receipts": ("sender", "send_receipt", 4), "thumbnails": ("renderer", "render_thumbnail", 2)}
 _NAMES = ("ada", "alan", "barbara", "donald", "edsger", "frances", "grace", "john", "katherine", "margaret")
+_RECEIPTS, _THUMBNAILS = "receipts.orders", "thumbnails.new"
 _RECEIPTS_AT_FIRST = 60
 _THUMBNAILS_AT_FIRST = 60
 _REMINDERS = 150
-_SECONDS_BETWEEN_JOBS = 1.0
 _BUSY_EVERY = 9
 _CAPITALS_EVERY = 14
 _DOCUMENT_EVERY = 12
@@ -64,22 +67,28 @@ def start_workers(url: str, logs: Path) -> list[Process]:
 
 async def create_queues(connection: NatsPyConnection) -> None:
     """Create the queues and fill them."""
-    for name in QUEUES:
-        await provision(connection, WorkQueue.load(queue_file(name)))
-    for number in range(_RECEIPTS_AT_FIRST):
-        await _publish(connection, "receipts.orders", receipt(number))
-    for number in range(_THUMBNAILS_AT_FIRST):
-        await _publish(connection, "thumbnails.new", thumbnail(number))
-    for number in range(_REMINDERS):
-        await _publish(connection, f"reminders.{number}", {"call": _NAMES[number % len(_NAMES)]})
+    receipts, thumbnails, reminders = (WorkQueue.load(queue_file(name)) for name in QUEUES)
+    for queue in (receipts, thumbnails, reminders):
+        await provision(connection, queue)
+    await publish(connection, receipts, map(receipt, range(_RECEIPTS_AT_FIRST)), subject=_RECEIPTS)
+    await publish(connection, thumbnails, map(thumbnail, range(_THUMBNAILS_AT_FIRST)), subject=_THUMBNAILS)
+    calls = [Job({"call": _NAMES[number % len(_NAMES)]}, subject=f"reminders.{number}") for number in range(_REMINDERS)]
+    await publish(connection, reminders, calls)
 
 
-async def publish_without_end(connection: NatsPyConnection) -> None:
-    """Publish a receipt and a thumbnail each second, until this is cancelled."""
+async def publish_without_end(connection: NatsPyConnection, pause: float = 1.0) -> None:
+    """Publish a receipt and a thumbnail after each pause, until this is cancelled.
+
+    :param pause: in seconds
+    """
+    receipts, thumbnails = (WorkQueue.load(queue_file(name)) for name in ("receipts", "thumbnails"))
     for number in itertools.count():
-        await asyncio.sleep(_SECONDS_BETWEEN_JOBS)
-        await _publish(connection, "receipts.orders", receipt(_RECEIPTS_AT_FIRST + number))
-        await _publish(connection, "thumbnails.new", thumbnail(_THUMBNAILS_AT_FIRST + number))
+        await asyncio.sleep(pause)
+        # Jobs that nobody redrives fill a queue after some hours; it shows on the page.
+        with suppress(PublishError):
+            await publish(connection, receipts, [receipt(_RECEIPTS_AT_FIRST + number)], subject=_RECEIPTS)
+        with suppress(PublishError):
+            await publish(connection, thumbnails, [thumbnail(_THUMBNAILS_AT_FIRST + number)], subject=_THUMBNAILS)
 
 
 def receipt(number: int) -> dict[str, object]:
@@ -96,7 +105,3 @@ def thumbnail(number: int) -> dict[str, object]:
     """Return the body of a thumbnail's job; some aren't about an image."""
     kind = "pdf" if number % _DOCUMENT_EVERY == _DOCUMENT_EVERY - 1 else "jpg"
     return {"file": f"photo-{number}.{kind}"}
-
-
-async def _publish(connection: NatsPyConnection, subject: str, body: dict[str, object]) -> None:
-    await connection.client.jetstream().publish(subject, json.dumps(body).encode())
