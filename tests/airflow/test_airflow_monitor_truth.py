@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_le
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.plugins.monitor import server_poller
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
+from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
 from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
 from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES
 from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
@@ -197,6 +198,16 @@ def is_sampled_or_absent(condition: Any) -> Any:
     return checked
 
 
+async def searched(
+    service: MonitorService, name: str, text: str, *, after: int = 0, limit: int = 10
+) -> list[dict[str, Any]]:
+    """Search a queue's letters, and return the lines of the answer."""
+    lines = await service.letters.search(
+        CONNECTION, name, EVERY, Hiding(), text, where=PLACES, after=after, limit=limit
+    )
+    return [json.loads(line) async for line in lines]
+
+
 async def test_letters_are_found_by_text_and_jobs_can_be_looked_at(
     service: MonitorService, connection: NatsPyConnection, name: str
 ) -> None:
@@ -207,16 +218,10 @@ async def test_letters_are_found_by_text_and_jobs_can_be_looked_at(
     await wait_for_entries(connection, queue, 3)
     await detail(service, name, 1)
 
-    async def found(text: str, limit: int = 10) -> list[dict[str, Any]]:
-        lines = await service.letters.search(
-            CONNECTION, name, EVERY, Hiding(), text, where=PLACES, after=0, limit=limit
-        )
-        return [json.loads(line) async for line in lines]
-
-    lines = await found('"a":2')
+    lines = await searched(service, name, '"a":2')
     assert [line["type"] for line in lines] == ["progress", "found", "end"]
     assert (lines[1]["letter"]["sequence"], lines[1]["where"], lines[-1]["reason"]) == (2, ["body"], "all")
-    lines = await found("3F0C", limit=2)
+    lines = await searched(service, name, "3F0C", limit=2)
     assert (lines[-1]["reason"], lines[-1]["found"], lines[-1]["next_after"]) == ("limit", 2, 2)
     page = json.loads(await service.letters.page(CONNECTION, name, EVERY, Hiding(), sort="-died_at", limit=1))
     assert ([letter["sequence"] for letter in page["letters"]], page["next_offset"]) == ([3], 1)
@@ -229,17 +234,40 @@ async def test_letters_are_found_by_text_and_jobs_can_be_looked_at(
     assert job["payload"]["raw"] == "y"
 
 
-async def test_a_search_waits_for_the_first_scan(
-    service: MonitorService, connection: NatsPyConnection, name: str
-) -> None:
+async def make_rows(connection: NatsPyConnection, name: str, count: int) -> None:
     queue = await make_queue(connection, name)
-    # It takes more than the 0.4 seconds that other requests wait for it.
-    for begin in range(0, 6_000, 1_000):
+    for begin in range(0, count, 1_000):
         await make_terminated_letters(connection, queue, [f"row {number}" for number in range(begin, begin + 1_000)])
-    lines = await service.letters.search(CONNECTION, name, EVERY, Hiding(), "row 4321", where=PLACES, after=0, limit=10)
-    found = [json.loads(line) async for line in lines]
+
+
+async def test_a_search_waits_for_the_first_scan(
+    service: MonitorService, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.pollers._SCAN_SECONDS", 120.0)
+    # It takes more than the 0.4 seconds that other requests wait for it.
+    await make_rows(connection, name, 6_000)
+    found = await searched(service, name, "row 4321")
     assert [line["letter"]["sequence"] for line in found if line["type"] == "found"] == [4_322]
     assert (found[-1]["reason"], found[-1]["read"]) == ("all", 6_000)
+
+
+async def test_a_search_during_the_first_scan_says_that_not_all_were_read_and_goes_on_behind_them(
+    service: MonitorService, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.pollers._SCAN_SECONDS", 0.0)
+    await make_rows(connection, name, 6_000)
+    sequences: list[int] = []
+    ends: list[dict[str, Any]] = []
+    while not ends or ends[-1]["reason"] != "all":
+        try:
+            lines = await searched(service, name, "row 4321", after=ends[-1]["next_after"] if ends else 0)
+        except LettersUnreadError:
+            await asyncio.sleep(0.05)
+            continue
+        sequences += [line["letter"]["sequence"] for line in lines if line["type"] == "found"]
+        ends.append(lines[-1])
+    assert {end["reason"] for end in ends[:-1]} == {"time"}
+    assert (sequences, sum(end["read"] for end in ends)) == ([4_322], 6_000)
 
 
 async def test_a_letter_is_edited_with_a_difference_and_its_person_is_in_the_audit(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_servers import fake_server
+from nats.errors import StaleConnectionError
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 _SECRET = "s3cr3t-Xyzzy"
 _WRONG = "wr0ng-Xyzzy"
@@ -295,3 +298,27 @@ async def test_a_connection_works_again_after_a_server_restart(own_nats: NatsSer
                 return False
 
         await eventually(answered)
+
+
+async def test_a_connection_that_is_closed_while_it_is_being_restored_is_closed(nats: NatsServer) -> None:
+    # Both wait for the end of the same socket.
+    for turns in range(4):
+        async with connect(connection_settings({"servers": (nats.url,)})) as opened:
+            await opened.client._process_op_err(StaleConnectionError())  # noqa: SLF001
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        assert opened.client.is_closed
+
+
+async def test_an_answer_to_a_ping_that_nobody_waits_for_any_more_leaves_the_connection_open(
+    connection: NatsPyConnection, name: str
+) -> None:
+    client = connection.client
+    reconnects, messages = client.stats["reconnects"], await client.subscribe(name)
+    flushing = asyncio.create_task(client.flush())
+    await asyncio.sleep(0)
+    flushing.cancel()
+    await asyncio.wait([flushing])
+    await client.publish(name, b"later")
+    assert (await messages.next_msg(timeout=5)).data == b"later"
+    assert client.stats["reconnects"] == reconnects

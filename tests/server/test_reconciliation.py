@@ -74,21 +74,22 @@ async def forget(connection: NatsPyConnection, queue: WorkQueue) -> None:
 @pytest.mark.parametrize(
     "consumer",
     [
-        {"max_deliver": 1, "ack_wait": "500ms"},
-        {"max_deliver": 3, "ack_wait": "300ms"},
-        {"max_deliver": 3, "ack_wait": None, "backoff": ["200ms", "400ms", "600ms"]},
+        {"max_deliver": 1, "ack_wait": "1500ms"},
+        {"max_deliver": 2, "ack_wait": "1500ms"},
+        {"max_deliver": 3, "ack_wait": None, "backoff": ["200ms", "400ms", "1500ms"]},
     ],
 )
 async def test_all_workers_died_before_the_last_ack_wait_was_over(
     connection: NatsPyConnection, name: str, consumer: dict[str, Any]
 ) -> None:
-    queue = await make_queue(connection, name, consumer=consumer)
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await publish_jobs(connection, queue, ["done"])
     await process_all(connection, queue)
+    queue = await make_queue(connection, name, consumer=consumer)
     await publish_jobs(connection, queue, "abc")
     await delivered_for_the_last_time(connection, queue, 3)
     early = await find_dead_letters(connection, queue)
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(1.7)
     looks = [await find_dead_letters(connection, queue) for _ in range(2)]
     assert sequences(early) == []
     assert sequences(looks[-1]) == [2, 3, 4]

@@ -7,6 +7,7 @@ line by spaces only.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import TYPE_CHECKING, Any
@@ -165,6 +166,7 @@ class FrameParser(Parser):
             case b"PING":
                 await self.nc._process_ping()  # noqa: SLF001
             case b"PONG":
+                self._replace_cancelled_pong()
                 await self.nc._process_pong()  # noqa: SLF001
             case b"-ERR":
                 await self.nc._process_err(rest.decode(errors="replace").strip())  # noqa: SLF001
@@ -178,6 +180,12 @@ class FrameParser(Parser):
                 pass
             case _:
                 raise ProtocolError("nats: unknown protocol")
+
+    def _replace_cancelled_pong(self) -> None:
+        """Let the client count a PONG for which nobody waits any more; it would fail at that, and read nothing more."""
+        pongs = self.nc._pongs  # noqa: SLF001
+        if pongs and pongs[0].done():
+            pongs[0] = asyncio.get_running_loop().create_future()
 
     async def _handle(self, handle: Any, *arguments: Any) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,10 @@ class AbortableTransport(TcpTransport):
             # TLS is spoken over the same socket.
             self._socket = self._io_writer.get_extra_info("socket")
             limit_send_time(self._socket, self._send_seconds)
+
+    async def wait_closed(self) -> None:
+        """Wait for the end of the connection, as several tasks do: cancelling one of them leaves the others waiting."""
+        await asyncio.shield(super().wait_closed())  # type: ignore[no-untyped-call]
 
     def writelines(self, payload: list[bytes]) -> None:
         """Send frames in one piece: over TLS each piece is a record of its own."""

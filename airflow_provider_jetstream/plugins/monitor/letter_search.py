@@ -43,6 +43,8 @@ async def search_letters(
     where: Collection[Place],
     after: int,
     limit: int,
+    *,
+    growing: bool,
 ) -> AsyncGenerator[BaseModel, None]:
     """Search a text, whatever its case; yield what is found, the progress, and at last how it ended.
 
@@ -50,13 +52,16 @@ async def search_letters(
 
     :param after: only letters of higher sequences
     :param limit: how many to find at most
+    :param growing: whether the letters are still being read for the first time; the search ends with those that are
+        indexed, and goes on behind them
     """
+    indexed = max(index.last, after)
     sequences = await index.sequences(query, after)
     started = reported = time.monotonic()
     read = found = 0
     yield SearchProgress(read=0, of=len(sequences))
     try:
-        while read < len(sequences):
+        while read < len(sequences) and time.monotonic() - started <= _SECONDS:
             some, worked = sequences[read : read + _AT_ONCE], time.thread_time()
             for sequence, letter in zip(some, await scan.classify(some), strict=True):
                 read += 1
@@ -66,15 +71,16 @@ async def search_letters(
                 if found >= limit:
                     yield SearchEnd(reason="limit", read=read, found=found, next_after=sequence)
                     return
-            now = time.monotonic()
-            if now - started > _SECONDS and read < len(sequences):
-                yield SearchEnd(reason="time", read=read, found=found, next_after=some[-1])
-                return
-            if now - reported >= _PROGRESS_SECONDS:
-                reported = now
+            if time.monotonic() - reported >= _PROGRESS_SECONDS:
+                reported = time.monotonic()
                 yield SearchProgress(read=read, of=len(sequences))
             # The other half of the core is the API server's.
             await asyncio.sleep(time.thread_time() - worked)
+        if growing or read < len(sequences):
+            last = sequences[read - 1] if read else after
+            next_after = last if read < len(sequences) else max(last, indexed)
+            yield SearchEnd(reason="time", read=read, found=found, next_after=next_after)
+            return
         # Of which DAG they are isn't known any more.
         if "job_id" in where and not query.selection.parked and not hiding.of_unknown:
             async for record in _recorded(scan, index, text.casefold(), limit - found):

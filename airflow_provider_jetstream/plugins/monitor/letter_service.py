@@ -175,8 +175,9 @@ class LetterService:
 
         async def begin() -> AsyncGenerator[BaseModel, None]:
             scan = await self._pollers.finished_scan(connection, queue)
-            proving = self._pollers.require_scan(connection, scan)
-            return search_letters(proving, scan.index or LetterIndex(), query, hiding, text, where, after, limit)
+            proving, index = self._pollers.require_scan(connection, scan), scan.index or LetterIndex()
+            growing = not scan.completed_at
+            return search_letters(proving, index, query, hiding, text, where, after, limit, growing=growing)
 
         return self._answers.stream(await self._answers.run(begin()))
 

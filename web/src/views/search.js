@@ -82,6 +82,6 @@ export function SearchResults({ connection, queue, query, columns }) {
         columns=${[...columns.map((column) => ({ ...column, sortable: false, cell: (item) => column.cell(item.letter) })), place]}
         rows=${found} rowKey=${(item) => item.letter.sequence} /></div>`
     }
-    ${end && !found.length && html`<${Empty} title="Nothing found">No letter of this selection holds that text.<//>`}
+    ${end && !found.length && html`<${Empty} title=${end.reason === "all" ? "Nothing found" : "Nothing found so far"}>No letter ${end.reason === "all" ? "of this selection" : "that was read"} holds that text.<//>`}
   `;
 }

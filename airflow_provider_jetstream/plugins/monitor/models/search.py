@@ -36,7 +36,8 @@ class SearchProgress(MonitorModel):
 class SearchEnd(MonitorModel):
     """The last line.
 
-    :param reason: ``all`` were read; ``limit`` so many were found; ``time`` the time was over; ``error``
+    :param reason: ``all`` were read; ``limit`` so many were found; ``time`` the time was over, in
+        which letters are also read for the first time; ``error``
     :param next_after: ``after`` of a search that goes on; ``null`` where all were read
     :param not_shown: letters that were left out, of DAGs whose task instances the user may not see
     :param problem: with ``error``, what went wrong
