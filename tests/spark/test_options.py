@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.option_values import Bound
 from airflow_provider_jetstream.spark.source.options import write_options
-from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
+from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
 from airflow_provider_jetstream.spark.source.source_options import read_options, source_options
 from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 
@@ -262,6 +263,22 @@ def test_there_are_no_more_ranges_than_sequences() -> None:
     options = read_options({**_STREAM, "minPartitions": "50"}, "read")
     assert len(plan_ranges(1, 3, options, _INFO, "api", ())) == 3
     assert plan_ranges(4, 3, options, _INFO, "api", ()) == []
+
+
+@pytest.mark.parametrize(
+    ("allow_direct", "version", "reason"),
+    [
+        (True, (2, 10, 27), "it needs nats-server 2.11, found 2.10.27"),
+        (False, (2, 15, 1), "it needs allow_direct on the stream"),
+    ],
+)
+def test_direct_gets_that_the_server_or_the_stream_lacks_are_refused(
+    *, allow_direct: bool, version: tuple[int, ...], reason: str
+) -> None:
+    options = read_options({**_STREAM, "fetchMethod": "direct"}, "read")
+    with pytest.raises(SparkOptionError) as caught:
+        fetch_method(options, replace(_INFO, allow_direct=allow_direct), version)
+    assert str(caught.value) == f"fetchMethod: expected api for 'orders', found direct: {reason}"
 
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

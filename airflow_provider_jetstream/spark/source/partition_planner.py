@@ -52,17 +52,17 @@ def fetch_method(options: ReadOptions, info: StreamInfo, version: tuple[int, ...
     :param version: the server's
     :raises SparkOptionError: the stream can't be read by the method of the options
     """
-    direct = info.allow_direct and version >= _BATCHED_DIRECT_GET
+    is_too_old = version < _BATCHED_DIRECT_GET
+    direct = info.allow_direct and not is_too_old
     if options.method == "consumer" and info.retention != LIMITS:
         raise SparkOptionError(
             f"fetchMethod: expected direct or api for {options.stream!r}, found consumer: a consumer on a stream with"
             f" {info.retention} retention takes messages from its workers"
         )
     if options.method == "direct" and not direct:
-        raise SparkOptionError(
-            f"fetchMethod: expected api for {options.stream!r}, found direct: the stream needs allow_direct, and the"
-            " server 2.11 or later"
-        )
+        found = ".".join(map(str, version))
+        reason = f"it needs nats-server 2.11, found {found}" if is_too_old else "it needs allow_direct on the stream"
+        raise SparkOptionError(f"fetchMethod: expected api for {options.stream!r}, found direct: {reason}")
     if options.method != "auto":
         return options.method
     if info.retention == LIMITS:
