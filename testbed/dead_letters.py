@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.nats_server import NatsServer
-from testbed.queues import CONSUMER, eventually, publish_jobs, pull_jobs, stored_count
+from testbed.queues import CONSUMER, eventually, publish_jobs, pull_jobs, stored_count, unhurried
 
 
 def request_for(sequences: Iterable[int], **fields: Any) -> RedriveRequest:
@@ -35,13 +35,14 @@ async def make_terminated_letters(
     """Publish jobs to an empty queue and terminate each with ``reason``; return their stream sequences."""
     letters = require_dead_letters(queue).name
     sequences, before = await publish_jobs(connection, queue, bodies), await stored_count(connection, letters)
-    for message in await pull_jobs(connection, queue, len(sequences)):
-        await message.respond(f"+TERM {reason}".encode())
+    async with unhurried(connection, queue):
+        for message in await pull_jobs(connection, queue, len(sequences)):
+            await message.respond(f"+TERM {reason}".encode())
 
-    async def all_captured() -> bool:
-        return await stored_count(connection, letters) == before + len(sequences)
+        async def all_captured() -> bool:
+            return await stored_count(connection, letters) == before + len(sequences)
 
-    await eventually(all_captured)
+        await eventually(all_captured)
     return sequences
 
 

@@ -143,6 +143,19 @@ async def make_dead_letters(
     return sequences
 
 
+@asynccontextmanager
+async def unhurried(connection: NatsPyConnection, queue: WorkQueue) -> AsyncIterator[None]:
+    """Give workers half a minute for an answer until the block ends: a loaded machine outlasts short ack waits."""
+    subject = f"CONSUMER.CREATE.{queue.name}.{CONSUMER}"
+    config = (await consumer_info(connection, queue.name, CONSUMER))["config"]
+    patient = {name: value for name, value in config.items() if name != "backoff"} | {"ack_wait": 30 * 10**9}
+    await connection.api(subject, {"stream_name": queue.name, "config": patient, "action": "update"})
+    try:
+        yield
+    finally:
+        await connection.api(subject, {"stream_name": queue.name, "config": config, "action": "update"})
+
+
 async def exhaust_deliveries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
     """Nak the ``count`` jobs that wait in a queue until they are dead letters."""
     before = await stored_count(connection, require_dead_letters(queue).name)

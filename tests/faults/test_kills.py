@@ -20,15 +20,13 @@ from airflow_provider_jetstream.jetstream.client.settings import connection_sett
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.crash_points import crash_at_every_call
+from testbed.dead_letters import make_terminated_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
     make_dead_letters,
     make_queue,
     process_all,
-    publish_jobs,
-    pull_jobs,
-    stored_count,
 )
 
 if TYPE_CHECKING:
@@ -63,14 +61,7 @@ async def prepare(connection: NatsPyConnection, name: str, protocol: str, when: 
         atomic_redrive=protocol == "atomic",
         duplicate_window=f"{WINDOW_SECONDS:g}s" if when == "after the duplicate window" else "2m",
     )
-    await publish_jobs(connection, queue, TERMINATED)
-    for message in await pull_jobs(connection, queue, len(TERMINATED)):
-        await connection.request(message.reply, b"+TERM poison")
-
-    async def has_entries() -> bool:
-        return await stored_count(connection, f"{name}-dead") == len(TERMINATED)
-
-    await eventually(has_entries)
+    await make_terminated_letters(connection, queue, TERMINATED, reason="poison")
     await make_dead_letters(connection, queue, DEAD)
     return queue
 

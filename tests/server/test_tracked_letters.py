@@ -154,7 +154,7 @@ async def test_a_death_without_an_entry_is_found_by_a_look(connection: NatsPyCon
 
 
 async def test_jobs_that_are_done_or_in_flight_are_no_letters(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await make_dead_letters(connection, queue, ["a"])
     letters = await TrackedLetters.prove(connection, queue)
     await publish_jobs(connection, queue, [str(number) for number in range(20)])
