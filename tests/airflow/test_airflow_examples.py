@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow_steps import ROOT, provisioned, running_workers, succeeded, wait_for
+from airflow_steps import ROOT, provisioned, running_workers, succeeded
 
 from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, resume_redrive
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
@@ -80,13 +80,17 @@ def workers(settings: ConnectionSettings, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def runs(airflow: Airflow, settings: ConnectionSettings, workers: Workers) -> dict[str, str]:
     """Start a run of each DAG, and return the runs' ids."""
-    airflow.wait_for_dags(*CONFIGURATIONS, "wait_there")
-    started = {dag_id: airflow.trigger(dag_id, conf) for dag_id, conf in CONFIGURATIONS.items()}
     for queue in HANDLERS:
         # A worker ends where its queue isn't there.
         asyncio.run(provisioned(settings, WorkQueue.load(QUEUES / f"{queue}.yaml")))
-        if queue != "exports":
-            workers.start(queue)
+    airflow.wait_for_dags(*CONFIGURATIONS, "wait_there")
+    started = {dag_id: airflow.trigger(dag_id, conf) for dag_id, conf in CONFIGURATIONS.items()}
+    for queue in ("payments", "readings", "surveys"):
+        workers.start(queue)
+    # No job of this DAG begins before its run has ended.
+    succeeded(airflow, "publish_here", started["publish_here"])
+    assert [run["state"] in ("queued", "running") for run in airflow.runs("wait_there")] == [True]
+    workers.start("exports")
     return started
 
 
@@ -111,7 +115,7 @@ async def test_waves_stop_at_the_gate_after_a_canary_that_dies_again_until_a_per
     assert (result["redrive"], result["state"]) == (stopped.id, "finished")
     assert result["outcomes"] == {"completed": PAYMENTS, "died_again": 0, "still_running": 0, "unknown": 0}
     waves = [(wave["redriven"], wave["outcomes"]["completed"], wave["passed_by"]) for wave in result["waves"]]
-    # The two payments of the canary come back once more with the last wave.
+    # The two payments of the canary come back once more with a later wave.
     assert waves == [(CANARY, 0, "Ann Lee"), (4, 4, "rule"), (8, 8, "rule")]
     assert Counter(line["payment"] for line in workers.done("payments")) == {
         f"payment-{number}": 1 for number in range(PAYMENTS)
@@ -122,20 +126,15 @@ async def test_waves_stop_at_the_gate_after_a_canary_that_dies_again_until_a_per
 def test_one_dag_publishes_and_ends_and_another_one_waits_for_its_jobs(
     airflow: Airflow, runs: dict[str, str], workers: Workers
 ) -> None:
-    run_id = runs["publish_here"]
-    succeeded(airflow, "publish_here", run_id)
-    published = airflow.xcom("publish_here", run_id, "publish")
-    (waiting,) = wait_for(lambda: airflow.runs("wait_there"), "the run that waits")
-    assert waiting["state"] in ("queued", "running")
-    # The DAG that has published has ended before the first of its jobs begins.
-    workers.start("exports")
-    succeeded(airflow, "wait_there", waiting["dag_run_id"])
+    published = airflow.xcom("publish_here", runs["publish_here"], "publish")
+    (waiting,) = [run["dag_run_id"] for run in airflow.runs("wait_there")]
+    succeeded(airflow, "wait_there", waiting)
 
-    ended = airflow.xcom("wait_there", waiting["dag_run_id"], "wait")
+    ended = airflow.xcom("wait_there", waiting, "wait")
     assert (ended["jobs"], ended["completed"], ended["awaited"]) == (3, 3, 0)
     assert ended["completed_sequences"] == published["sequences"]
     tables = ["customers", "orders", "payments"]
-    assert airflow.xcom("wait_there", waiting["dag_run_id"], "files") == [f"{table}.csv" for table in tables]
+    assert airflow.xcom("wait_there", waiting, "files") == [f"{table}.csv" for table in tables]
     assert Counter(line["table"] for line in workers.done("exports")) == dict.fromkeys(tables, 1)
 
 

@@ -6,12 +6,15 @@ import importlib
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from airflow.sdk import DAG
 
 from testbed.code_blocks import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGE = ROOT / "docs" / "examples.md"
 DAGS = ROOT / "example_dags"
