@@ -3,7 +3,7 @@
 set -euo pipefail
 
 # The other files in the folder declare these queues in another form, which no example DAG uses.
-for queue in images invoices jobs orders orders_by_event orders_payload store tasks; do
+for queue in exports images invoices jobs orders orders_by_event orders_payload payments readings store surveys tasks; do
   jetstream-queue queue apply "queues/${queue}.yaml"
 done
 

@@ -1,6 +1,7 @@
 """The example DAGs of the source documents, with the workers and handlers that the documents have.
 
-Their runs overlap: all are started before the first is awaited.
+Their runs overlap: all are started before the first is awaited. ``image_conversion`` has the long names of
+``dags/long_names.py``.
 """
 
 from __future__ import annotations

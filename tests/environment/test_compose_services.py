@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES = ROOT / "example_dags" / "queues"
 USER, PASSWORD = "airflow", "local-trial"
-# Messages or dead letters start them.
-WATCHING = ("orders_by_event", "orders_payload", "dead_letter_watch")
+# Messages, dead letters or another DAG start them.
+WATCHING = ("orders_by_event", "orders_payload", "dead_letter_watch", "wait_there")
 TRIGGERED: dict[str, dict[str, object]] = {
+    "delayed_jobs": {},
     "invoices": {},
+    "mapped_jobs": {},
     "partitioned_tasks": {"tasks": 12},
     "priority_jobs": {"jobs": 6, "publishers": 1},
+    "publish_here": {},
+    "redrive_in_waves": {},
 }
 
 
@@ -104,7 +108,7 @@ async def test_the_queue_of_each_example_dag_is_provisioned(
         for dag in (ROOT / "example_dags").glob("*.py")
         for file in re.findall(r'"queues" / "(\w+\.yaml)"', dag.read_text())
     }
-    assert len(named) == 8
+    assert len(named) == 12
     async with connect(settings) as connection:
         for file in named:
             assert not (await plan(connection, WorkQueue.load(QUEUES / file))).changes, file

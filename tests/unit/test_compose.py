@@ -27,12 +27,16 @@ AIRFLOW = {"airflow-apiserver", "airflow-scheduler", "airflow-dag-processor", "a
 SPARK = {"spark-master", "spark-worker"}
 # Each consumer of the example DAGs' queues that a worker does, by the worker.
 WORKERS = {
+    "worker-exports": ("exports.yaml", {"exporter"}),
     "worker-images": ("images.yaml", {"BW"}),
     "worker-invoices": ("invoices.yaml", {"printer"}),
     "worker-jobs-high": ("jobs.yaml", {"high", "low"}),
     "worker-jobs-low": ("jobs.yaml", {"low"}),
     "worker-orders": ("orders.yaml", {"processor"}),
+    "worker-payments": ("payments.yaml", {"bank"}),
+    "worker-readings": ("readings.yaml", {"averager"}),
     "worker-store": ("store.yaml", {"till"}),
+    "worker-surveys": ("surveys.yaml", {"sender"}),
     "worker-tasks-0": ("tasks.yaml", {"worker-0"}),
     "worker-tasks-1": ("tasks.yaml", {"worker-1"}),
     "worker-tasks-2": ("tasks.yaml", {"worker-2"}),
