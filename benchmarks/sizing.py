@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,14 +53,15 @@ STREAMS = {
     "audit": f"{QUEUE}-audit",
 }
 _MEBIBYTE = 2**20
-_START_SECONDS = 8.0
+_START_SECONDS = 3.0
 _IDLE_SECONDS = 10.0
 # Below the server's default of jobs in flight.
 _AT_ONCE = 500
 
 
 def do_nothing(_: Delivery) -> None:
-    """Do a job that costs nothing."""
+    """Do a job that takes time and nothing else."""
+    time.sleep(0.2)
 
 
 async def _complete(_: Delivery) -> dict[str, int]:
@@ -181,8 +183,15 @@ async def measure_program(program: psutil.Process) -> tuple[float, float]:
     return memory / _MEBIBYTE, 100 * cpu / _IDLE_SECONDS
 
 
+async def _do_some(url: str) -> None:
+    """Let a worker do jobs, so that all of it is loaded and all its processes run."""
+    async with open_connection(url) as connection:
+        await publish(connection, _declared("100%"), [b"x"] * 20, subject=f"{QUEUE}.jobs.eu")
+        await eventually(lambda: _is_drained(connection), within=60)
+
+
 async def measure_programs(url: str) -> list[tuple[str, str, str]]:
-    """Measure idle workers and an idle exporter."""
+    """Measure workers and an exporter that have nothing to do any more."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sized.yaml"
@@ -197,6 +206,8 @@ async def measure_programs(url: str) -> list[tuple[str, str, str]]:
         }
         for name, (module, *arguments) in programs.items():
             with _program(module, *arguments, url=url) as program:
+                if module == worker:
+                    await _do_some(url)
                 memory, cpu = await measure_program(program)
             rows.append((name, f"{memory:.0f}", f"{cpu:.1f}"))
     return rows

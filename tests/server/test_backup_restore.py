@@ -24,6 +24,7 @@ from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.code_blocks import ROOT, code_blocks
 from testbed.dead_letters import acknowledge_jobs, make_terminated_letters
+from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
 from testbed.queues import (
     CONSUMER,
@@ -146,6 +147,23 @@ async def test_letters_of_a_backup_are_found_redriven_and_done_once_on_an_empty_
         assert (report.redriven.keys(), report.failed) == (found.keys(), {})
         assert await process_all(connection, queue) == dict.fromkeys("abcde", 1)
         assert (await find_dead_letters(connection, queue)).letters == ()
+
+
+async def test_letters_of_a_backup_are_done_once_in_a_cluster_that_may_drop_them_while_it_restores() -> None:
+    with NatsCluster() as cluster:
+        async with connect(connection_settings({"servers": cluster.urls, "timeout": 5})) as connection:
+            queue = await make_queue(connection, "orders", num_replicas=3)
+            await make_dead_letters(connection, queue, ["a", "b"])
+            await make_terminated_letters(connection, queue, ["c"])
+            await publish_jobs(connection, queue, ["d"])
+            created, backups = await created_of(connection, queue), await back_up_all(connection, queue)
+            await replace_all(connection, queue, backups)
+            await asyncio.to_thread(cluster.wait_settled, queue.name)
+            found = {letter.sequence for letter in (await find_dead_letters(connection, queue)).letters}
+            assert found == ({1, 2, 3} if await created_of(connection, queue) == created else set())
+            await publish_what_is_stale(connection, queue)
+            await redrive_dead_letters(connection, queue)
+            assert await process_all(connection, queue) == dict.fromkeys("abcd", 1)
 
 
 async def test_a_copy_of_a_stopped_servers_folder_has_everything(tmp_path: Path, name: str) -> None:

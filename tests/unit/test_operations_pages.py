@@ -1,4 +1,4 @@
-"""What the pages for operators say in YAML and in names is what the programs take, and each proof that they name exists."""
+"""The YAML and the names on the pages for operators are what the programs take, and the proofs that they name exist."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def test_probes_ask_the_port_on_which_metrics_are_served(name: str) -> None:
         served = queue_program.command_parser().parse_args(arguments).port
         annotations = objects()["Deployment", name]["spec"]["template"]["metadata"]["annotations"]
         assert annotations["prometheus.io/port"] == str(served)
-        prefix = {"name": "NATS_INBOX_PREFIX", "value": permissions(WorkQueue.load(ROOT / QUEUE), "monitor").inbox_prefix}
+        prefix = {
+            "name": "NATS_INBOX_PREFIX",
+            "value": permissions(WorkQueue.load(ROOT / QUEUE), "monitor").inbox_prefix,
+        }
         assert prefix in container["env"]
     assert {ports[probe["httpGet"]["port"]] for probe in probes} == {served}
     assert {each["name"] for each in container["env"]} <= {f"NATS_{suffix}" for suffix in VARIABLES.values()}
@@ -115,7 +118,9 @@ def test_a_page_is_short_and_listed(page: str) -> None:
     assert text.count("\n") <= 300
     assert f"({page}.md)" in (ROOT / "docs/index.md").read_text()
     # Tables can't be wrapped.
-    assert [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "export "))] == []
+    assert [
+        line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "export "))
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
