@@ -87,6 +87,17 @@ def picture(page: Page, name: str, *, whole: bool = False) -> None:
         page.screenshot(path=PICTURES / f"{name}-{scheme}.png", full_page=whole)
 
 
+def take(page: Page, name: str) -> None:
+    """Take pictures of a whole page for the documentation, when ``make screenshots`` asks for them."""
+    if TAKES_PICTURES:
+        picture(page, name, whole=True)
+
+
+def tile(page: Page, label: str) -> Locator:
+    """Return the number of a tile."""
+    return page.locator(".tile").filter(has_text=label).locator("strong")
+
+
 def row(page: Page | Frame | FrameLocator, name: str) -> Locator:
     """Return the row of a table that contains a text."""
     return page.get_by_role("row").filter(has_text=name)
