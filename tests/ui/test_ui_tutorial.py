@@ -150,7 +150,7 @@ def repair_the_last_letter(lesson: Lesson, page: Page) -> None:
     difference = dialog.get_by_label("Difference of the body")
     expect(difference.locator(".removed")).to_have_text(re.compile('"EURO"'))
     expect(difference.locator(".added")).to_have_text(re.compile('"EUR"'))
-    take(page, "tutorial-edit")
+    take(page, "tutorial-edit", whole=False)
     dialog.get_by_role("button", name=lesson.label("Redrive with this change")).click()
     expect(dialog).to_contain_text("Redriven with the change")
     dialog.get_by_role("button", name=lesson.label("Close")).click()

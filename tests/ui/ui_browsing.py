@@ -87,10 +87,13 @@ def picture(page: Page, name: str, *, whole: bool = False) -> None:
         page.screenshot(path=PICTURES / f"{name}-{scheme}.png", full_page=whole)
 
 
-def take(page: Page, name: str) -> None:
-    """Take pictures of a whole page for the documentation, when ``make screenshots`` asks for them."""
+def take(page: Page, name: str, *, whole: bool = True) -> None:
+    """Take pictures for the documentation, when ``make screenshots`` asks for them.
+
+    :param whole: the whole page rather than the visible section, beyond which a dialog doesn't cover the page
+    """
     if TAKES_PICTURES:
-        picture(page, name, whole=True)
+        picture(page, name, whole=whole)
 
 
 def tile(page: Page, label: str) -> Locator:
