@@ -119,7 +119,7 @@ check-alerts: $(UV)
 
 # Takes the pictures in docs/screenshots again.
 screenshots: $(UV) chromium
-	SCREENSHOTS=1 $(RUN) pytest tests/ui/test_ui_pictures.py tests/ui/test_ui_runbook.py
+	SCREENSHOTS=1 $(RUN) pytest tests/ui/test_ui_pictures.py tests/ui/test_ui_runbook.py tests/ui/test_ui_tutorial.py
 
 # Builds the front end of the monitor page from web/ into the package, which carries the built files: only this target
 # and web-check need Node.

@@ -9,11 +9,13 @@ import sys
 import time
 import webbrowser
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.command.number_options import port
 from airflow_provider_jetstream.command.output_options import output_options
+from airflow_provider_jetstream.jetstream.errors import ArgumentError
 
 if TYPE_CHECKING:
     import argparse
@@ -45,6 +47,11 @@ def add_dev_command(commands: argparse._SubParsersAction[argparse.ArgumentParser
         help=f"of the nats-server; {_NATS_PORT} where absent",
     )
     dev.add_argument("--no-browser", action="store_true", help="don't open a browser")
+    dev.add_argument(
+        "--dags",
+        metavar="FOLDER",
+        help="your own DAGs, in place of the example's DAGs, queues and workers; the nats-server is empty then",
+    )
 
 
 async def _run_dev(options: argparse.Namespace, out: Output) -> ExitCode:
@@ -57,6 +64,7 @@ async def _run_dev(options: argparse.Namespace, out: Output) -> ExitCode:
     from airflow_provider_jetstream.dev.stack import DevStack, StackPorts
 
     began = time.monotonic()
+    dags = _own_dags(options.dags)
     ports = StackPorts.chosen(options.port, options.nats_port)
     page = guide.page_url(ports.airflow_url)
     _stop_with_the_terminal()
@@ -64,12 +72,15 @@ async def _run_dev(options: argparse.Namespace, out: Output) -> ExitCode:
     def ready() -> None:
         out.note(f"The page answers, {time.monotonic() - began:.0f} s after the start.")
         if not out.as_json:
-            out.text(guide.next_steps(ports.airflow_url, ports.nats_url, DAG_ID, stack.folder))
+            if dags:
+                out.text(guide.own_dags_steps(dags, stack.folder))
+            else:
+                out.text(guide.next_steps(ports.airflow_url, ports.nats_url, DAG_ID, stack.folder))
             out.flush()
         if not options.no_browser and _has_display():
             webbrowser.open(page)
 
-    with DevStack(ports, nats_binary) as stack:
+    with DevStack(ports, nats_binary, dags) as stack:
         if out.as_json:
             out.record({"page": page, "user": guide.USER, "password": guide.PASSWORD, "nats": ports.nats_url})
         else:
@@ -81,6 +92,15 @@ async def _run_dev(options: argparse.Namespace, out: Output) -> ExitCode:
             out.note("stops everything, within a few seconds")
             raise
     return ExitCode.DONE
+
+
+def _own_dags(folder: str | None) -> Path | None:
+    if folder is None:
+        return None
+    path = Path(folder).absolute()
+    if not path.is_dir():
+        raise ArgumentError(f"expected a folder for --dags, found none at {path}: create it, or name another one")
+    return path
 
 
 def _stop_with_the_terminal() -> None:

@@ -19,6 +19,9 @@ Click next:
 In another terminal:
   jetstream-queue letters diagnose receipts --server {nats}
 Ctrl-C stops everything and removes {folder}."""
+_OWN_DAGS: Final = """\
+Airflow reads the DAGs in {dags}; those of a new file appear within seconds.
+Ctrl-C stops everything and removes {folder}."""
 
 
 def page_url(airflow_url: str) -> str:
@@ -39,3 +42,12 @@ def next_steps(airflow_url: str, nats_url: str, dag_id: str, folder: Path) -> st
     :param folder: what is removed at the end
     """
     return _NEXT.format(airflow=airflow_url, nats=nats_url, dag=dag_id, folder=folder)
+
+
+def own_dags_steps(dags: Path, folder: Path) -> str:
+    """Return what comes next where Airflow has the user's own DAGs.
+
+    :param dags: their folder
+    :param folder: what is removed at the end
+    """
+    return _OWN_DAGS.format(dags=dags, folder=folder)

@@ -27,6 +27,7 @@ from airflow_provider_jetstream.jetstream.errors import UnreachableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 _API_SERVER: Final = "airflow_provider_jetstream.dev.api_server"
 _POLL: Final = 0.1
@@ -79,10 +80,12 @@ class DevStack:
     """Everything that ``jetstream-queue dev`` starts; as a context it removes all of it at its end.
 
     :param nats_binary: path of the nats-server
+    :param dags: the folder of the user's own DAGs, which take the place of the example's DAGs, queues and workers
     """
 
-    def __init__(self, ports: StackPorts, nats_binary: Path) -> None:
+    def __init__(self, ports: StackPorts, nats_binary: Path, dags: Path | None = None) -> None:
         self.ports = ports
+        self._dags = dags
         self.folder = Path(tempfile.mkdtemp(prefix="jetstream-dev-"))
         self._nats_binary = nats_binary
         self._processes: dict[str, Process] = {}
@@ -109,10 +112,7 @@ class DevStack:
         airflow = asyncio.ensure_future(self._start_airflow())
         try:
             async with connect(await self._reached_settings()) as connection:
-                await create_queues(connection)
-                for worker in start_workers(self.ports.nats_url, self.folder / "workers"):
-                    self._processes[worker.log_file.stem] = worker
-                publishing = asyncio.ensure_future(publish_without_end(connection))
+                publishing = await self._start_load(connection)
                 try:
                     await airflow
                     ready()
@@ -124,13 +124,22 @@ class DevStack:
             with suppress(asyncio.CancelledError, DevStackError):
                 await airflow
 
+    async def _start_load(self, connection: NatsPyConnection) -> asyncio.Future[None]:
+        """Return what ends only with an error: the publishing to the example queues, where these are wanted."""
+        if self._dags:
+            return asyncio.get_running_loop().create_future()
+        await create_queues(connection)
+        for worker in start_workers(self.ports.nats_url, self.folder / "workers"):
+            self._processes[worker.log_file.stem] = worker
+        return asyncio.ensure_future(publish_without_end(connection))
+
     async def _start_airflow(self) -> None:
         """Start Airflow; its page answers at the end."""
         home = self.folder / "airflow"
         nats = {"conn_type": "nats", "host": LOOPBACK, "port": self.ports.nats}
         env = airflow_env(
             home=home,
-            dags_folder=DAGS,
+            dags_folder=self._dags or DAGS,
             port=self.ports.page,
             users={USER: PASSWORD},
             connections={"nats_default": json.dumps(nats)},
@@ -175,7 +184,7 @@ class DevStack:
             await asyncio.sleep(_POLL)
         raise _unready("Airflow's page", _AIRFLOW_SECONDS, self._processes["api-server"])
 
-    async def _watch(self, publishing: asyncio.Task[None]) -> None:
+    async def _watch(self, publishing: asyncio.Future[None]) -> None:
         while not publishing.done():
             self._require_running()
             await asyncio.sleep(_WATCH)

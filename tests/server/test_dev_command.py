@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from testbed.airflow_client import AirflowApiError, AirflowClient
+from testbed.code_blocks import sections
 from testbed.dev_command import DevCommand
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually
@@ -99,6 +102,42 @@ async def _the_page_can_redrive(url: str, connection: NatsPyConnection) -> None:
     (redrive,) = await list_redrives(connection, await discover_queue(connection, "receipts"))
     assert redrive.redriven > 0
     assert client.runs("send_receipts")
+
+
+async def test_own_dags_take_the_place_of_the_examples_as_the_tutorial_begins(tmp_path: Path) -> None:
+    start, *lesson = sections("docs/tutorial.md")
+    command, shown = start.blocks
+    install, make_folder, run = map(shlex.split, command.code.splitlines())
+    assert (install[:2], run[:2]) == (["pip", "install"], ["jetstream-queue", "dev"])
+    assert await (await asyncio.create_subprocess_exec(*make_folder, cwd=tmp_path)).wait() == 0
+    dev = DevCommand(tmp_path, *run[2:])
+    url = f"http://{LOOPBACK}:{dev.page_port}"
+    try:
+        await dev.prints("Ctrl-C stops everything")
+        printed = dev.output().replace(str(dev.page_port), "8080").replace(str(dev.nats_port), "4222")
+        assert shown.is_printed_in(printed.replace(str(dev.temporary), "/tmp")), printed
+        async with connect(ConnectionSettings(servers=(f"nats://{LOOPBACK}:{dev.nats_port}",))) as connection:
+            assert await inspect_all_queues(connection) == []
+        for block in (block for section in lesson for block in section.blocks):
+            name = block.code.partition("\n")[0].removeprefix("# ")
+            if name.startswith("dags/"):
+                (tmp_path / name).write_text(block.code)
+        client = AirflowClient(url, "admin", "admin")
+        for dag_id in ("convert_sales", "jetstream_redrive"):
+            dag = await eventually(partial(client.dag, dag_id), 120)
+            assert not dag["is_paused"]
+        assert client.import_errors() == []
+        assert client.dag("send_receipts") is None
+        assert await dev.stop(signal.SIGINT) == []
+    finally:
+        dev.process.kill()
+
+
+def test_a_folder_of_dags_that_is_missing_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "airflow_provider_jetstream.command.program", "dev", "--dags", "absent"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.USAGE
+    assert f"expected a folder for --dags, found none at {tmp_path / 'absent'}" in done.stderr
 
 
 async def test_sigterm_while_it_starts_leaves_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-import os
 import re
 import shutil
 import subprocess
@@ -35,6 +34,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.code_blocks import ROOT, code_blocks, write_readme_queue
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, running_worker
+from testbed.terminal import terminal_env
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -82,7 +82,8 @@ def _needs_spark(block: CodeBlock) -> bool:
 
 
 RUNNABLE = [block for block in code_blocks("python") if not _needs_spark(block)]
-PAGES = sorted({block.page for block in RUNNABLE} - {"README.md"})
+# The tutorial's files belong together: tests/ui runs it as one lesson.
+PAGES = sorted({block.page for block in RUNNABLE} - {"README.md", "docs/tutorial.md"})
 
 
 def _readme_block(heading: str) -> str:
@@ -140,8 +141,7 @@ async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
 async def test_the_commands_in_their_order_create_the_queue_and_do_the_jobs_of_the_dag(
     dag_block: dict[str, Any], own_nats: NatsServer, tmp_path: Path
 ) -> None:
-    scripts = Path(sys.executable).parent
-    env = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"}
+    env = terminal_env(own_nats.url)
     (apply,), (work,) = _commands("jetstream-queue queue"), _commands("jetstream-worker")
 
     def command(line: str) -> list[str]:

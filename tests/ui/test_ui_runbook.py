@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
-from ui_browsing import TAKES_PICTURES, picture
+from ui_browsing import take, tile
 from ui_steps import ROOT, blocking, wait_for, wait_for_letters, with_connection
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
@@ -20,12 +20,13 @@ from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redr
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.prometheus import exporter, prometheus
+from testbed.terminal import terminal_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
     from ui_browsing import Browsing
 
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -59,8 +60,7 @@ class Terminal:
     def __init__(self, url: str) -> None:
         self.steps = read_steps()
         self.redrive = ""
-        self._env = {name: value for name, value in os.environ.items() if not name.startswith("NATS_")}
-        self._env |= {"NATS_URL": url, "LOGNAME": "ann", "COLUMNS": "200"}
+        self._env = terminal_env(url) | {"LOGNAME": "ann", "COLUMNS": "200"}
 
     def run(self, step: str, *, code: int = 0) -> str:
         """Run the next command of a step; return what it prints.
@@ -211,13 +211,3 @@ def read_the_report(page: Page, terminal: Terminal) -> None:
     take(page, "runbook-report")
     left = terminal.run("Report", code=1)
     assert f"{CLOSED} dead letters, one place: order_payments.AccountClosedError" in left
-
-
-def tile(page: Page, label: str) -> Locator:
-    return page.locator(".tile").filter(has_text=label).locator("strong")
-
-
-def take(page: Page, name: str) -> None:
-    """Take a picture for the documentation, when ``make screenshots`` asks for it."""
-    if TAKES_PICTURES:
-        picture(page, name, whole=True)

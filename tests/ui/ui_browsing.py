@@ -87,6 +87,20 @@ def picture(page: Page, name: str, *, whole: bool = False) -> None:
         page.screenshot(path=PICTURES / f"{name}-{scheme}.png", full_page=whole)
 
 
+def take(page: Page, name: str, *, whole: bool = True) -> None:
+    """Take pictures for the documentation, when ``make screenshots`` asks for them.
+
+    :param whole: the whole page rather than the visible section, beyond which a dialog doesn't cover the page
+    """
+    if TAKES_PICTURES:
+        picture(page, name, whole=whole)
+
+
+def tile(page: Page, label: str) -> Locator:
+    """Return the number of a tile."""
+    return page.locator(".tile").filter(has_text=label).locator("strong")
+
+
 def row(page: Page | Frame | FrameLocator, name: str) -> Locator:
     """Return the row of a table that contains a text."""
     return page.get_by_role("row").filter(has_text=name)
