@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 _FENCED = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class CodeBlock:
     def numbered_code(self) -> str:
         """The code below as many empty lines as precede it, so that a traceback names the page's line."""
         return "\n" * self.line + self.code
+
+    @property
+    def file(self) -> str | None:
+        """The path of the file that the block is, which a comment in its first line names."""
+        found = _FILE.match(self.code)
+        return found[1] if found else None
 
     def is_printed_in(self, output: str, *, wholly: bool = True) -> bool:
         """Return whether a program has printed what the block shows.

@@ -119,9 +119,8 @@ async def test_own_dags_take_the_place_of_the_examples_as_the_tutorial_begins(tm
         async with connect(ConnectionSettings(servers=(f"nats://{LOOPBACK}:{dev.nats_port}",))) as connection:
             assert await inspect_all_queues(connection) == []
         for block in (block for section in lesson for block in section.blocks):
-            name = block.code.partition("\n")[0].removeprefix("# ")
-            if name.startswith("dags/"):
-                (tmp_path / name).write_text(block.code)
+            if block.file and block.file.startswith("dags/"):
+                (tmp_path / block.file).write_text(block.code)
         client = AirflowClient(url, "admin", "admin")
         for dag_id in ("convert_sales", "jetstream_redrive"):
             dag = await eventually(partial(client.dag, dag_id), 120)

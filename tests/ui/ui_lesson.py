@@ -71,8 +71,8 @@ class Lesson:
     def write(self) -> None:
         """Write the next block into the file that its first line names."""
         block = self._next("yaml", "python")
-        name = block.code.partition("\n")[0].removeprefix("# ")
-        (self._folder / name).write_text(block.code, encoding="utf-8")
+        assert block.file, f"{block} names no file"
+        (self._folder / block.file).write_text(block.code, encoding="utf-8")
 
     def run(self) -> None:
         """Run the next block's command, and compare what it prints with the block behind it."""

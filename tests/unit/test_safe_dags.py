@@ -9,6 +9,7 @@ import ast
 import importlib
 from datetime import timedelta
 from functools import cache
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,9 +42,12 @@ def _documented_blocks() -> dict[str, list[str]]:
 
 
 @pytest.fixture(autouse=True)
-def readme_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the file that the README's DAGs name into the working directory."""
+def shown_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the files that the DAGs of the README and the tutorial name into the working directory."""
     write_readme_queue(tmp_path)
+    for block in code_blocks("yaml"):
+        if block.file:
+            (tmp_path / PurePosixPath(block.file).name).write_text(block.code)
     monkeypatch.chdir(tmp_path)
 
 
