@@ -1,3 +1,3 @@
 """Apache Airflow provider for NATS JetStream work queues and their dead letters."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -261,6 +261,19 @@ def test_the_recommendation_follows_from_what_was_tried_since(
     assert found.evidence
 
 
+@pytest.mark.parametrize(
+    ("count", "advice"),
+    [
+        (1, "redrive it"),
+        (4, "redrive 1 of them first, then the others if none dies again"),
+        (11, "redrive 10 of them first, then the others if none dies again"),
+    ],
+)
+def test_no_more_letters_are_tried_first_than_there_are(count: int, advice: str) -> None:
+    found = recommend(_group(count, HOUR * 8, HOUR * 8), None, BUSY, NOW)
+    assert found.text == f"nothing has been tried since: {advice}"
+
+
 async def test_completions_are_read_from_the_last_events_only(connection: NatsPyConnection, name: str) -> None:
     """A letter whose end is a forged completion of another queue, or no event at all, doesn't count."""
     queue = await make_queue(connection, name)

@@ -29,6 +29,7 @@ _GAPS = 10
 _LEAST_COMPLETIONS = 10
 _IMPROBABLE = 0.01
 _MOST_DIED_AGAIN = 0.5
+_CANARY = 10
 
 
 class Cause(StrEnum):
@@ -50,7 +51,7 @@ class Action(StrEnum):
     WAIT = "wait"
     """Don't redrive: the letters would die again."""
     TRY_A_FEW = "try_a_few"
-    """Redrive ten, and the others once those are completed."""
+    """Redrive a few, then the others if none dies again."""
     REPAIR = "repair"
     """As they are, the jobs can't be done: repair or park them."""
     START_WORKERS = "start_workers"
@@ -149,9 +150,9 @@ def _obstacle(group: CauseGroup, activity: ConsumerActivity | None) -> tuple[Act
     if group.reason == Reason.UNDELIVERABLE:
         return Action.ADD_CONSUMER, "declare a consumer for their subjects: then they are delivered without a redrive"
     if consumer and activity is None:
-        return Action.ADD_CONSUMER, f"consumer {consumer} is gone: provision the queue, then redrive 10 of them first"
+        return Action.ADD_CONSUMER, f"consumer {consumer} is gone: provision the queue, then {_canary(group)}"
     if activity and activity.paused:
-        return Action.START_WORKERS, f"consumer {consumer} is paused: resume it, then redrive 10 of them first"
+        return Action.START_WORKERS, f"consumer {consumer} is paused: resume it, then {_canary(group)}"
     return None
 
 
@@ -159,18 +160,25 @@ def _advice(group: CauseGroup, cause: Cause, activity: ConsumerActivity | None) 
     is_idle = activity is not None and not activity.pulls and not activity.in_flight
     is_given_up = group.reason == Reason.TERMINATED and cause == Cause.UNKNOWN
     if cause == Cause.STILL_FAILING:
-        return Action.WAIT, "don't redrive yet: mend the cause, then redrive 10 of them first"
+        return Action.WAIT, f"don't redrive yet: mend the cause, then {_canary(group)}"
     if group.redriven >= group.count * _MOST_DIED_AGAIN:
         return Action.REPAIR, "a redrive didn't help before: repair them, or park them"
     if group.reason == Reason.EXPIRED:
         return Action.REPAIR, "their time is over, and would be after a redrive: repair them, or park them"
     if is_idle:
-        text = f"no worker pulls from consumer {group.consumer}: start one, then redrive 10 of them first"
+        text = f"no worker pulls from consumer {group.consumer}: start one, then {_canary(group)}"
         return Action.START_WORKERS, text
     if is_given_up:
-        return Action.REPAIR, "a worker gave them up for good: mend the handler or repair them, then redrive 10 first"
-    tried = "redrive 10 of them first, and the others once those are completed"
+        text = f"a worker gave them up for good: mend the handler or repair them, then {_canary(group)}"
+        return Action.REPAIR, text
+    tried = _canary(group) + (", then the others if none dies again" if group.count > 1 else "")
     return Action.TRY_A_FEW, tried if cause == Cause.NOT_SEEN_SINCE else f"nothing has been tried since: {tried}"
+
+
+def _canary(group: CauseGroup) -> str:
+    if group.count == 1:
+        return "redrive it"
+    return f"redrive {_CANARY if group.count > _CANARY else 1} of them first"
 
 
 def _evidence(
