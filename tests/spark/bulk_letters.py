@@ -59,7 +59,8 @@ def exhaust_deliveries(options: Mapping[str, str], queue: WorkQueue, count: int)
     async def die(connection: BlockingConnection) -> None:
         socket, letters = connection.socket, f"{queue.name}-dead"
         before = (await stream_info(connection, letters))["state"]["messages"]
-        pull = json.dumps({"batch": count, "no_wait": True}).encode()
+        # A request that waits for nothing would end with fewer where the consumer has yet to see the last jobs.
+        pull = json.dumps({"batch": count, "expires": 30 * 10**9}).encode()
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}"
         socket.send(f"PUB {subject} {socket.inbox}.0 {len(pull)}\r\n".encode() + pull + b"\r\n")
         remaining = count
