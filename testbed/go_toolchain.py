@@ -18,6 +18,7 @@ _DISTRIBUTION = "trixie"
 _MODULES = (
     *("golang-github-nats-io-go-nats-dev", "golang-github-nats-io-nkeys-dev", "golang-github-nats-io-nuid-dev"),
     *("golang-github-klauspost-compress-dev", "golang-golang-x-crypto-dev", "golang-golang-x-sys-dev"),
+    "golang-golang-x-text-dev",
 )
 _BUILD_TIMEOUT = 500.0
 
@@ -56,9 +57,7 @@ def _go(*arguments: str) -> None:
         "CGO_ENABLED": "0",
     }
     command = [str(_toolchain() / "bin" / "go"), *arguments]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=_BUILD_TIMEOUT, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_BUILD_TIMEOUT, check=False)
     if done.returncode:
         raise RuntimeError(f"go {arguments[0]} failed with {done.returncode}: {done.stderr.strip()[-2000:]}")
 

@@ -35,7 +35,9 @@ def shell_worker(nats: NatsServer, queue: str, folder: Path) -> Iterator[Process
     (folder / "temporary").mkdir()
     environment = {
         **os.environ,
-        **{"NATS_URL": nats.url, "JOB_STREAM": queue, "JOB_CONSUMER": "worker"},
+        "NATS_URL": nats.url,
+        "JOB_STREAM": queue,
+        "JOB_CONSUMER": "worker",
         "TMPDIR": str(folder / "temporary"),
     }
     process = Process.start(["bash", WORKER], env=environment, log_file=folder / "worker.log")
