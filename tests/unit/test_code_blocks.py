@@ -31,7 +31,7 @@ _DATA: dict[str, Callable[[str], object]] = {
     "ini": configparser.ConfigParser().read_string,
     "toml": tomllib.loads,
 }
-# Text that is no language's; SQL, which only Spark can parse; and Go, which nothing here can compile: its headers
+# Text that is no language's; SQL, which only Spark can parse; and Go, whose block is a part of a program: its headers
 # are compared.
 _OTHER = {"python", "console", "go", "sql", "text"}
 

@@ -96,6 +96,13 @@ def test_the_page_has_each_worker_of_the_folder() -> None:
     assert workers == {name for row in _rows() for name in row.workers}
 
 
+@pytest.mark.parametrize("page", ["examples.md", "worker-contract.md"])
+def test_the_pages_have_each_worker_in_another_language(page: str) -> None:
+    workers = {path.name for path in (ROOT / "example_workers").glob("worker.*")}
+    assert len(workers) > 1
+    assert workers == set(re.findall(r"\(\.\./example_workers/(worker\.\w+)\)", (ROOT / "docs" / page).read_text()))
+
+
 @pytest.mark.parametrize("dag_id", _folder())
 def test_the_test_of_a_dag_exists_and_names_it(dag_id: str) -> None:
     for name, path in _row_of(dag_id).tests.items():
