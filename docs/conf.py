@@ -52,7 +52,7 @@ def _for_site(text: str, page: Path) -> str:
         target = (page.parent / found["path"]).resolve()
         if not target.exists():
             raise FileNotFoundError(f"expected a file at {found['path']}, to which {page.name} links, found none")
-        is_page = target.suffix in (".md", ".png") and target.is_relative_to(_DOCS)
+        is_page = target.suffix in (".md", ".png", ".svg") and target.is_relative_to(_DOCS)
         return found[0] if is_page else f"{_address(target)}{found['anchor'] or ''}"
 
     parts = _FENCE.split(text)

@@ -1,4 +1,4 @@
-"""Every row of the comparisons, of queues and of Spark sources, names tests that exist."""
+"""Every row of the tables that prove what they say names tests that exist."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from testbed.code_blocks import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+_DRAWN = re.compile(r'<text class="state"[^>]*>([^<]+)<')
 _TEST = re.compile(r"\[`(test_\w+)`\]\(([^)]+)\)")
 
 
@@ -27,7 +28,14 @@ def _tests_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("page", "title"), [("README.md", "Beside other queues"), ("docs/spark.md", "Beside other sources")]
+    ("page", "title"),
+    [
+        ("README.md", "Beside other queues"),
+        ("docs/spark.md", "Beside other sources"),
+        ("docs/lifecycle.md", "States"),
+        ("docs/guarantees.md", "What holds, and until when"),
+        ("docs/guarantees.md", "Why advisories aren't truth"),
+    ],
 )
 def test_every_row_names_tests_that_exist(page: str, title: str) -> None:
     rows = _rows(ROOT / page, title)
@@ -39,3 +47,9 @@ def test_every_row_names_tests_that_exist(page: str, title: str) -> None:
         assert ", ".join(f"[`{name}`]({path})" for name, path in named) == cell, row
         folder = (ROOT / page).parent
         assert [name for name, path in named if name not in _tests_of(folder / path)] == [], row
+
+
+def test_the_picture_of_a_job_has_the_states_of_its_table() -> None:
+    drawn = _DRAWN.findall((ROOT / "docs" / "pictures" / "job-states.svg").read_text(encoding="utf-8"))
+    listed = [row.split(" | ")[0].strip("| ") for row in _rows(ROOT / "docs" / "lifecycle.md", "States")]
+    assert sorted(drawn) == sorted(listed)
