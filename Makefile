@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream docs testbed demo docker example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-page-load bench-redrive bench-scan bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-page-load bench-redrive bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -240,10 +240,6 @@ bench-page-load: $(UV) chromium
 
 bench-monitor: $(UV)
 	$(RUN) python -m benchmarks.monitor
-
-# The size of a million letters takes about fifteen minutes.
-bench-scan: $(UV)
-	$(RUN) python -m benchmarks.scan
 
 bench-redrive: $(UV)
 	$(RUN) --isolated --group bench python -m benchmarks.redrive

@@ -19,8 +19,7 @@ import json
 import subprocess
 import sys
 import time
-from asyncio import events
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -33,6 +32,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from benchmarks.dead_queue import open_connection, prepared_store, server_with
+from benchmarks.loop_lag import Holds
 from benchmarks.report import Goal, Sample, Table, Way, Workload, server_cpu
 
 if TYPE_CHECKING:
@@ -54,34 +54,6 @@ _FIRST, _COPYING, _NEXT, _IDLE = (
     "look with ten new letters",
     "look, nothing new",
 )
-
-
-@dataclass
-class Holds:
-    """The longest time that the event loop was held, in CPU seconds of its thread."""
-
-    longest: float = 0.0
-    _collecting: float = 0.0
-    _began: float = field(default=0.0, init=False)
-
-    def install(self) -> None:
-        """Measure each callback of event loops from now on."""
-        run = events.Handle._run  # noqa: SLF001
-
-        def measured(handle: events.Handle) -> None:
-            before, collecting = time.thread_time(), self._collecting
-            run(handle)
-            held = time.thread_time() - before - (self._collecting - collecting)
-            self.longest = max(self.longest, held)
-
-        events.Handle._run = measured  # type: ignore[assignment,method-assign]  # noqa: SLF001
-        gc.callbacks.append(self._on_collection)
-
-    def _on_collection(self, phase: str, _: Mapping[str, int]) -> None:
-        if phase == "start":
-            self._began = time.thread_time()
-        else:
-            self._collecting += time.thread_time() - self._began
 
 
 @dataclass

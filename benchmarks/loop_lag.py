@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from typing import Any
+from asyncio import events
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class LoopLags:
@@ -56,3 +61,31 @@ class LoopLags:
             self.all.append(lag)
             own = lag - (self._collected - collected)
             self.longest_without_collector = max(self.longest_without_collector, own)
+
+
+@dataclass
+class Holds:
+    """The longest time that the event loop was held, in CPU seconds of its thread."""
+
+    longest: float = 0.0
+    _collecting: float = 0.0
+    _began: float = field(default=0.0, init=False)
+
+    def install(self) -> None:
+        """Measure each callback of event loops from now on."""
+        run = events.Handle._run  # noqa: SLF001
+
+        def measured(handle: events.Handle) -> None:
+            before, collecting = time.thread_time(), self._collecting
+            run(handle)
+            held = time.thread_time() - before - (self._collecting - collecting)
+            self.longest = max(self.longest, held)
+
+        events.Handle._run = measured  # type: ignore[assignment,method-assign]  # noqa: SLF001
+        gc.callbacks.append(self._on_collection)
+
+    def _on_collection(self, phase: str, _: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began = time.thread_time()
+        else:
+            self._collecting += time.thread_time() - self._began
