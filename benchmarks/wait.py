@@ -3,8 +3,8 @@
 The second is the worst case of a task that publishes very many jobs: workers end them while it still publishes, and its
 trigger then has the ends of all of them to read. The other triggers of its process wait for as long as it holds the
 event loop, so the lag of the loop counts as much as the time. Lag is how late a timer is, with all that other processes
-of the machine do meanwhile; a hold is how long the loop's thread worked on one callback, by its own CPU time and without
-the collector.
+of the machine do meanwhile. A hold is how long the loop's thread worked on one callback, by its own CPU time and
+without the collector.
 """
 
 import asyncio
