@@ -226,7 +226,7 @@ async def test_what_ended_in_time_counts_however_late_somebody_looks(connection:
     assert [(wave.outcomes.completed, wave.outcomes.still_running) for wave in report.waves] == [(4, 0), (0, 1)]
     # The last wave has no gate.
     assert (report.state, report.waves[1].reason) == (
-        *("finished", "of 1 jobs of wave 2, 0 completed and 0 died again; not all jobs ended within 1 seconds"),
+        *("finished", "of 1 job of wave 2, 0 completed and 0 died again; not all jobs ended within 1 seconds"),
     )
 
 

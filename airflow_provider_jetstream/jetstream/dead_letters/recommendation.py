@@ -190,10 +190,9 @@ def _evidence(
     if since is None and group.consumer:
         yield f"what consumer {group.consumer} completes isn't recorded: the queue has no events"
     elif since is not None:
-        yield (
-            f"consumer {group.consumer} completed {since} jobs since the last one died, and about {during} while they"
-            " died"
-        )
+        # Nothing lies between the first and the last death of one letter.
+        meanwhile = f", and about {during} while they died" if group.first < group.last else ""
+        yield f"consumer {group.consumer} completed {since} jobs since the last one died{meanwhile}"
         if during and during > group.count:
             yield "most of its jobs are completed, so the cause concerns these jobs rather than all"
     if activity:

@@ -218,7 +218,8 @@ def _reason(wave: Wave, outcome: WaveOutcome, parked: int, limit: float | None) 
     """Return what became of a wave, a sentence."""
     counts = outcome.outcomes
     total = sum(counts.model_dump().values())
-    text = f"of {total} jobs of wave {wave.number}, {counts.completed} completed and {counts.died_again} died again"
+    jobs = "job" if total == 1 else "jobs"
+    text = f"of {total} {jobs} of wave {wave.number}, {counts.completed} completed and {counts.died_again} died again"
     if outcome.causes:
         cause = outcome.causes[0]
         text += f" ({cause.count} of {cause.error or 'an unknown cause'}, fingerprint {cause.fingerprint or '-'})"
