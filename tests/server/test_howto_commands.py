@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import yaml
 from test_exporter import scrape
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
+from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream import ConnectionSettings, Job, WorkQueue, connect, provision, publish
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
@@ -23,12 +25,12 @@ from testbed.code_blocks import ROOT, code_blocks
 from testbed.dead_letters import stream_messages
 from testbed.ports import free_port
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
+from testbed.terminal import terminal_env
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.console import Terminal
     from testbed.nats_server import NatsServer
@@ -112,6 +114,29 @@ async def test_the_handler_of_the_page_does_gives_up_and_delays_jobs(
     assert set(letters) == {3, 4}
     assert letters[3].explanation == "no store has so many"
     assert letters[4].error_class == "airflow_provider_jetstream.worker.errors.InvalidBodyError"
+
+
+async def test_a_delivery_ends_with_the_log_line_that_the_page_shows(
+    own_nats: NatsServer, admin: NatsPyConnection, tmp_path: Path
+) -> None:
+    queue = write_queue(tmp_path, "queue.yaml", "orders", "high")
+    (tmp_path / "slow.py").write_text("import asyncio\n\n\nasync def process(job):\n    await asyncio.sleep(60)\n")
+    await provision(admin, queue)
+    await admin.client.jetstream().publish("orders.new", b"", headers={"Job-Id": "order-16"})
+    words = "run --queue queue.yaml --consumer high --handler slow:process --deadline 0.1 --id 3 --log-format json"
+    command = [sys.executable, "-m", "airflow_provider_jetstream.worker.cli", *words.split()]
+    worker = Process.start(command, env=terminal_env(own_nats.url), log_file=tmp_path / "worker.log", cwd=tmp_path)
+    try:
+        await eventually(lambda: "job ended" in worker.output())
+    finally:
+        worker.terminate()
+    ended = [line for line in map(json.loads, worker.output().splitlines()) if line["message"].startswith("job ended")]
+    (shown,) = [json.loads(block.code) for block in code_blocks("json") if block.page == "docs/worker.md"]
+    assert list(ended[0]) == list(shown)
+    of_the_delivery = {"time", "message", "sequence", "job_id", "attempt", "outcome", "seconds"}
+    assert {name: ended[0][name] for name in shown.keys() - of_the_delivery} == {
+        name: shown[name] for name in shown.keys() - of_the_delivery
+    }
 
 
 async def test_a_worker_with_a_fallback_does_the_jobs_of_both_queues(
