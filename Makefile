@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream docs testbed demo docker example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-page-load bench-redrive bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-page-load bench-dev-start bench-redrive bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -237,6 +237,10 @@ bench: $(UV)
 
 bench-page-load: $(UV) chromium
 	$(RUN) python -m benchmarks.page_load
+
+# Installs the wheel with Airflow into an environment of its own; some four minutes, on an otherwise idle machine.
+bench-dev-start: $(UV)
+	$(RUN) python -m benchmarks.dev_start
 
 bench-monitor: $(UV)
 	$(RUN) python -m benchmarks.monitor

@@ -217,7 +217,12 @@ class NatsServer:
             store = json.dumps(str(self.store))
             lines += ["jetstream {", f"  store_dir: {store}", self.jetstream_config, "}"]
         authorization = {"user": self.user, "password": self.password, "token": self.token}
-        credentials = [f"  {key}: {json.dumps(value)}" for key, value in authorization.items() if value is not None]
+        # The server's configuration knows no escapes of characters.
+        credentials = [
+            f"  {key}: {json.dumps(value, ensure_ascii=False)}"
+            for key, value in authorization.items()
+            if value is not None
+        ]
         if credentials:
             lines += ["authorization {", *credentials, "}"]
         if self.tls:

@@ -11,7 +11,7 @@ from testbed.code_blocks import ROOT
 PAGE = ROOT / "docs" / "permissions.md"
 BEGIN, END = "<!-- generated: begin -->", "<!-- generated: end -->"
 
-_QUEUE = {
+QUEUE = {
     "name": "orders",
     "subjects": ["orders.jobs.>"],
     "consumers": [{"name": "worker", "max_deliver": 5, "ack_wait": "30s"}],
@@ -23,7 +23,7 @@ _QUEUE = {
 
 def tables() -> str:
     """Return a table for each role."""
-    queue = WorkQueue.load(_QUEUE)
+    queue = WorkQueue.load(QUEUE)
     parts = []
     for role in ROLES:
         lines = permissions(queue, role).permissions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,14 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from demo.output import failure_text
 from testbed.airflow import Airflow
+from testbed.console import commands
 from testbed.environments import ROOT, create_environment, locked
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue
 
-# Not the locked one: pyspark-client lags behind pyspark.
-SPARK = "4.1.3"
+# What docs/spark-airflow.md has its reader install. Not the locked one: pyspark-client lags behind pyspark.
+(INSTALL,) = [command.text for command in commands() if "pyspark-client==" in command.text]
+((SPARK, CLIENT),) = re.findall(r"pyspark==(\S+) pyspark-client==(\S+)", INSTALL)
 OTHER = "4.1.1"
 LETTERS = 5
 
@@ -30,7 +33,7 @@ def beside_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         locked("apache-airflow"),
         "apache-airflow-providers-apache-spark",
         f"pyspark=={SPARK}",
-        f"pyspark-client=={SPARK}",
+        f"pyspark-client=={CLIENT}",
         f"{ROOT}[spark]",
     ]
     return create_environment(tmp_path_factory.mktemp("beside") / "venv", Path(sys.executable), requirements)

@@ -1,11 +1,10 @@
-"""The blocks of docs/spark.md about a cluster and Spark Connect run there, with the package sent along as a zip."""
+"""The blocks about a cluster and Spark Connect run there, with the package sent along as a zip."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,8 @@ from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from testbed.code_blocks import code_blocks
+from testbed.command_tests import commands_of
+from testbed.console import Terminal
 from testbed.environments import build_wheel, create_environment, executor_environment, locked
 from testbed.nats_server import NatsServer
 from testbed.ports import free_port
@@ -54,34 +55,49 @@ def orders(tmp_path: Path) -> Iterator[NatsServer]:
         yield server
 
 
-def test_the_block_about_a_cluster_runs_where_executors_lack_the_package(orders: NatsServer, tmp_path: Path) -> None:
+def submit(request: pytest.FixtureRequest, orders: NatsServer, tmp_path: Path, program: str) -> None:
+    """Run the commands of a page, whose last one submits a program to a cluster; the program is that of docs/spark.md.
+
+    :param program: the file that the command names
+    """
     executor_python = executor_environment(tmp_path / "executor")
-    program = _block("python", 'appName("nightly")')
-    program = program.replace("nats://localhost:4222", orders.url).replace('"/data/', f'"{tmp_path}/')
-    (tmp_path / "nightly.py").write_text(program)
-    *_, command = _block("console", "spark-submit").splitlines()
+    code = _block("python", 'appName("nightly")')
+    code = code.replace("nats://localhost:4222", orders.url).replace('"/data/', f'"{tmp_path}/')
+    (tmp_path / program).write_text(code)
+    properties = {
+        "spark.pyspark.python": executor_python,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.executor.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in properties.items()))
+    terminal = Terminal(commands_of(request.node.nodeid), tmp_path, orders.url)
+    terminal.env["SPARK_CONF_DIR"] = str(tmp_path)
+    # Executors are to have the package from the zip alone.
+    terminal.env.pop("PYTHONPATH", None)
+    # No registry has the package yet.
+    terminal.add_program("pip", f'cp "{build_wheel()}" .')
     with SparkCluster(tmp_path / "cluster", {"PATH": os.environ["PATH"]}) as cluster:
-        submit, *arguments = shlex.split(command.replace("spark://spark-master:7077", cluster.url))
-        properties = {
-            "spark.pyspark.python": str(executor_python),
-            "spark.pyspark.driver.python": sys.executable,
-            "spark.executor.memory": "512m",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
-        }
-        options = [part for name, value in properties.items() for part in ("--conf", f"{name}={value}")]
-        done = subprocess.run(
-            [Path(sys.executable).with_name(submit), *options, *arguments],
-            cwd=tmp_path,
-            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-4000:]
+        terminal.replace("spark://spark-master:7077", cluster.url)
+        while terminal.left:
+            terminal.run()
     assert pq.read_table(tmp_path / "nightly").column("seq").to_pylist() == list(range(1, _COUNT + 1))
+
+
+def test_the_block_about_a_cluster_runs_where_executors_lack_the_package(
+    request: pytest.FixtureRequest, orders: NatsServer, tmp_path: Path
+) -> None:
+    (tmp_path / _ZIP).unlink()
+    submit(request, orders, tmp_path, "nightly.py")
+
+
+def test_the_block_about_jobs_of_your_own_runs_where_executors_lack_the_package(
+    request: pytest.FixtureRequest, orders: NatsServer, tmp_path: Path
+) -> None:
+    (tmp_path / _ZIP).unlink()
+    submit(request, orders, tmp_path, "job.py")
 
 
 def test_the_block_about_spark_connect_runs_where_the_server_lacks_the_package(

@@ -6,15 +6,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.dev.process import Process
 from demo.__main__ import run_demo
 from testbed.dev_command import DevCommand
 from testbed.environments import build_wheel, create_environment, installed_packages, locked
 from testbed.nats_server import NatsServer
+from testbed.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,9 +112,40 @@ async def test_beside_airflow_the_wheel_changes_no_other_package_and_dev_and_an_
         dev.process.kill()
     with NatsServer(tmp_path / "nats") as server:
         run_demo(server, tmp_path, python=str(python))
+    more = f"{build_wheel()}[messaging,openlineage]"
+    create_environment(tmp_path / "venv", python, [more], uploaded_before=UPLOADED_BEFORE)
+    assert before <= installed_packages(python)
+    _run(python, "-c", "import airflow.providers.common.messaging, airflow.providers.openlineage")
     shown = capsys.readouterr().out
     assert "lost                         0" in shown
     assert "run twice                    0" in shown
+
+
+def test_each_extra_of_a_terminal_and_a_worker_has_what_it_is_for(nats: NatsServer, tmp_path: Path) -> None:
+    python = create_environment(tmp_path / "venv", Path(sys.executable), [f"{build_wheel()}[command,metrics,patch]"])
+    assert not any(package.startswith("apache-airflow") for package in installed_packages(python))
+    _run(python, "-c", "import argcomplete, jsonpatch, prometheus_client, rich")
+    program = str(python.with_name("jetstream-queue"))
+    _run(program, "queues", "--server", nats.url)
+    port = free_port()
+    command = [program, "exporter", "--port", str(port), "--server", nats.url]
+    exporter = Process.start(command, log_file=tmp_path / "exporter.log")
+    try:
+        address, deadline = f"http://127.0.0.1:{port}/metrics", time.monotonic() + 60
+        while b"jetstream_exporter_up 1" not in _answer(address):
+            assert exporter.alive, exporter.output()
+            assert time.monotonic() < deadline, exporter.output()
+            time.sleep(0.2)
+    finally:
+        exporter.terminate()
+
+
+def _answer(address: str) -> bytes:
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=10) as answer:
+            return bytes(answer.read())
+    except OSError:
+        return b""
 
 
 def test_beside_spark_without_airflow_a_read_runs(nats: NatsServer, tmp_path: Path) -> None:
