@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ def test_the_blocks_of_the_page_run(spark: SparkSession, own_nats: NatsServer, t
                 for statement in code.split(";"):
                     spark.sql(statement).collect()
     finally:
+        if "listener" in variables:
+            spark.streams.removeListener(variables["listener"])
         spark.sql("DROP TABLE IF EXISTS jobs")
         for view in ("orders", "new_orders"):
             spark.catalog.dropTempView(view)
@@ -54,10 +57,20 @@ def test_the_blocks_of_the_page_run(spark: SparkSession, own_nats: NatsServer, t
         "KV_prices": 3,
     }
     assert variables["prices"].count() == 3
+    # Listeners are called after a query's end too.
+    deadline = time.monotonic() + 60
+    while not (lags := _lags(variables["sequences"])):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert lags == {"orders": 0}
     assert [row.key for row in variables["changes"].collect()] == ["plum"]
     assert spark.read.parquet(f"{tmp_path}/orders").count() == 2
     assert spark.table("counts").collect() == [("orders", 2)]
     assert spark.read.parquet(f"{tmp_path}/nightly").count() == 4
+
+
+def _lags(gauge: Any) -> dict[str, float]:
+    return {sample.labels["stream"]: sample.value for metric in gauge.collect() for sample in metric.samples}
 
 
 def _stored(server: NatsServer, name: str) -> int:
