@@ -153,7 +153,7 @@ _POSITION = {"seq": 7, "created": "2026-11-24T00:00:00Z", "time": 0}
 def test_only_offsets_of_this_format_are_read(offset: Any, lags: list[tuple[str, int, Any]]) -> None:
     published: list[QueryLag] = []
     text = json.dumps(offset)
-    rates = {"numInputRows": 0, "inputRowsPerSecond": 0.0, "processedRowsPerSecond": 0.0}
+    rates: dict[str, Any] = {"numInputRows": 0, "inputRowsPerSecond": 0.0, "processedRowsPerSecond": 0.0}
     source = {"description": "x", "startOffset": text, "endOffset": text, "latestOffset": None, "metrics": {}, **rates}
     progress = {
         "id": "3b5e8d0e-0000-0000-0000-000000000001",

@@ -122,5 +122,8 @@ def reported_positions(text: str) -> dict[str, ReportedPosition]:
 
 
 def _reported(entry: Mapping[str, Any]) -> ReportedPosition:
-    first, last = entry.get(_LOST) or (None, None)
-    return ReportedPosition(StreamPosition.of(entry), None if first is None else (int(first), int(last)))
+    position = StreamPosition.of(entry)
+    if _LOST not in entry:
+        return ReportedPosition(position)
+    first, last = entry[_LOST]
+    return ReportedPosition(position, (int(first), int(last)))
