@@ -21,14 +21,18 @@ if TYPE_CHECKING:
         SparkOptionError,
     )
     from airflow_provider_jetstream.spark.source.data_source import register
+    from airflow_provider_jetstream.spark.source.lag_listener import LagListener, QueryLag, StreamLag
     from airflow_provider_jetstream.spark.source.quarantine import write_rows
 
 __all__ = [
     "DataLossError",
+    "LagListener",
+    "QueryLag",
     "RepairContractError",
     "RepairedLettersError",
     "RowsNotStoredError",
     "SparkOptionError",
+    "StreamLag",
     "preview_letters",
     "read_letters",
     "read_repaired",
@@ -59,6 +63,7 @@ __getattr__ = lazy_exports(
             "SparkOptionError",
         ],
         "source.data_source": ["register"],
+        "source.lag_listener": ["LagListener", "QueryLag", "StreamLag"],
         "source.quarantine": ["write_rows"],
     },
 )

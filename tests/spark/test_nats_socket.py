@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from socket import MSG_PEEK
 from typing import TYPE_CHECKING, Any
 
 import nkeys
@@ -173,6 +174,22 @@ def test_an_unreachable_server_is_skipped(nats: NatsServer) -> None:
         assert _open(servers=f"{LOOPBACK}:{free_port()},{nats.url}")
     message = _refused(UnreachableError, servers=f"{LOOPBACK}:{free_port()},{LOOPBACK}:{free_port()}")
     assert message.count("Connection refused") == 2
+
+
+def test_what_came_before_a_connections_end_is_kept(own_nats: NatsServer) -> None:
+    socket = NatsSocket(socket_settings({"servers": own_nats.url}))
+    frame = f"MSG {socket.inbox}.1 {socket.sid.decode()} 5\r\nhello\r\n".encode()
+    try:
+        socket.send(f"PUB {socket.inbox}.1 5\r\nhello\r\n".encode())
+        while not socket._socket.recv(1 << 16, MSG_PEEK).endswith(frame):  # noqa: SLF001
+            pass
+        own_nats.kill()
+        socket.receive(lambda _buffer, _filled: False)
+        assert bytes(socket.buffer[: socket.filled]).endswith(frame)
+        with pytest.raises(UnreachableError, match="the connection to NATS was lost"):
+            socket.receive(lambda _buffer, _filled: False)
+    finally:
+        socket.close()
 
 
 def test_an_old_server_is_refused() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from pyspark.sql.datasource import (
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
+from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
+from airflow_provider_jetstream.spark.source.option_parser import OptionParser
 from airflow_provider_jetstream.spark.source.option_values import Bound
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
@@ -45,6 +48,13 @@ _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, fi
         ("readStream", {"kafka.group.id": "x"}, "which is Kafka's: drop it: there is no consumer group"),
         ("read", {"startingOffsetsByTimestamp": "{}"}, "which is Kafka's: give startingTimestamp"),
         ("write", {"topic": "x"}, "which is Kafka's: name the stream with the option stream, and give subject"),
+        ("read", {"nats.host": "x"}, "found 'nats.host', which is nats-spark-connector's: give servers, such as nats:"),
+        ("write", {"nats.stream.subjects": "x"}, "found 'nats.stream.subjects', which is nats-spark-connector's: give"),
+        (
+            "read",
+            {"nats.other": "x"},
+            "found 'nats.other', which is nats-spark-connector's: the connection's are apiPr",
+        ),
         ("read", {"kafka.security.protocol": "x"}, "which is Kafka's: the connection's are apiPrefix, connection,"),
         ("read", {"maxOffsetsPerTrigger": "1"}, "the option maxOffsetsPerTrigger is for readStream, not for read"),
         ("read", {"maxBytesPerTrigger": "1"}, "the option maxBytesPerTrigger is for readStream, not for read: drop it"),
@@ -112,6 +122,49 @@ def test_an_unknown_or_invalid_option_is_refused(
     with pytest.raises(SparkOptionError) as caught:
         read({**_STREAM, **stream_options}, purpose)
     assert message in str(caught.value)
+
+
+# As the guides of Spark's Kafka source and sink write them.
+_KAFKAS_OPTIONS = """
+    kafka.bootstrap.servers kafka.group.id kafka.security.protocol subscribe subscribePattern assign
+    startingTimestamp startingOffsetsByTimestamp startingOffsets endingTimestamp endingOffsetsByTimestamp endingOffsets
+    failOnDataLoss kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs maxOffsetsPerTrigger
+    minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders
+    startingOffsetsByTimestampStrategy useDeprecatedOffsetFetching topic
+"""
+# Those of nats-spark-connector's three versions.
+_CONNECTORS_OPTIONS = """
+    nats.host nats.port nats.credential.file nats.tls.algorithm nats.trust.store.path nats.trust.store.password
+    nats.key.store.path nats.key.store.password nats.ssl.context.factory.class nats.js.api.prefix nats.stream.name
+    nats.pull.subscription.stream.name nats.pull.subscription.durable.name nats.pull.consumer.create
+    nats.pull.consumer.ack.wait nats.pull.consumer.max.ack.pending nats.pull.consumer.max.batch nats.stream.subjects
+    nats.pull.batch.size nats.pull.wait.time nats.pull.batcher.initial.delay nats.pull.batcher.frequency.secs
+    nats.storage.payload-compression nats.msg.ack.wait.secs nats.datetime.format nats.ack.none nats.num.listeners
+    nats.allow.reconnect nats.connection.timeout nats.connection.user.name nats.connection.user.password
+    nats.connection.outgoingqueue.maxmessages nats.ping.interval.secs nats.reconnect.wait.secs
+    nats.msg.receive.wait.millis nats.flush.wait.millis nats.durable.name nats.msg.fetch.batch.size nats.storage.type
+    nats.storage.replicas nats.js.api-prefix nats.js.define-stream nats.js.define-consumer nats.key-store.path
+    nats.key-store.password nats.trust-store.path nats.trust-store.password nats.idle-timeout.minutes
+"""
+
+
+@pytest.mark.parametrize("purpose", ["load", "read", "readStream", "write", "writeStream"])
+@pytest.mark.parametrize("option", [*_KAFKAS_OPTIONS.split(), *_CONNECTORS_OPTIONS.split()])
+def test_an_option_of_another_format_is_known_or_answered_with_a_hint(purpose: Purpose, option: str) -> None:
+    if option in OPTION_NAMES[purpose]:
+        return
+    # Nothing else is given, as by somebody who has copied a job and changed its format.
+    with pytest.raises(SparkOptionError) as caught:
+        OptionParser({option: "x"}, purpose)
+    owner = "nats-spark-connector's" if option in _CONNECTORS_OPTIONS.split() else "Kafka's"
+    hint = str(caught.value).rpartition(f"found {option!r}, which is {owner}: ")[2]
+    if hint == str(caught.value):
+        assert f"the option {option} is for " in hint
+        return
+    # What a hint tells to give is an option.
+    known = {name for names in OPTION_NAMES.values() for name in names}
+    given = re.match(r"(?:name the stream with the option|give|the connection's are) (\w+)", hint)
+    assert (given and given[1] in known) or hint.startswith("drop it")
 
 
 @pytest.mark.parametrize(

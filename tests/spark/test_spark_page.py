@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ def test_the_blocks_of_the_page_run(spark: SparkSession, own_nats: NatsServer, t
                 for statement in code.split(";"):
                     spark.sql(statement).collect()
     finally:
+        _remove_listener(spark, variables)
         spark.sql("DROP TABLE IF EXISTS jobs")
         for view in ("orders", "new_orders"):
             spark.catalog.dropTempView(view)
@@ -54,10 +56,25 @@ def test_the_blocks_of_the_page_run(spark: SparkSession, own_nats: NatsServer, t
         "KV_prices": 3,
     }
     assert variables["prices"].count() == 3
+    # Listeners are called after a query's end too.
+    assert _lags(variables["sequences"]) == {"orders": 0}
     assert [row.key for row in variables["changes"].collect()] == ["plum"]
     assert spark.read.parquet(f"{tmp_path}/orders").count() == 2
     assert spark.table("counts").collect() == [("orders", 2)]
     assert spark.read.parquet(f"{tmp_path}/nightly").count() == 4
+
+
+def _remove_listener(spark: SparkSession, variables: dict[str, Any]) -> None:
+    if listener := variables.get("listener"):
+        spark.streams.removeListener(listener)
+
+
+def _lags(gauge: Any) -> dict[str, float]:
+    deadline = time.monotonic() + 60
+    while not (samples := [sample for metric in gauge.collect() for sample in metric.samples]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return {sample.labels["stream"]: sample.value for sample in samples}
 
 
 def _stored(server: NatsServer, name: str) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -48,6 +49,9 @@ DEFAULT_BATCH = 10_000
 DEFAULT_MAX_BYTES = 8 << 20
 # With two of them, the server is idle for a while whenever one has ended.
 _PULLS = 3
+# After a connection without a message; by a few of them, a pull is below any server's limit.
+_SHRINK = 8
+_LEAST_BYTES = 1 << 14
 # Parsing more at a time costs less per message, up to about the size of a core's cache.
 _BURST = 2 << 20
 _OVERHEAD = 1 << 16
@@ -61,10 +65,31 @@ _TOO_BIG = b"Message Size Exceeds MaxBytes"
 _ENDED = (b"Batch Completed", _TOO_BIG)
 
 
+@dataclass
+class PullSize:
+    """How much a task asks for at a time, over all of its connections.
+
+    A server drops a connection, and all that it had for it, when more waits to be sent than its ``max_pending``, which
+    may be less than what a fast read asks for.
+
+    :param divisor: of the usual bytes; above one, a pull ends before the next one is sent
+    :param undelivered: whether a connection has asked for messages and got none
+    """
+
+    divisor: int = 1
+    undelivered: bool = False
+
+    def shrink_if_undelivered(self) -> None:
+        """Ask for less where the last connection ended without a message."""
+        if self.undelivered:
+            self.divisor, self.undelivered = self.divisor * _SHRINK, False
+
+
 class ConsumerFetch:
     """An ephemeral consumer's delivery of some filter subjects; no filter for every subject.
 
     :param next_sequence: finds the first message at or after a sequence, over another connection than the stream's
+    :param size: how much is asked for
     """
 
     def __init__(
@@ -74,6 +99,7 @@ class ConsumerFetch:
         columns: RequestedColumns,
         options: ReadOptions,
         next_sequence: Callable[[int, Sequence[str]], int | None],
+        size: PullSize | None = None,
     ) -> None:
         self._stream = stream
         self._subjects = subjects
@@ -81,7 +107,10 @@ class ConsumerFetch:
         self._next_sequence = next_sequence
         self._socket = stream.socket
         self._batch = options.batch or DEFAULT_BATCH
-        self._usual_bytes = max(options.max_bytes or DEFAULT_MAX_BYTES, self._socket.max_payload + _OVERHEAD)
+        self._size = size or PullSize()
+        self._pulls = _PULLS if self._size.divisor == 1 else 1
+        usual = max(options.max_bytes or DEFAULT_MAX_BYTES, self._socket.max_payload + _OVERHEAD)
+        self._usual_bytes = max(usual // self._size.divisor, _LEAST_BYTES)
         self._max_bytes = self._usual_bytes
         self._name = f"spark-{uuid4().hex}"
         self._outstanding = 0
@@ -174,12 +203,13 @@ class ConsumerFetch:
     def _pull(self, left: int) -> None:
         subject = pull_subject(self._stream.name, self._name, self._stream.api_prefix)
         requests = b""
-        while self._outstanding <= (_PULLS - 1) * self._batch and left > self._outstanding:
+        while self._outstanding <= (self._pulls - 1) * self._batch and left > self._outstanding:
             count = min(self._batch, left - self._outstanding)
             body = pull_request(count, max_bytes=self._max_bytes, expires=2 * self._socket.timeout)
             requests += encode_message(subject.encode(), body, reply=self._socket.new_reply_subject().encode())
             self._outstanding += count
         if requests:
+            self._size.undelivered = not self._delivered
             self._socket.send(requests)
 
     def _parse(self, position: int, last: int) -> tuple[FetchedBatch, int] | None:
@@ -196,6 +226,7 @@ class ConsumerFetch:
         result = None
         if len(rows.end):
             self._max_bytes = self._usual_bytes
+            self._size.undelivered = False
             metadata = parse_reply_subjects(socket.buffer, rows.reply, rows.reply_end)
             self._check_positions(metadata)
             in_range = slice(int(np.searchsorted(metadata.sequences, last, "right")))

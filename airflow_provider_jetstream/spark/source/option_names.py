@@ -63,7 +63,64 @@ _OF_KAFKA = {
     "kafkaconsumer.polltimeoutms": "give timeout",
     "fetchoffset.numretries": "drop it: a broken connection is reopened within timeout",
     "fetchoffset.retryintervalms": "drop it: a broken connection is reopened within timeout",
+    "usedeprecatedoffsetfetching": "drop it: there is no consumer group, Spark's checkpoint holds the offset",
 }
+_NO_CONSUMER = "drop it: reads keep no position in the stream, and acknowledge nothing"
+_MADE_ELSEWHERE = "drop it: the stream has to be there already"
+_CERTIFICATES = "give tlsCaFile, and tlsCertFile with tlsKeyFile, which are PEM files"
+_WITHIN_TIMEOUT = "give timeout, within which a broken connection is reopened"
+# What nats-spark-connector calls it, in any of its versions.
+_OF_CONNECTOR = {
+    "nats.host": "give servers, such as nats://host:4222",
+    "nats.port": "give servers, such as nats://host:4222",
+    "nats.credential.file": "give credentialsFile",
+    "nats.connection.user.name": "give user",
+    "nats.connection.user.password": "give password, or passwordFile",
+    "nats.js.api.prefix": "give apiPrefix, or jsDomain",
+    "nats.js.api-prefix": "give apiPrefix, or jsDomain",
+    "nats.js.define-stream": _MADE_ELSEWHERE,
+    "nats.js.define-consumer": _NO_CONSUMER,
+    "nats.stream.name": "name the stream with the option stream",
+    "nats.pull.subscription.stream.name": "name the stream with the option stream",
+    "nats.stream.subjects": "give filterSubjects",
+    "nats.storage.payload-compression": "give payloadCompression",
+    "nats.storage.replicas": _MADE_ELSEWHERE,
+    "nats.storage.type": _MADE_ELSEWHERE,
+    "nats.durable.name": _NO_CONSUMER,
+    "nats.pull.subscription.durable.name": _NO_CONSUMER,
+    "nats.pull.consumer.create": _NO_CONSUMER,
+    "nats.pull.consumer.ack.wait": _NO_CONSUMER,
+    "nats.pull.consumer.max.ack.pending": _NO_CONSUMER,
+    "nats.msg.ack.wait.secs": _NO_CONSUMER,
+    "nats.ack.none": _NO_CONSUMER,
+    "nats.pull.consumer.max.batch": "give maxOffsetsPerTrigger",
+    "nats.pull.batch.size": "give fetchBatch for a request, or maxOffsetsPerTrigger for a batch of the query",
+    "nats.msg.fetch.batch.size": "give fetchBatch for a request, or maxOffsetsPerTrigger for a batch of the query",
+    "nats.pull.batcher.initial.delay": "drop it, and set the query's trigger",
+    "nats.pull.batcher.frequency.secs": "drop it, and set the query's trigger",
+    "nats.pull.wait.time": "give timeout",
+    "nats.msg.receive.wait.millis": "give timeout",
+    "nats.num.listeners": "give minPartitions",
+    "nats.num.partitions": "give minPartitions",
+    "nats.reset.on.restart": "give startingOffsets, and the query a new checkpoint",
+    "nats.datetime.format": "drop it: timestamp is a timestamp, for date_format",
+    "nats.idle-timeout.minutes": "drop it, and give the query the trigger availableNow",
+    "nats.connection.timeout": _WITHIN_TIMEOUT,
+    "nats.ping.interval.secs": _WITHIN_TIMEOUT,
+    "nats.reconnect.wait.secs": _WITHIN_TIMEOUT,
+    "nats.allow.reconnect": _WITHIN_TIMEOUT,
+    "nats.flush.wait.millis": "give ackTimeout",
+    "nats.connection.outgoingqueue.maxmessages": "give maxInFlight",
+    "nats.ssl.context.factory.class": "give connectionProvider, or the tls options",
+    "nats.tls.algorithm": "drop it: TLS is used with tls:// in servers, or with tlsCaFile",
+    **{
+        f"nats.{kind}{joint}store.{part}": _CERTIFICATES
+        for kind in ("key", "trust")
+        for joint in ".-"
+        for part in ("path", "password")
+    },
+}
+_CONNECTOR = "nats."
 _KAFKA = "kafka."
 
 
@@ -88,11 +145,14 @@ def _unknown(name: str, purpose: Purpose, known: dict[str, str]) -> str:
         return "expected no path: name the stream with the option stream"
     if hint := _OF_KAFKA.get(name.lower()):
         return f"expected known options, found {name!r}, which is Kafka's: {hint}"
-    if name.lower().startswith(_KAFKA):
-        return (
-            f"expected known options, found {name!r}, which is Kafka's: the connection's are"
-            f" {', '.join(sorted((*VARIABLES, *NAMED_CONNECTION)))}"
-        )
+    if hint := _OF_CONNECTOR.get(name.lower()):
+        return f"expected known options, found {name!r}, which is nats-spark-connector's: {hint}"
+    for prefix, owner in ((_KAFKA, "Kafka's"), (_CONNECTOR, "nats-spark-connector's")):
+        if name.lower().startswith(prefix):
+            return (
+                f"expected known options, found {name!r}, which is {owner}: the connection's are"
+                f" {', '.join(sorted((*VARIABLES, *NAMED_CONNECTION)))}"
+            )
     near = difflib.get_close_matches(name.lower(), known, 1)
     hint = f"did you mean {known[near[0]]}?" if near else f"{purpose} takes {', '.join(sorted(known.values()))}"
     return f"expected known options, found {name!r}: {hint}"

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import DataLossError
 from airflow_provider_jetstream.spark.source.data_loss import find_loss, report_loss
 from airflow_provider_jetstream.spark.source.fetch_api import ApiFetch
-from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch
+from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch, PullSize
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
@@ -71,7 +71,7 @@ def _read_subjects(
     subjects: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
     position, failures, failing_since = task.first, 0, 0.0
-    settings = socket_settings(raw_options)
+    settings, size = socket_settings(raw_options), PullSize()
     while position <= task.last:
         try:
             with closing(NatsSocket(settings)) as socket, closing(_Observer(raw_options, options, task)) as observer:
@@ -86,6 +86,7 @@ def _read_subjects(
                     observer.next_sequence,
                     first=position,
                     pipelined=not failures,
+                    size=size,
                 )
                 for batch, next_sequence, missing in fetched:
                     if missing is not None:
@@ -97,6 +98,7 @@ def _read_subjects(
                     observer.check_loss(position)
                 return
         except TransientError:
+            size.shrink_if_undelivered()
             failures += 1
             failing_since = failing_since if failures > 1 else time.monotonic()
             if failures >= _ATTEMPTS or time.monotonic() - failing_since > settings.timeout:
@@ -114,6 +116,7 @@ def fetch(
     *,
     first: int,
     pipelined: bool = True,
+    size: PullSize | None = None,
 ) -> Generator[FetchedBatch]:
     """Read messages of a range by its method, once, over the stream's connection.
 
@@ -121,9 +124,10 @@ def fetch(
     :param next_sequence: finds the first message at or after a sequence, over another connection
     :param first: the sequence to begin at
     :param pipelined: whether direct gets may be sent before the last one is parsed
+    :param size: how much a consumer is asked for
     """
     if task.method == "consumer":
-        return ConsumerFetch(stream, subjects, columns, options, next_sequence).fetch(first, task.last)
+        return ConsumerFetch(stream, subjects, columns, options, next_sequence, size).fetch(first, task.last)
     if task.method == "direct":
         return DirectFetch(stream, subjects[0], columns, options, pipelined=pipelined).fetch(first, task.last)
     return ApiFetch(stream, subjects[0], columns, options).fetch(first, task.last)

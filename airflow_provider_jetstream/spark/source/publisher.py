@@ -108,7 +108,7 @@ class Publisher:
         sizes: dict[int, int] = dict(zip(range(self.count, batch.end), rows.sizes.tolist(), strict=True))
         self.count = batch.end
         problems = {batch.start + row: problem for row, problem in rows.problems.items()}
-        for row in np.flatnonzero(rows.sizes > self._max_payload).tolist():
+        for row in np.flatnonzero(rows.sizes > self.socket.max_payload).tolist():
             problems.setdefault(batch.start + row, self._too_large())
         for index in sorted(problems):
             del sizes[index]
@@ -140,7 +140,6 @@ class Publisher:
 
     def _open(self) -> None:
         self.socket = NatsSocket(socket_settings(self._raw_options), self._inbox)
-        self._max_payload = self.socket.max_payload
         acknowledgement = publish_ack_frame(self._reply_prefix, self.socket.sid, self._options.stream)
         self._acknowledgement = re.compile(acknowledgement)
         # Atomic: what was matched is never matched again. A possessive repeat goes wrong before Python 3.11.5.
@@ -271,6 +270,9 @@ class Publisher:
             try:
                 self._open()
                 self._unanswered = []
+                # The server closes a connection for a row above its limit, which may have been lowered meanwhile.
+                for index in [row for row, size in self._in_flight.items() if size > self.socket.max_payload]:
+                    self._refuse(index, self._too_large())
                 self._send_again(self._in_flight)
             except TransientError as another:
                 error = another
@@ -287,7 +289,7 @@ class Publisher:
         raise RowsNotStoredError(self._report()) from None
 
     def _too_large(self) -> str:
-        return f"body and headers have more than the {self._max_payload} bytes that the server takes"
+        return f"body and headers have more than the {self.socket.max_payload} bytes that the server takes"
 
     def _refuse(self, index: int, reason: str) -> None:
         if self._remove(index):

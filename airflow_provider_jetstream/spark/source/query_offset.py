@@ -1,13 +1,18 @@
 """The offset of a query: how far it has read each stream, as Spark's checkpoint keeps it.
 
-A query of one stream has that stream's position alone, without its name, as the first versions of this package wrote
-it. A query that can have several has their positions by name. Either can go on from the other's checkpoint.
+A query of one stream has that stream's position alone; its name is beside it, for whoever watches the query's progress,
+and the first versions of this package wrote none. A query that can have several has their positions by name. Either can
+go on from the other's checkpoint.
+
+An offset also names the sequences that its batch has skipped because they are lost: offsets are all that Spark's
+progress has of a Python data source.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
@@ -15,11 +20,15 @@ from airflow_provider_jetstream.spark.source.stream_position import StreamPositi
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from airflow_provider_jetstream.spark.source.data_loss import Loss
     from airflow_provider_jetstream.spark.source.source_options import SourceOptions
 
 _STREAMS = "streams"
 # Of a stream that appeared in the batch which the offset ends: where it is read from.
 _START = "start"
+_STREAM = "stream"
+# The first and the last sequence that were lost before this batch.
+_LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -71,15 +80,50 @@ class QueryOffset:
 
 
 def write_offset(
-    options: SourceOptions, positions: Mapping[str, StreamPosition], starts: Mapping[str, StreamPosition] | None = None
+    options: SourceOptions,
+    positions: Mapping[str, StreamPosition],
+    starts: Mapping[str, StreamPosition] | None = None,
+    losses: Mapping[str, Loss] | None = None,
 ) -> dict[str, Any]:
     """Write an offset.
 
     :param starts: of streams that appeared in the batch which it ends
+    :param losses: what this batch skips
     """
-    if not options.several:
-        return positions[options.names[0]].offset()
     entries = {name: position.offset() for name, position in sorted(positions.items())}
     for name, start in (starts or {}).items():
         entries[name][_START] = start.offset()
-    return {_STREAMS: entries}
+    for name, loss in (losses or {}).items():
+        entries[name][_LOST] = [loss.first, loss.last]
+    if options.several:
+        return {_STREAMS: entries}
+    name = options.names[0]
+    return {**entries[name], _STREAM: name}
+
+
+class ReportedPosition(NamedTuple):
+    """How far a stream has been read, as an offset in Spark's progress tells it.
+
+    :param lost: the first and the last sequence that the offset's batch has skipped
+    """
+
+    position: StreamPosition
+    lost: tuple[int, int] | None = None
+
+
+def reported_positions(text: str) -> dict[str, ReportedPosition]:
+    """Read an offset of a query's progress; empty where there is none, or where another format wrote it."""
+    try:
+        offset = json.loads(text)
+        entries = offset[_STREAMS] if _STREAMS in offset else {offset[_STREAM]: offset}
+        return {name: _reported(entry) for name, entry in entries.items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
+
+
+def _reported(entry: Mapping[str, Any]) -> ReportedPosition:
+    position = StreamPosition.of(entry)
+    if _LOST not in entry:
+        return ReportedPosition(position)
+    first, last = entry[_LOST]
+    return ReportedPosition(position, (int(first), int(last)))

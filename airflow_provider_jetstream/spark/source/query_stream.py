@@ -19,6 +19,7 @@ from airflow_provider_jetstream.spark.source.source_stream import parse_time
 from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.spark.source.data_loss import Loss
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
@@ -33,6 +34,7 @@ class NewMessages(NamedTuple):
     :param after: the sequence before the first one that is read
     :param end: where the batch ends
     :param oldest: nothing after it was stored before, in nanoseconds since 1970
+    :param loss: what is lost between the two
     """
 
     stream: QueryStream
@@ -40,6 +42,7 @@ class NewMessages(NamedTuple):
     after: int
     end: StreamPosition
     oldest: int = 0
+    loss: Loss | None = None
 
     @property
     def pending(self) -> int:
@@ -113,11 +116,11 @@ class QueryStream:
 
         :param target: where the query ends, if it does
         """
-        end, last_read = self.end(), self.last_read(start)
+        end, (last_read, loss) = self.end(), self.last_read(start)
         if target and target.created == end.created and target.sequence < end.sequence:
             end = target
         if last_read < end.sequence:
-            return NewMessages(self, start, last_read, end)
+            return NewMessages(self, start, last_read, end, loss=loss)
         # The start means nothing here if the stream was recreated or restored.
         means_this = start.created == self.info.created and start.sequence <= self.info.last
         return NewMessages(self, start, last_read, start if means_this else end._replace(sequence=last_read))
@@ -127,7 +130,7 @@ class QueryStream:
 
         :param total: how many sequences the batch has, with those of other streams
         """
-        first, info = self.last_read(start) + 1, self.info
+        first, info = self.last_read(start)[0] + 1, self.info
         options = with_share(self.options, end.since(start), total)
         if end.created != info.created:
             report_loss(f"{self.stream.name} was deleted and recreated after this batch was planned", options)
@@ -135,19 +138,19 @@ class QueryStream:
         planned = record_matches(self.stream, info, range_starts(first, end.sequence, options), options.filters)
         return plan_ranges(first, end.sequence, options, info, self.method(), options.filters, planned)
 
-    def last_read(self, start: StreamPosition) -> int:
-        """Return the last sequence that needn't be read again, and report a loss where what follows is gone."""
+    def last_read(self, start: StreamPosition) -> tuple[int, Loss | None]:
+        """Return the last sequence that needn't be read again, and what is lost after the start, which is reported."""
         info, options, last_read = self.info, self.options, start.sequence
         name = self.stream.name
         if start.created != info.created:
             report_loss(f"{name} was deleted and recreated after sequence {last_read} was read", options)
-            return info.first - 1
+            return info.first - 1, None
         if last_read > info.last:
             self._require_past(last_read)
-            return info.last
+            return info.last, None
         if loss := find_loss(self.stream, info, last_read + 1, options.filters, oldest=start.time):
             report_loss(f"{name} begins at {info.first}, and {last_read + 1} wasn't read", options, loss)
-        return max(last_read, info.first - 1)
+        return max(last_read, info.first - 1), loss
 
     def _require_past(self, last_read: int) -> None:
         """Refuse a checkpoint of another stream, or of one that was restored from an older state."""

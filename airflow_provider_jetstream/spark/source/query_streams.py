@@ -74,7 +74,8 @@ class QueryStreams:
         if ends == known:
             return start
         starts = {name: part.start for name, part in new.items() if name not in known}
-        return write_offset(self._options, ends, starts)
+        losses = {name: part.loss for name, part in new.items() if part.loss and part.end != known.get(name)}
+        return write_offset(self._options, ends, starts, losses)
 
     def plan(self, start: Offset, end: Offset) -> list[Range]:
         """Divide the messages between two offsets among tasks.

@@ -124,7 +124,7 @@ class NatsSocket:
         :raises DeadlineError: no byte came
         :raises UnreachableError: the connection is lost
         """
-        wait = self.timeout if timeout is None else timeout
+        wait, before = self.timeout if timeout is None else timeout, self.filled
         try:
             while True:
                 if self.filled == len(self.buffer):
@@ -132,6 +132,9 @@ class NatsSocket:
                 self._socket.settimeout(max(wait, 0.0001))
                 with memoryview(self.buffer) as view:
                     count = self._socket.recv_into(view[self.filled :])
+                if not count and self.filled > before:
+                    # What came before the end counts: the next call finds the end again.
+                    return
                 if not count:
                     raise UnreachableError("the server closed the connection")
                 self.filled += count
@@ -142,7 +145,8 @@ class NatsSocket:
             if wait != _BURST_PAUSE:
                 raise DeadlineError(f"nothing came from the server within {wait:g} s") from None
         except OSError as error:
-            raise UnreachableError(f"the connection to NATS was lost: {_reason(error)}") from None
+            if self.filled == before:
+                raise UnreachableError(f"the connection to NATS was lost: {_reason(error)}") from None
 
     def consume(self, end: int) -> None:
         """Drop the parsed bytes before a position of the buffer."""
