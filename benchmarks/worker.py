@@ -37,7 +37,7 @@ _TEXT = """Jobs of 200 bytes with ids, stored before; the handlers are async and
 A completion is stored for each job, and its acknowledgement is confirmed after that; the plain ways acknowledge only
 (the worker's and nats-py's acknowledgements are confirmed, the floor's aren't). The floor is a C program that keeps two
 pull requests of 1,000 open and checks nothing; the loop of nats-py fetches as many jobs as it has slots, and gathers
-what it does for each. CPU is that of the process and of the server for one job. Logging is off."""
+what it does for each. Beside the worker's jobs of 5 ms stand as many tasks that only sleep. CPU is that of the process and of the server for one job. Logging is off."""
 
 
 def main() -> int:
@@ -60,6 +60,7 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
             "nats-py, 100 at a time": _apart("nats-py", 100, 10_000 // part),
             "nats-py, one after another": _apart("docs", 100, 5_000 // part),
             "worker, 100 slots, jobs of 5 ms": _apart("sleep", 100, 40_000 // part),
+            "asyncio alone, 100 tasks that sleep 5 ms": _apart("sleep alone", 100, 40_000 // part, jobs_are_done=False),
             "worker, 10 slots, light load": _apart("light", 10, 300, publish=False),
             "trigger, light load": _apart("ends", 10, 100, publish=False),
         }
@@ -74,19 +75,21 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
     name = "C floor" if floor else ""
     apart = {way.name: way for way in ways}
     light, sleeping = apart["worker, 10 slots, light load"], apart["worker, 100 slots, jobs of 5 ms"]
+    sleeps = apart["asyncio alone, 100 tasks that sleep 5 ms"]
     ends = apart["trigger, light load"]
-    with_work = [way for way in ways if way not in (light, sleeping, ends)]
+    with_work = [way for way in ways if way not in (light, sleeping, sleeps, ends)]
     tables = [
         Table("completion and confirmed acknowledgement", "jobs", with_work, name),
         Table("plain acknowledgement", "jobs", plain_ways, name),
-        Table("with time", "jobs", [sleeping]),
+        Table("with time", "jobs", [sleeps, sleeping], sleeps.name),
         Table("from publishing to the handler (W6)", "jobs", [light]),
         Table("from the handler's end to the trigger's event (W6)", "jobs", [ends]),
     ]
-    return Workload("W2", "Workers", "worker", _TEXT, tables, _goals(tables[0], sleeping, light, ends))
+    return Workload("W2", "Workers", "worker", _TEXT, tables, _goals(tables[0], tables[2], light, ends))
 
 
-def _goals(table: Table, sleeping: Way, light: Way, ends: Way) -> list[Goal]:
+def _goals(table: Table, with_time: Table, light: Way, ends: Way) -> list[Goal]:
+    sleeps, sleeping = with_time.ways
     at_hundred, batches, loop = "worker, 100 slots", "worker, batches of 100", "nats-py, 100 at a time"
     slots_limit = _core(table.way(at_hundred))
     of_floor = [
@@ -99,7 +102,14 @@ def _goals(table: Table, sleeping: Way, light: Way, ends: Way) -> list[Goal]:
             "100 slots, of the loop of nats-py", table.share(at_hundred, loop), 2.5, limit=_core(table.way(at_hundred))
         ),
         Goal("1 slot, jobs a second", table.way("worker, 1 slot").rate, 2_000),
-        Goal("jobs of 5 ms, of what 100 slots could do", sleeping.rate * SLEEP / 100, 0.9, limit=_core(sleeping)),
+        Goal(
+            "jobs of 5 ms, of what 100 slots could do",
+            sleeping.rate * SLEEP / 100,
+            0.9,
+            limit=f"a sleep of 5 ms takes longer in asyncio, whose selector counts in milliseconds: 100 tasks that do"
+            f" nothing else reach {sleeps.rate * SLEEP / 100:.2f}",
+        ),
+        Goal("jobs of 5 ms, of what 100 tasks do that only sleep", with_time.share(sleeping.name), 0.9),
         Goal("from publishing to the handler at light load, p50 in ms", light.extra("p50 ms"), 2.0, at_most=True),
         Goal("from the handler's end to the trigger's event, p50 in ms", ends.extra("p50 ms"), 4.0, at_most=True),
     ]
@@ -140,19 +150,20 @@ def _run_floor(program: Path, jobs: int, kind: str, server: NatsServer) -> Sampl
 
 
 def _apart(
-    kind: str, slots: int, jobs: int, *, events: bool = True, publish: bool = True
+    kind: str, slots: int, jobs: int, *, events: bool = True, publish: bool = True, jobs_are_done: bool = True
 ) -> Callable[[NatsServer], Sample]:
     """Return a way that runs in a process of its own."""
 
     def run(server: NatsServer) -> Sample:
-        queue = asyncio.run(_prepare(server.url, jobs, events=events, publish=publish))
+        queue = asyncio.run(_prepare(server.url, jobs, events=events, publish=publish and jobs_are_done))
         declaration = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
         command = [sys.executable, "-m", "benchmarks.worker_ways", server.url, kind, str(slots), str(jobs), declaration]
         before = server_cpu(server)
         ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         used = server_cpu(server) - before
         figures: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
-        asyncio.run(_verify(server.url, queue, jobs))
+        if jobs_are_done:
+            asyncio.run(_verify(server.url, queue, jobs))
         return Sample(jobs, figures.pop("seconds"), figures.pop("cpu"), used, figures)
 
     return run

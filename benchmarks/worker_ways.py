@@ -82,6 +82,19 @@ async def run_worker(
     return await _measure(url, queue, worker, clock)
 
 
+async def sleep_alone(_: str, __: WorkQueue, jobs: int, slots: int) -> dict[str, float]:
+    """Sleep in as many tasks as there are slots, as often as there are jobs: what the handlers alone could do."""
+    clock = _Clock(jobs)
+
+    async def sleep(times: int) -> None:
+        for _ in range(times):
+            clock.handle()
+            await asyncio.sleep(SLEEP)
+
+    await asyncio.gather(*(sleep(jobs // slots) for _ in range(slots)))
+    return clock.figures()
+
+
 async def run_batches(url: str, queue: WorkQueue, jobs: int, batch: int) -> dict[str, float]:
     """Run this package's worker with a batch handler that does nothing."""
     clock = _Clock(jobs)
@@ -252,6 +265,7 @@ Run = Callable[[str, WorkQueue, int, int], Coroutine[Any, Any, dict[str, float]]
 RUNS: dict[str, Run] = {
     "worker": run_worker,
     "sleep": lambda url, queue, jobs, slots: run_worker(url, queue, jobs, slots, SLEEP),
+    "sleep alone": sleep_alone,
     "threads": lambda url, queue, jobs, slots: run_worker(url, queue, jobs, slots, threads=True),
     "batch": run_batches,
     "light": light_load,
