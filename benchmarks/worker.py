@@ -37,7 +37,8 @@ _TEXT = """Jobs of 200 bytes with ids, stored before; the handlers are async and
 A completion is stored for each job, and its acknowledgement is confirmed after that; the plain ways acknowledge only
 (the worker's and nats-py's acknowledgements are confirmed, the floor's aren't). The floor is a C program that keeps two
 pull requests of 1,000 open and checks nothing; the loop of nats-py fetches as many jobs as it has slots, and gathers
-what it does for each. Beside the worker's jobs of 5 ms stand as many tasks that only sleep. CPU is that of the process and of the server for one job. Logging is off."""
+what it does for each. Beside the worker's jobs of 5 ms stand as many tasks that only sleep. CPU is that of the process
+and of the server for one job. Logging is off."""
 
 
 def main() -> int:
