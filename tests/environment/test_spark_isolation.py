@@ -9,8 +9,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
@@ -19,12 +23,22 @@ from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
 from testbed.spark_connect import SparkConnectServer, connect_environment
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _HERE = Path(__file__).parent
 _SECRET = "pl4nted-s3cret-of-a-file"
 _ZIP = "airflow_provider_jetstream.zip"
 
 
-def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path: Path) -> None:
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder with a name that is short enough for the names of sockets."""
+    with tempfile.TemporaryDirectory(prefix="spark-") as path:
+        yield Path(path)
+
+
+def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path: Path, sockets: Path) -> None:
     shutil.copy(build_wheel(), tmp_path / _ZIP)
     (tmp_path / "secrets").mkdir()
     (tmp_path / "secrets" / "password").write_text(_SECRET)
@@ -50,11 +64,14 @@ def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path:
             "spark.jetstream.allowedServers": nats.url,
             # By loopback ports of TCP, the JVM couldn't be told from other servers.
             "spark.python.unix.domain.socket.enabled": "true",
-            "spark.python.unix.domain.socket.dir": "/tmp",
+            "spark.python.unix.domain.socket.dir": str(sockets),
         }
-        readable = [sys.base_prefix, str(python.parents[1]), str(_HERE / "isolated_python"), str(tmp_path / "server")]
+        readable = [sys.base_prefix, "/usr/share/zoneinfo", str(python.parents[1]), str(tmp_path / "server")]
+        readable.append(str(_HERE / "isolated_python"))
         variables = {
             "PYTHONPATH": str(_HERE / "isolated_python"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "ISOLATED_SOCKETS": str(sockets),
             "ISOLATED_READABLE": os.pathsep.join([*readable, str(tmp_path / "secrets")]),
             "ISOLATED_ADDRESSES": f"{LOOPBACK}:{nats_port}",
             "ISOLATED_LOG": str(log),
@@ -73,7 +90,7 @@ def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path:
                 check=False,
             )
             output = server.log()
-        assert done.returncode == 0, done.stderr[-4000:] + output
+        assert done.returncode == 0, _without_jvm(done.stderr) + _without_jvm(output)
         result = json.loads(done.stdout)
         assert (result["refused rows"], result["stored"], result["again"]) == (1, ["0", "2"], ["0", "2"])
         for when in ("before", "set", "set and registered"):
@@ -83,6 +100,10 @@ def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path:
     assert not list(tmp_path.rglob("made"))
     assert "not on this cluster" in result["own file"]
     assert [line.split()[0:2] for line in log.read_text().splitlines()] == [["open", "('/etc/hostname',"]]
+
+
+def _without_jvm(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("at "))
 
 
 async def _make_stream(nats: NatsServer) -> None:

@@ -35,7 +35,7 @@ class Run:
     """One start of the program.
 
     :param part: which queries
-    :param connect: whether through Spark Connect, whose server has this package only for streaming queries
+    :param connect: whether through Spark Connect; the server has this package for streaming queries only
     """
 
     spark: str
@@ -59,46 +59,65 @@ class Outcome:
     problems: dict[str, str | None] = field(default_factory=dict)
 
 
-_RUNS: Final = [Run(spark, python) for spark, python in _VERSIONS] + [
-    Run(spark, python, part, connect=True) for spark, python in _VERSIONS for part in ("batches", "streaming")
+# The order in which an environment serves: first without this package, then with it.
+_RUNS: Final = [
+    Run(spark, python, part, connect)
+    for spark, python in _VERSIONS
+    for part, connect in (("batches", True), ("all", False), ("streaming", True))
 ]
 
 
+class Outcomes:
+    """Runs the program where a test needs what it has printed, in one environment for each PySpark."""
+
+    def __init__(self, folder: Path, nats: NatsServer) -> None:
+        self._folder, self._nats = folder, nats
+        self._found: dict[Run, Outcome | str] = {}
+
+    def of(self, run: Run) -> Outcome:
+        """Return what a run has printed, from the first request on."""
+        if run not in self._found:
+            try:
+                self._found[run] = self._outcome(run)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                self._found[run] = str(error)
+        found = self._found[run]
+        assert isinstance(found, Outcome), found
+        return found
+
+    def _outcome(self, run: Run) -> Outcome:
+        interpreter, here = python_of(run.python), self._folder / str(run)
+        here.mkdir()
+        environment, package = self._folder / f"pyspark-{run.spark}", self._folder / _ZIP
+        # An install of PySpark takes a gigabyte and most of a minute, hence one for all.
+        python = connect_environment(environment, interpreter, f"{run.spark}.*", [locked("nats-py")])
+        if run.connect and run.part == "batches":
+            with SparkConnectServer(python, here / "server") as server:
+                remote = ("--remote", server.address, "--package", str(package))
+                return _run(python, here, self._nats, run, *remote, env={"PYTHONPATH": str(package)})
+        create_environment(environment, interpreter, [f"{build_wheel()}[spark]"])
+        if not run.connect:
+            return _run(python, here, self._nats, run)
+        with SparkConnectServer(python, here / "server") as server:
+            return _run(python, here, self._nats, run, "--remote", server.address)
+
+
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """A folder that is removed at once: the environments are large."""
+def outcomes(nats: NatsServer) -> Iterator[Outcomes]:
+    """All runs, in a folder that is removed at once: the environments are large."""
     with tempfile.TemporaryDirectory(prefix="spark-versions-", ignore_cleanup_errors=True) as path:
         shutil.copy(build_wheel(), Path(path) / _ZIP)
-        yield Path(path)
+        yield Outcomes(Path(path), nats)
 
 
-@pytest.fixture(scope="module")
-def outcome(request: pytest.FixtureRequest, folder: Path, nats: NatsServer) -> Outcome:
-    """What all queries of a run came to; pytest makes it once for the tests of the run."""
-    run: Run = request.param
-    try:
-        interpreter = python_of(run.python)
-    except NoSuchPythonError as error:
-        pytest.skip(str(error))
-    here = folder / str(run)
-    here.mkdir()
-    if not run.connect:
-        python = create_environment(here / "venv", interpreter, [f"{build_wheel()}[spark]", f"pyspark=={run.spark}.*"])
-        return _run(python, here, nats, "--part", run.part)
-    python = connect_environment(folder / f"connect-{run.spark}", interpreter, f"{run.spark}.*", [locked("nats-py")])
-    package = folder / _ZIP
-    installed = {"PYTHONPATH": str(package)} if run.part == "streaming" else {}
-    with SparkConnectServer(python, here / "server", variables=installed) as server:
-        remote = ("--part", run.part, "--remote", server.address, "--package", str(package))
-        return _run(python, here, nats, *remote, env={"PYTHONPATH": str(package)})
-
-
-def _run(python: Path, folder: Path, nats: NatsServer, *arguments: str, env: dict[str, str] | None = None) -> Outcome:
+def _run(
+    python: Path, folder: Path, nats: NatsServer, run: Run, *arguments: str, env: dict[str, str] | None = None
+) -> Outcome:
     left_out = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     (folder / "queries").mkdir()
     done = subprocess.run(
-        [python, _PROGRAM, nats.url, folder / "queries", *arguments],
+        [python, _PROGRAM, nats.url, folder / "queries", "--part", run.part, *arguments],
         env={**environment, **(env or {})},
         cwd=folder,
         capture_output=True,
@@ -106,7 +125,8 @@ def _run(python: Path, folder: Path, nats: NatsServer, *arguments: str, env: dic
         timeout=_TIMEOUT,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
     versions, *problems = map(json.loads, done.stdout.splitlines())
     print(f"PySpark {versions['spark']}, Python {versions['python']}")
     return Outcome(versions, {line["query"]: line["problem"] for line in problems})
@@ -116,14 +136,13 @@ def _name(value: object) -> str:
     return getattr(value, "__name__", str(value))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "query"),
-    [(run, query) for run in _RUNS for query in PARTS[run.part]],
-    indirect=["outcome"],
-    ids=_name,
-)
-def test_the_query_has_its_exact_result(outcome: Outcome, query: Callable[..., None]) -> None:
-    assert outcome.problems[query.__name__] is None, outcome.problems[query.__name__]
+@pytest.mark.parametrize(("run", "query"), [(run, query) for run in _RUNS for query in PARTS[run.part]], ids=_name)
+def test_the_query_has_its_exact_result(outcomes: Outcomes, run: Run, query: Callable[..., None]) -> None:
+    try:
+        problem = outcomes.of(run).problems[query.__name__]
+    except NoSuchPythonError as error:
+        pytest.skip(str(error))
+    assert problem is None, problem
 
 
 def test_every_query_runs_everywhere() -> None:
