@@ -24,9 +24,11 @@ PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark
 	tests/spark/test_dead_letter_report.py tests/spark/test_blocking_connection.py tests/spark/test_entry_table.py
 # A standalone cluster, and an environment of its own with another PySpark.
 SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
+# Environments with each PySpark and Python that is supported, classic and with Spark Connect.
+SPARK_VERSIONS := tests/environment/test_spark_versions.py
 # Another Airflow and another Spark, for minutes. Whether the file can be read, and its versions, are unit tests.
 COMPOSE := tests/environment/test_compose_services.py
-LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE) $(COMPOSE))
+LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE) $(SPARK_VERSIONS) $(COMPOSE))
 
 # Redrives that run at once need their share of the processor: beside seven others they outlast their ack waits.
 REDRIVES := $(sort $(wildcard tests/server/test_redrive*.py))
@@ -96,6 +98,12 @@ test-pipeline: $(UV)
 
 test-spark-elsewhere: $(UV)
 	$(RUN) pytest $(SPARK_ELSEWHERE)
+
+# One text of queries on PySpark 4.1, 4.2 and 4.3, classic and through Spark Connect, with Python 3.11 to 3.13. About 15
+# minutes; -rP shows the exact versions.
+.PHONY: test-spark-versions
+test-spark-versions: $(UV)
+	$(RUN) pytest -v -rP $(SPARK_VERSIONS)
 
 # The services of docker-compose.yml, as processes: queues, workers, every example DAG, Spark.
 .PHONY: test-compose

@@ -7,9 +7,11 @@ session's properties only, hence the policy comes from the properties that the a
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
@@ -43,13 +45,16 @@ class ConnectionPolicy:
 
     @classmethod
     def of_session(cls, session: SparkSession) -> Self:
-        """Read the properties that the application was started with; on Spark Connect, the session's of this moment.
+        """Read the properties that the application, or the server of Spark Connect, was started with.
 
         :raises SparkOptionError: a property can't be used
         """
         context = getattr(session, "sparkContext", None)
-        conf = session.conf if context is None else context.getConf()
-        providers, files, servers = (_listed(conf.get(name, "")) for name in POLICY_PROPERTIES)
+        if context is None:
+            values = _properties_of_server(session)
+        else:
+            values = [context.getConf().get(name, "") for name in POLICY_PROPERTIES]
+        providers, files, servers = map(_listed, values)
         if relative := [file for file in files if not Path(file).is_absolute()]:
             raise SparkOptionError(f"expected absolute paths in {ALLOWED_FILES}, found {', '.join(relative)}")
         return cls(
@@ -95,6 +100,27 @@ class ConnectionPolicy:
                 f"{option}: expected {ALLOWED_SERVERS} to say to which servers options may send the content of files,"
                 " found none: set it when Spark is started"
             )
+
+
+def _properties_of_server(session: Any) -> list[str | None]:
+    """Ask the server of Spark Connect in a session of its own, in which nobody can have set anything."""
+    # SparkSession.newSession came to Spark Connect in 4.3 only.
+    from pyspark.sql.connect.client import SparkConnectClient
+    from pyspark.sql.connect.conf import RuntimeConf
+
+    own = session.client
+    client = SparkConnectClient(connection=own._builder, user_id=own._user_id)  # noqa: SLF001
+    try:
+        # The address may name the session.
+        client._session_id = str(uuid4())  # noqa: SLF001
+        conf = RuntimeConf(client)
+        return [conf.get(name, "") for name in POLICY_PROPERTIES]
+    finally:
+        # What isn't released here, the server releases in time.
+        with suppress(Exception):
+            client.release_session()
+        # In PySpark 4.1, close() also ends what other sessions of this process are about to send.
+        client._channel.close()  # noqa: SLF001
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

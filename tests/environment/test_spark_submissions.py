@@ -8,30 +8,28 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from testbed.code_blocks import code_blocks
 from testbed.command_tests import commands_of
 from testbed.console import Terminal
-from testbed.environments import build_wheel, create_environment, executor_environment, locked
+from testbed.environments import build_wheel, executor_environment
 from testbed.nats_server import NatsServer
-from testbed.ports import free_port
 from testbed.spark_cluster import SparkCluster
+from testbed.spark_connect import SparkConnectServer, connect_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _COUNT = 3
 _ZIP = "airflow_provider_jetstream.zip"
-_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
 def _block(language: str, part: str) -> str:
@@ -103,38 +101,11 @@ def test_the_block_about_jobs_of_your_own_runs_where_executors_lack_the_package(
 def test_the_block_about_spark_connect_runs_where_the_server_lacks_the_package(
     orders: NatsServer, tmp_path: Path
 ) -> None:
-    packages = [locked(name) for name in ("numpy", "pandas", "pyarrow", "pydantic", "pyyaml")]
-    spark = locked("pyspark").replace("pyspark", "pyspark[connect]")
-    python = create_environment(tmp_path / "connect", Path(sys.executable), [spark, *packages])
-    port = free_port()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    server = Process.start(
-        [
-            str(python.with_name("spark-submit")),
-            "--class",
-            _SERVER,
-            *("--conf", f"spark.connect.grpc.binding.port={port}"),
-            *("--conf", f"spark.pyspark.python={python}"),
-            *("--conf", "spark.driver.bindAddress=127.0.0.1"),
-            *("--conf", "spark.driver.host=127.0.0.1"),
-            *("--conf", "spark.ui.enabled=false"),
-            "spark-internal",
-        ],
-        env={**environment, "PYSPARK_PYTHON": str(python)},
-        log_file=tmp_path / "server.log",
-        cwd=tmp_path,
-    )
-    try:
-        deadline = time.monotonic() + 120
-        while "Spark Connect server started at" not in server.output():
-            assert server.alive, server.tail()
-            assert time.monotonic() < deadline, server.tail()
-            time.sleep(0.2)
-        program = _block("python", "SparkSession.builder.remote")
-        program = program.replace("nats://localhost:4222", orders.url).replace(
-            "spark-connect:15002", f"127.0.0.1:{port}"
-        )
-        (tmp_path / "remote.py").write_text(program)
+    python = connect_environment(tmp_path / "connect", Path(sys.executable), version("pyspark"))
+    program = _block("python", "SparkSession.builder.remote").replace("nats://localhost:4222", orders.url)
+    with SparkConnectServer(python, tmp_path / "server") as server:
+        (tmp_path / "remote.py").write_text(program.replace("sc://spark-connect:15002", server.address))
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         done = subprocess.run(
             [python, "remote.py"],
             cwd=tmp_path,
@@ -144,7 +115,6 @@ def test_the_block_about_spark_connect_runs_where_the_server_lacks_the_package(
             timeout=300,
             check=False,
         )
-    finally:
-        server.terminate()
-    assert done.returncode == 0, done.stderr[-4000:] + server.tail()
+        log = server.log()
+    assert done.returncode == 0, done.stderr[-4000:] + log
     assert done.stdout.count("orders.created") == _COUNT
