@@ -40,19 +40,19 @@ def sockets() -> Iterator[Path]:
 
 def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path: Path, sockets: Path) -> None:
     shutil.copy(build_wheel(), tmp_path / _ZIP)
-    (tmp_path / "secrets").mkdir()
-    (tmp_path / "secrets" / "password").write_text(_SECRET)
+    (tmp_path / "readable").mkdir()
+    (tmp_path / "readable" / "password").write_text(_SECRET)
     (tmp_path / "other").write_text(_SECRET)
     python = connect_environment(tmp_path / "venv", Path(sys.executable), version("pyspark"))
     log = tmp_path / "refused.log"
     with NatsServer(user="u", password=_SECRET) as nats, socket.create_server((LOOPBACK, 0)) as elsewhere:
         elsewhere.setblocking(False)  # noqa: FBT003 (the socket's own signature)
         nats_port, other_url = nats.port, f"nats://{LOOPBACK}:{elsewhere.getsockname()[1]}"
-        file = str(tmp_path / "secrets" / "password")
+        file = str(tmp_path / "readable" / "password")
         allowed = {"servers": nats.url, "stream": "shared", "user": "u", "passwordFile": file}
         forbidden = {
             "another file": {**allowed, "passwordFile": str(tmp_path / "other")},
-            "a file by a detour": {**allowed, "passwordFile": f"{tmp_path}/secrets/../other"},
+            "a file by a detour": {**allowed, "passwordFile": f"{tmp_path}/readable/../other"},
             "a file as a certificate": {**allowed, "tlsCaFile": "/etc/hostname"},
             "another server": {**allowed, "servers": other_url},
             "another server beside": {**allowed, "servers": f"{nats.url},{other_url}"},
@@ -60,7 +60,7 @@ def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path:
         }
         asyncio.run(_make_stream(nats))
         properties = {
-            "spark.jetstream.allowedFiles": str(tmp_path / "secrets"),
+            "spark.jetstream.allowedFiles": str(tmp_path / "readable"),
             "spark.jetstream.allowedServers": nats.url,
             # By loopback ports of TCP, the JVM couldn't be told from other servers.
             "spark.python.unix.domain.socket.enabled": "true",
@@ -72,7 +72,7 @@ def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path:
             "PYTHONPATH": str(_HERE / "isolated_python"),
             "PYTHONDONTWRITEBYTECODE": "1",
             "ISOLATED_SOCKETS": str(sockets),
-            "ISOLATED_READABLE": os.pathsep.join([*readable, str(tmp_path / "secrets")]),
+            "ISOLATED_READABLE": os.pathsep.join([*readable, str(tmp_path / "readable")]),
             "ISOLATED_ADDRESSES": f"{LOOPBACK}:{nats_port}",
             "ISOLATED_LOG": str(log),
         }
