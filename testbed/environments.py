@@ -38,6 +38,10 @@ def create_environment(folder: Path, python: Path, packages: Sequence[str], *, u
     interpreter = folder / "bin" / "python"
     if not interpreter.exists():
         _run([uv, "venv", "--quiet", "--python", str(python), str(folder)])
+    for package in packages:
+        if package.startswith("pyspark") and package[-1].isdigit():
+            # It has no wheel there, and uv builds its 430 MB anew whenever the registry is asked.
+            _runs([uv, "pip", "install", "--offline", "--no-deps", "--python", str(interpreter), package])
     options = ["--exclude-newer", uploaded_before] if uploaded_before else []
     _run([uv, "pip", "install", "--quiet", "--python", str(interpreter), *options, *packages])
     return interpreter
@@ -84,7 +88,7 @@ def _locked_versions() -> dict[str, str | None]:
 
 def _runs(command: list[str]) -> bool:
     try:
-        return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+        return subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT).returncode == 0
     except OSError:
         return False
 
