@@ -262,6 +262,11 @@ bench-spark: $(UV)
 bench-spark-redrive: $(UV)
 	$(RUN) python -m benchmarks.spark_redrive --letters 100000
 
+# Half an hour of a streaming query, and what its memory and its lag become; nothing else should run beside it.
+.PHONY: bench-spark-soak
+bench-spark-soak: $(UV)
+	$(RUN) python -m benchmarks.spark_soak
+
 bench-spark-join: $(UV)
 	$(RUN) python -m benchmarks.spark_join
 
