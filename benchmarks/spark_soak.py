@@ -19,7 +19,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 from pyspark.sql import functions as f
@@ -31,7 +31,7 @@ from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 STREAM = "soak"
 SIZE = 200
@@ -75,7 +75,9 @@ def memory_by_kind(publisher: int) -> dict[str, float]:
     for process in [me, *me.children(recursive=True)]:
         try:
             command, resident = " ".join(process.cmdline()), process.memory_info().rss / _MEBIBYTE
-            if process.pid == publisher:
+            # The JVM's copy of itself, until it executes Python, has the JVM's memory.
+            is_copy = process.name() != "java" and "/bin/java" in command
+            if is_copy or process.pid == publisher:
                 continue
             if process == me:
                 kind = "driver"
@@ -116,7 +118,8 @@ class Soak:
             last = stream.info().last
         progress = self._query.lastProgress
         written = self._last_written()
-        runtime = self._setup.session.sparkContext._jvm.java.lang.Runtime.getRuntime()  # noqa: SLF001
+        jvm: Any = self._setup.session.sparkContext._jvm  # noqa: SLF001
+        runtime = jvm.java.lang.Runtime.getRuntime()
         heap = (runtime.totalMemory() - runtime.freeMemory()) / _MEBIBYTE
         batch = progress.batchDuration / 1000 if progress else 0.0
         return SoakSample(at, written, last - written, batch, heap, memory_by_kind(publisher))

@@ -11,9 +11,9 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_TIMEOUT = 60
-# A driver begins with a batch that was interrupted, for which a busy machine has taken more than a minute.
-_DRIVER_TIMEOUT = 300
+# Until it is time to kill something: a driver that begins with an interrupted batch, or an executor that replaces
+# another, has taken more than a minute on a busy machine.
+_TIMEOUT = 300
 
 
 def kill_worker(port: int, is_time: Callable[[], bool]) -> int:
@@ -41,7 +41,7 @@ def kill_driver(driver: int, is_time: Callable[[], bool]) -> None:
     :param driver: its process id
     :param is_time: whether to kill it now
     """
-    deadline = time.monotonic() + _DRIVER_TIMEOUT
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         if is_time():
             processes = [*psutil.Process(driver).children(recursive=True), psutil.Process(driver)]
