@@ -43,6 +43,8 @@ def kill_driver(driver: int, is_time: Callable[[], bool]) -> None:
     """
     deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
+        if psutil.Process(driver).status() == psutil.STATUS_ZOMBIE:
+            raise RuntimeError("the driver ended before it was killed")
         if is_time():
             processes = [*psutil.Process(driver).children(recursive=True), psutil.Process(driver)]
             _each(processes, psutil.Process.suspend)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from local_cluster import local_session, send_message
+from pyspark.errors import StreamingQueryException
 
 from airflow_provider_jetstream.spark import register
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
@@ -50,11 +52,26 @@ def main() -> None:
     name = f"{stream_options['stream']}out"
     copy = {**stream_options, "stream": name, "subject": f"{name}.a"}
     written = SINKS[sink](rows, copy, folder / "rows").option("checkpointLocation", str(folder / "checkpoint"))
-    query = (written.trigger(availableNow=True) if finishes else written).start()
+    if finishes:
+        written = written.trigger(availableNow=True)
+    query = written.start()
     send_message({"started": True})
-    query.awaitTermination()
+    while not _has_ended(query):
+        query = written.start()
     send_message({"finished": True})
     spark.stop()
+
+
+def _has_ended(query: StreamingQuery) -> bool:
+    """Wait for a query's end; returns whether it was its own, not that of a machine too busy for Spark."""
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        # Spark gives a new Python process ten seconds, whatever else the machine does.
+        if "failed to connect back" not in str(error):
+            raise
+        return False
+    return True
 
 
 if __name__ == "__main__":
