@@ -15,10 +15,11 @@ _FAST_START = "-XX:TieredStopAtLevel=1"
 def local_cluster(attempts: int = 4) -> SparkSession:
     """Start a session with two executors.
 
-    :param attempts: of a task; one that ends with its executor counts
+    :param attempts: of a task and of a stage; what ends with its executor, or with the shuffle files there, counts
     """
     builder = _builder("local-cluster[2,1,512]").config("spark.executor.memory", "512m")
     builder = builder.config("spark.task.maxFailures", str(attempts))
+    builder = builder.config("spark.stage.maxConsecutiveAttempts", str(attempts))
     return builder.config("spark.executor.extraJavaOptions", _FAST_START).getOrCreate()
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
-_KILLS, _LETTERS, _RATE = (5, 12_000, 120) if os.environ.get("FAULTS") == "full" else (2, 2_000, 120)
+_KILLS, _LETTERS, _RATE = (5, 6_000, 120) if os.environ.get("FAULTS") == "full" else (2, 2_000, 120)
 _WITHIN = 300.0
 
 
