@@ -201,11 +201,13 @@ test-mapped: $(UV)
 test-waiting-scale: $(UV)
 	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_triggers_moved.py
 
-# More letters, more interleavings, runs without workers, three hundred redrives killed in mixes of two and three, and ten
-# minutes of random steps against the model of a queue; the test command has the short form.
+# More letters, more interleavings, runs without workers, three hundred redrives killed in mixes of two and three, ten
+# minutes of random steps against the model of a queue, and on Spark ten drivers and five executors killed, and a million
+# messages compared with what nats-py reads; the test command has the short form.
 test-faults: $(UV)
 	FAULTS=full $(RUN) pytest tests/faults
-	FAULTS=full $(RUN) pytest tests/spark/test_bulk_redrive_faults.py
+	FAULTS=full $(RUN) pytest -s tests/spark/test_bulk_redrive_faults.py tests/spark/test_bulk_redrive_kills.py \
+		tests/spark/test_spark_driver_kills.py tests/spark/test_exact_reads.py
 
 # Scans and redrives with the oldest server that is supported and the first of each later minor release. What a server
 # lacks is skipped, with the reason.
@@ -269,6 +271,11 @@ bench-spark: $(UV)
 
 bench-spark-redrive: $(UV)
 	$(RUN) python -m benchmarks.spark_redrive --letters 100000
+
+# Half an hour of a streaming query, and what its memory and its lag become; nothing else should run beside it.
+.PHONY: bench-spark-soak
+bench-spark-soak: $(UV)
+	$(RUN) python -m benchmarks.spark_soak
 
 bench-spark-join: $(UV)
 	$(RUN) python -m benchmarks.spark_join

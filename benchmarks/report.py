@@ -154,6 +154,7 @@ class Workload:
     :param title: of its section
     :param module: the module of this package that measures it
     :param text: what was done, and how it was verified
+    :param samples: what the medians are taken of
     """
 
     key: str
@@ -162,12 +163,15 @@ class Workload:
     text: str
     tables: Sequence[Table]
     goals: Sequence[Goal]
+    samples: str = "rounds"
 
     def lines(self) -> list[str]:
         """Return the section in Markdown."""
         rounds = min((len(way.samples) for table in self.tables for way in table.ways), default=0)
         lines = [f"## {self.title}", "", *_wrapped(self.text), ""]
-        lines += _wrapped(f"Measured by `python -m benchmarks.{self.module}`; medians of {rounds} rounds. {machine()}")
+        lines += _wrapped(
+            f"Measured by `python -m benchmarks.{self.module}`; medians of {rounds} {self.samples}. {machine()}"
+        )
         for table in self.tables:
             lines += ["", *table.lines()]
         if self.goals:

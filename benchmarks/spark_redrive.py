@@ -7,7 +7,9 @@ A round counts only if every job waits in the queue exactly once afterwards and 
 warm, as it is in a pipeline; its time is that of ``redrive_letters``, its scan of the queue included. CPU of clients is
 that of this process and of Spark's Python workers, without the JVM; that of the server shows how near it is to being
 the limit. The floor sends the requests of a copy without parsing the answers, see ``benchmarks.spark_redrive_floor``.
-The engine without Spark gets a fifth of the letters, the naive loop a fortieth.
+The peers on nats-py are those of ``benchmarks.redrive``: one handles a hundred letters at a time and deletes without
+overwriting, the naive one a letter at a time with deletes that overwrite. The engine without Spark and the first peer
+get a fifth of the letters, the naive loop a fortieth.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
+from benchmarks.redrive import ATOMIC, COPY, GATHERED, NAIVE
 from benchmarks.spark_fill import DeadQueue
 from benchmarks.spark_redrive_floor import BareRedrive
 from testbed.nats_server import NatsServer
@@ -37,11 +40,10 @@ from testbed.text_table import text_table
 
 FLOOR = "floor: the same requests, bare"
 ACK_WAIT_SECONDS = 1.0
-NAIVE = "nats-py, one by one"
-ENGINES = ("copy", "atomic", NAIVE)
+ENGINES = (COPY, ATOMIC, GATHERED, NAIVE)
 VARIANTS = (FLOOR, "spark copy", "spark atomic", *ENGINES)
 # A slow variant gets one of so many letters.
-SHARES = {"copy": 5, "atomic": 5, NAIVE: 40}
+SHARES = {COPY: 5, ATOMIC: 5, GATHERED: 5, NAIVE: 40}
 
 
 def spark(slots: int) -> SparkSession:
@@ -107,7 +109,15 @@ def measure(session: SparkSession, variant: str, letters: int, turn: int) -> dic
 def redrive_in_process(server: NatsServer, variant: str, queue: WorkQueue) -> float:
     """Redrive in a process of its own, and return the seconds."""
     declaration = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-    command = [sys.executable, "-m", "benchmarks.redrive", "--measure", server.url, variant, declaration]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.redrive",
+        "--measure",
+        server.url,
+        f"{server.pid} {variant}",
+        declaration,
+    ]
     process = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(json.loads(process.stdout)["seconds"])
 

@@ -18,6 +18,12 @@ from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 from testbed.nats_server import NatsServer
 
 _BURST = 1 << 18
+# As a publisher of JSON with traces sends them; no two messages have the same.
+_HEADERS = (
+    b"NATS/1.0\r\nContent-Type: application/json\r\nOrder-Id: order-%012d\r\n"
+    b"traceparent: 00-0af7651916cd43dd%016x-b7ad6b7169203331-01\r\n\r\n"
+)
+_HEADERS_EACH = 3
 
 
 def new_session() -> SparkSession:
@@ -34,6 +40,8 @@ def new_session() -> SparkSession:
 def read_counts(frame: DataFrame) -> tuple[int, ...]:
     """Read a frame without storing it; returns rows, bytes of bodies, and lowest, highest and sum of sequences.
 
+    Where it has headers, their number follows.
+
     Observed rather than aggregated: an aggregate would shuffle its results, and wait for that.
     """
     observation, seq = Observation(), f.col("seq")
@@ -43,6 +51,7 @@ def read_counts(frame: DataFrame) -> tuple[int, ...]:
         "lowest": f.min(seq),
         "highest": f.max(seq),
         "sum": f.sum(seq),
+        **({"headers": f.sum(f.size("headers"))} if "headers" in frame.columns else {}),
     }
     columns = [count.alias(name) for name, count in counts.items()]
     frame.observe(observation, *columns).write.format("noop").mode("overwrite").save()
@@ -67,20 +76,28 @@ class SparkSetup:
         with closing(stream.socket):
             stream.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
 
-    def fill_stream(self, name: str, retention: str, messages: int) -> None:
+    def fill_stream(self, name: str, retention: str, messages: int, *, headers: bool = False) -> None:
         """Create a stream and fill it."""
         self.create_stream(name, retention=retention, allow_direct=True)
         stream = self.open_stream(name)
         with closing(stream.socket):
-            frame = b"PUB %b.a %d\r\n%b\r\n" % (name.encode(), len(self.body), self.body)
             sent = 0
             while sent < messages:
-                count = min(_BURST // len(frame), messages - sent)
-                stream.socket.send(frame * count)
+                count = min(_BURST // len(self._frame(name, sent, headers=headers)), messages - sent)
+                stream.socket.send(
+                    b"".join(self._frame(name, number, headers=headers) for number in range(sent, sent + count))
+                )
                 sent += count
                 # The server drops messages that arrive faster than it stores them.
                 while stream.info().last < sent:
                     time.sleep(0.001)
+
+    def _frame(self, name: str, number: int, *, headers: bool) -> bytes:
+        if not headers:
+            return b"PUB %b.a %d\r\n%b\r\n" % (name.encode(), len(self.body), self.body)
+        block = _HEADERS % (number, number)
+        sizes = (len(block), len(block) + len(self.body))
+        return b"HPUB %b.a %d %d\r\n%b%b\r\n" % (name.encode(), *sizes, block, self.body)
 
     def load(self, name: str, partitions: int, **options: str) -> DataFrame:
         """Load a stream as a frame."""
@@ -90,7 +107,9 @@ class SparkSetup:
     def verify(self, frame: DataFrame, messages: int, first: int = 1) -> None:
         """Read a frame, and raise unless it holds every message once and whole."""
         last = first + messages - 1
-        expected = (messages, messages * len(self.body), first, last, (first + last) * messages // 2)
+        expected: tuple[int, ...] = (messages, messages * len(self.body), first, last, (first + last) * messages // 2)
+        if "headers" in frame.columns:
+            expected += (messages * _HEADERS_EACH,)
         if (actual := read_counts(frame)) != expected:
             raise AssertionError(f"expected {expected}, found {actual}")
 

@@ -3,13 +3,16 @@
 Fairness: every variant stores messages with ids in the same stream, which is emptied before, on one server with the
 default ``sync_interval``, after warm-up rounds that don't count. Variants take turns; figures are medians, with the
 range of the ratios *within a round* to the floor of that round. A round counts only if every row is stored once. The
-floor keeps a window of as many messages unanswered as a task of this package does, and counts the acknowledgements
-without parsing them. The loop with nats-py is slower and stores fewer messages.
+floor has as many connections as Spark has tasks; each keeps a window of as many messages unanswered as a task of this
+package does, and counts the acknowledgements without parsing them. A row is the same over one connection. The loop with
+nats-py is slower and stores fewer messages.
 """
 
 import argparse
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
 
@@ -21,7 +24,8 @@ from benchmarks.spark_peers import publish_one_by_one
 from benchmarks.spark_setup import SparkSetup, new_session
 from testbed.nats_server import NatsServer
 
-FLOOR = "bare socket, window 1000 (floor)"
+_TASKS = 2
+FLOOR = f"bare sockets, {_TASKS} connections (floor)"
 _SUBJECT = "out.a"
 
 
@@ -41,15 +45,22 @@ def _require_stored(setup: SparkSetup, messages: int) -> None:
         raise AssertionError(f"expected {messages} messages stored, found {results}")
 
 
-def _bare(setup: SparkSetup, messages: int) -> None:
+def _bare(setup: SparkSetup, messages: int, connections: int) -> None:
     _recreate_stream(setup)
-    publish_window(setup.open_stream("out"), _SUBJECT, messages, setup.body)
+    edges = [messages * index // connections for index in range(connections + 1)]
+    with ThreadPoolExecutor(connections) as pool:
+        futures = [
+            pool.submit(publish_window, setup.open_stream("out"), _SUBJECT, high - low, setup.body)
+            for low, high in pairwise(edges)
+        ]
+        for future in futures:
+            future.result()
     _require_stored(setup, messages)
 
 
-def _spark(setup: SparkSetup, messages: int, partitions: int, *, with_ids: bool) -> None:
+def _spark(setup: SparkSetup, messages: int, *, with_ids: bool) -> None:
     _recreate_stream(setup)
-    frame = setup.session.range(0, messages, 1, partitions)
+    frame = setup.session.range(0, messages, 1, _TASKS)
     columns = [f.lit(setup.body.decode()).alias("value"), f.lit(_SUBJECT).alias("subject")]
     if with_ids:
         columns.append(f.concat(f.lit(f"{uuid4().hex[:8]}:"), f.col("id").cast("string")).alias("msg_id"))
@@ -79,11 +90,10 @@ def main() -> None:
         setup = SparkSetup(server, session, b"x" * options.size)
         setup.create_stream("out")
         variants = [
-            Variant(FLOOR, lambda: _bare(setup, messages), messages, FLOOR),
-            Variant(
-                "Spark, 2 tasks, column msg_id", lambda: _spark(setup, messages, 2, with_ids=True), messages, FLOOR
-            ),
-            Variant("Spark, 2 tasks, derived ids", lambda: _spark(setup, messages, 2, with_ids=False), messages, FLOOR),
+            Variant(FLOOR, lambda: _bare(setup, messages, _TASKS), messages, FLOOR),
+            Variant("bare socket, 1 connection", lambda: _bare(setup, messages, 1), messages, FLOOR),
+            Variant("Spark, 2 tasks, column msg_id", lambda: _spark(setup, messages, with_ids=True), messages, FLOOR),
+            Variant("Spark, 2 tasks, derived ids", lambda: _spark(setup, messages, with_ids=False), messages, FLOOR),
             Variant("await js.publish", lambda: _library(setup, options.library), options.library, FLOOR),
         ]
         results = measure([variant for variant in variants if variant.messages], options.rounds, setup.cpu)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-_TIMEOUT = 60
+# Until it is time to kill something: a driver that begins with an interrupted batch, or an executor that replaces
+# another, has taken more than a minute on a busy machine.
+_TIMEOUT = 300
 
 
 def kill_worker(port: int, is_time: Callable[[], bool]) -> int:
@@ -33,6 +35,34 @@ def kill_executor(driver: int, port: int, is_time: Callable[[], bool]) -> int:
     return _kill(psutil.Process(driver), port, is_time, _executor_of)
 
 
+def kill_driver(driver: int, is_time: Callable[[], bool]) -> None:
+    """Kill a driver, its JVM and its workers when it is time, which it still is while none of them runs.
+
+    :param driver: its process id
+    :param is_time: whether to kill it now
+    """
+    deadline = time.monotonic() + _TIMEOUT
+    while time.monotonic() < deadline:
+        if psutil.Process(driver).status() == psutil.STATUS_ZOMBIE:
+            raise RuntimeError("the driver ended before it was killed")
+        if is_time():
+            processes = [*psutil.Process(driver).children(recursive=True), psutil.Process(driver)]
+            _each(processes, psutil.Process.suspend)
+            if is_time():
+                _each(processes, psutil.Process.kill)
+                psutil.wait_procs(processes[:-1], _TIMEOUT)
+                return
+            _each(processes, psutil.Process.resume)
+        time.sleep(0.005)
+    raise TimeoutError("it wasn't time to kill the driver in time")
+
+
+def _each(processes: Iterable[psutil.Process], do: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            do(process)
+
+
 def _kill(
     parent: psutil.Process,
     port: int,
@@ -50,18 +80,14 @@ def _kill(
         else:
             continue
         # Stopped workers stay connected until the one to kill is found.
-        for worker in workers:
-            with suppress(psutil.NoSuchProcess):
-                worker.suspend()
+        _each(workers, psutil.Process.suspend)
         try:
             for worker in workers:
                 if _is_connected(worker, port) and (target := target_of(worker)):
                     target.kill()
                     return target.pid
         finally:
-            for worker in workers:
-                with suppress(psutil.NoSuchProcess):
-                    worker.resume()
+            _each(workers, psutil.Process.resume)
     raise TimeoutError("no process to kill in time")
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from local_cluster import send_message
-from pyspark.sql import SparkSession
+from local_cluster import local_session, send_message
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -38,11 +36,7 @@ def mended(letters: DataFrame) -> DataFrame:
 def main() -> None:
     stream_options: dict[str, str] = json.loads(sys.argv[1])
     queue, folder = WorkQueue.load(json.loads(sys.argv[2])), Path(sys.argv[3])
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.driver.host", "127.0.0.1")
-    builder = builder.config("spark.driver.bindAddress", "127.0.0.1").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    spark = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1").getOrCreate()
+    spark = local_session()
     letters = snapshot(read_letters(spark, queue, stream_options), str(folder / "letters"))
     repair(letters, mended, str(folder / "repaired"))
     send_message({"letters": letters.count()})

@@ -88,7 +88,7 @@ def test_a_killed_executor_neither_loses_nor_repeats_a_letter(
         with open_stream({**connection_options, "stream": name}) as stream:
             return stream.info().last > MANY + MANY // 10
 
-    arguments = (json.dumps(connection_options), declared, protocol.value, str(MANY))
+    arguments = (json.dumps(connection_options), declared, json.dumps({"protocol": protocol.value}), str(MANY))
     with driver_process("cluster_redrive.py", *arguments, log=tmp_path / "driver.log") as driver:
         assert read_message(driver) == {"ready": 10}
         resume(driver)
