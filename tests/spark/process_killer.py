@@ -71,6 +71,8 @@ def _kill(
 ) -> int:
     deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
+        if parent.status() == psutil.STATUS_ZOMBIE:
+            raise RuntimeError("the driver ended before anything was killed")
         # Listed before the time has come: listing processes takes as long as a short read.
         workers = list(_workers(parent))
         for _ in range(50):

@@ -71,3 +71,8 @@ def test_in_place_excludes_every_field_that_selects_or_changes_letters() -> None
             max_redrives=0,
             protocol=Protocol.IN_PLACE,
         )
+
+
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_the_name_of_a_protocol_is_that_protocol(protocol: Protocol) -> None:
+    assert RedriveRequest(protocol=protocol.value).protocol is protocol  # type: ignore[arg-type]

@@ -136,6 +136,9 @@ class RedriveRequest:
             )
 
     def _parse(self) -> None:
+        if self.protocol in tuple(Protocol):
+            # Its name is as good as the protocol itself.
+            object.__setattr__(self, "protocol", Protocol(self.protocol))
         object.__setattr__(self, "waves", checked_waves(self.waves))
         if self.stop_when is not None:
             object.__setattr__(self, "stop_when", StopWhen.of(self.stop_when))
