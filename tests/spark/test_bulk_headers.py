@@ -55,6 +55,33 @@ def test_bulk_headers_equal_those_parsed_one_by_one(blocks: list[tuple[bytes, by
     assert headers.to_pylist() == [parse_header_block(block[len(b"NATS/1.0\r\n") :]) for block, _ in blocks]
 
 
+_PAIRS = st.lists(
+    st.tuples(st.sampled_from([b"Key", b"key", b"\xff"]), st.sampled_from([b":", b": "]), st.integers(0, 4)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(data=st.data(), pairs=_PAIRS, ends=st.sampled_from([b"", b"\r\n"]))
+def test_headers_of_one_form_equal_those_parsed_one_by_one(
+    data: st.DataObject, pairs: list[tuple[bytes, bytes, int]], ends: bytes
+) -> None:
+    octet = st.sampled_from(b"v v:\t\r\n\xff")
+    blocks = [
+        b"NATS/1.0\r\n"
+        + b"".join(
+            key + colon + bytes(data.draw(st.lists(octet, min_size=size, max_size=size))) + b"\r\n"
+            for key, colon, size in pairs
+        )
+        + ends
+        for _ in range(3)
+    ]
+    headers = header_column(*_buffer_of([(block, b"x") for block in blocks]))
+    headers.validate(full=True)
+    assert headers.to_pylist() == [parse_header_block(block[len(b"NATS/1.0\r\n") :]) for block in blocks]
+
+
 @pytest.mark.parametrize(
     ("block", "expected"),
     [

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Integers = NDArray[np.int64]
+    Octets = NDArray[np.uint8]
 
 _LF, _CR, _COLON, _SPACE, _TAB = b"\n\r: \t"
 _FIRST_LINE = len(b"NATS/1.0\r\n")
@@ -47,6 +48,8 @@ def header_column(buffer: bytearray | bytes, starts: Integers, ends: Integers) -
     # A block that begins at its end is empty; every other block begins with the version line.
     blocks = gather_slices(buffer, np.minimum(starts + _FIRST_LINE, ends), ends)
     content, bounds = content_and_offsets(blocks)
+    if (column := _column_of_equal_lines(content, bounds)) is not None:
+        return column
     line_feeds = np.flatnonzero(content == _LF)
     line = np.concatenate([[0], line_feeds[:-1] + 1]) if len(line_feeds) else line_feeds
     line_end = line_feeds - 1
@@ -64,6 +67,57 @@ def header_column(buffer: bytearray | bytes, starts: Integers, ends: Integers) -
     keys, values = as_text(gather_slices(content, line, colon)), as_text(gather_slices(content, value, line_end))
     structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
     return pa.ListArray.from_arrays(pa.array(np.searchsorted(line, bounds), pa.int32()), structs, type=HEADERS)
+
+
+def _column_of_equal_lines(content: Octets, bounds: NDArray[np.int32]) -> pa.ListArray | None:
+    """Read headers of which each message has the same, with values of the same length; ``None`` where that isn't so.
+
+    Publishers mostly give all messages the same headers, and traces, times and ids have one length.
+    """
+    count, width = len(bounds) - 1, int(bounds[1]) if len(bounds) > 1 else 0
+    if not width or len(content) != count * width or (np.diff(bounds) != width).any():
+        return None
+    first, blocks = content[:width].tobytes(), content.reshape(count, width)
+    pairs = _pairs_of(first)
+    begins, ends = [begin for _, begin, _ in pairs], [end for _, _, end in pairs]
+    # What isn't a value is the same everywhere, and no value has a line feed in it: so all lines are the first block's.
+    if (
+        not pairs
+        or np.count_nonzero(content == _LF) != count * first.count(b"\n")
+        or any((blocks[:, a:b] != blocks[0, a:b]).any() for a, b in zip([0, *ends], [*begins, width], strict=True))
+    ):
+        return None
+    edges = blocks[:, [*begins, *(end - 1 for end in ends)]]
+    if ((edges == _SPACE) | (edges == _TAB)).any():
+        return None
+    keys = as_text(pa.array([key for key, _, _ in pairs], pa.binary()))
+    keys = keys.take(pa.array(np.tile(np.arange(len(pairs), dtype=np.int32), count)))
+    row = np.cumsum([end - begin for _, begin, end in pairs])
+    offsets = np.zeros(count * len(pairs) + 1, np.int32)
+    offsets[1:] = (row + np.arange(count)[:, None] * row[-1]).ravel()
+    joined = np.concatenate([blocks[:, begin:end] for _, begin, end in pairs], axis=1)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
+    values = as_text(pa.BinaryArray.from_buffers(pa.binary(), count * len(pairs), buffers))
+    structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
+    rows = np.arange(0, len(pairs) * (count + 1), len(pairs), dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(rows), structs, type=HEADERS)
+
+
+def _pairs_of(block: bytes) -> list[tuple[bytes, int, int]]:
+    """Return each key of a header block, and where its value begins and ends; none where a line is no plain header."""
+    lines = block.split(b"\r\n")
+    # The last line ends with the block, or an empty one follows it.
+    if len(lines) - 1 != block.count(b"\n") or lines[-1] or not all(lines[:-2]):
+        return []
+    pairs, at = [], 0
+    for line in filter(None, lines):
+        key, colon, value = line.partition(b":")
+        space = value[:1] == b" "
+        if not (key and colon and value[space:]):
+            return []
+        pairs.append((key, at + len(key) + 1 + space, at + len(line)))
+        at += len(line) + 2
+    return pairs
 
 
 def _headers_one_by_one(blocks: pa.BinaryArray) -> pa.ListArray:
