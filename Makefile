@@ -22,8 +22,9 @@ UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_monitor_s
 PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark_operators.py \
 	tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py tests/spark/test_dead_letter_reading.py \
 	tests/spark/test_dead_letter_report.py tests/spark/test_blocking_connection.py tests/spark/test_entry_table.py
-# A standalone cluster, and an environment of its own with another PySpark.
-SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
+# A standalone cluster, an environment of its own with another PySpark, and a Spark Connect server that is confined; the
+# policy of options by itself is in the test command (tests/spark/test_connection_policy.py).
+SPARK_ELSEWHERE := $(addprefix tests/environment/test_spark_,cluster.py provider.py isolation.py)
 # Environments with each PySpark and Python that is supported, classic and with Spark Connect.
 SPARK_VERSIONS := tests/environment/test_spark_versions.py
 # Another Airflow and another Spark, for minutes. Whether the file can be read, and its versions, are unit tests.
