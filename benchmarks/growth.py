@@ -2,8 +2,10 @@
 
 Every number gets a server of its own, and each measurement a process of its own, whose CPU seconds are taken around the
 call alone. A call also does what it does once, such as reading the streams' information: so the CPU of a further job is
-the difference of two numbers' CPU by the difference of the numbers. A round counts only if every job is stored, done,
-found or redriven.
+the difference of two numbers' CPU by the difference of the numbers. The machine's own pace changes, by up to twice
+within minutes, and rounds of a million last for minutes: so a process also takes the CPU seconds of a fixed piece of
+work, before and after the call, and the CPU of a further job is stated at the median pace of all rounds. *Pace* is
+that of the round beside the median. A round counts only if every job is stored, done, found or redriven.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,13 +45,10 @@ _SHORT = "1s"
 _PUBLISH, _WORK, _LOOK, _REDRIVE = "publish", "work, batches of 100", "look", "redrive, `copy`"
 _FURTHER = "µs of a further job"
 # By size, how many rounds: the larger the number, the less do single events weigh.
-_ROUNDS = {1_000: 3, 10_000: 3, 100_000: 2, 1_000_000: 1}
+_ROUNDS = {1_000: 5, 10_000: 5, 100_000: 3, 1_000_000: 1}
 _MOST_LETTERS = 1_000_000
-# Seen on 2026-11-23, when the rounds of one run lay minutes apart.
-_LIMIT = (
-    "the machine's own pace changes by up to twice within minutes: one right after the other, 10,000 and 300,000 jobs"
-    " took 45 and 36 µs each, with 47 in a call of the handler both times, and 10,000 and 100,000 letters 85 and 89 µs"
-)
+_PACE = "pace"
+_LIMIT = "the pace is taken before and after a call, and changes while a million take minutes"
 
 
 def _queue(ack_wait: str = "30s") -> WorkQueue:
@@ -79,6 +79,15 @@ class _Clock:
 
     def figures(self) -> dict[str, float]:
         return {"seconds": time.perf_counter() - self._began, "cpu": time.process_time() - self._cpu}
+
+
+def _pace() -> float:
+    """Return the CPU seconds that a fixed piece of work takes just now, about as varied as a call's."""
+    began = time.process_time()
+    for _ in range(40):
+        texts = [json.dumps({"subject": _QUEUE, "sequence": number}) for number in range(1_000)]
+        _ = {json.loads(text)["sequence"]: text.encode() for text in texts}
+    return time.process_time() - began
 
 
 async def _publish(connection: NatsPyConnection, count: int) -> dict[str, float]:
@@ -125,6 +134,12 @@ def _verify(what: str, found: int, expected: int) -> None:
 
 
 async def _measure_here(kind: str, url: str, count: int) -> dict[str, float]:
+    before = _pace()
+    figures = await _call(kind, url, count)
+    return figures | {_PACE: (before + _pace()) / 2}
+
+
+async def _call(kind: str, url: str, count: int) -> dict[str, float]:
     async with _open(url) as connection:
         if kind == _WORK:
             return await _work(connection, url, count)
@@ -156,17 +171,18 @@ def _samples(kinds: Sequence[str], count: int, *, dead: bool) -> dict[str, Sampl
             command = [sys.executable, "-m", "benchmarks.growth", "--measure", kind, server.url, str(count)]
             figures = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
             used = server_cpu(server) - before
-            samples[kind] = Sample(count, figures["seconds"], figures["cpu"], used)
+            samples[kind] = Sample(count, figures["seconds"], figures["cpu"], used, {_PACE: figures[_PACE]})
     return samples
 
 
 def _table(kind: str, samples: dict[int, list[Sample]]) -> Table:
+    usual = statistics.median(sample.extra[_PACE] for rounds in samples.values() for sample in rounds)
     ways: list[Way] = []
     smaller: tuple[int, float] | None = None
     for count, rounds in samples.items():
-        cpu = statistics.median(sample.client_cpu for sample in rounds)
-        extra = {_FURTHER: (cpu - smaller[1]) / (count - smaller[0]) * 1e6} if smaller else {}
-        named = [Sample(each.count, each.seconds, each.client_cpu, each.server_cpu, extra) for each in rounds]
+        cpu = statistics.median(sample.client_cpu * usual / sample.extra[_PACE] for sample in rounds)
+        further = {_FURTHER: (cpu - smaller[1]) / (count - smaller[0]) * 1e6} if smaller else {}
+        named = [replace(each, extra={_PACE: usual / each.extra[_PACE], **further}) for each in rounds]
         ways.append(Way(f"{count:,}", named))
         smaller = count, cpu
     # The first line has no figure of a further job, and its columns are the table's.
@@ -183,8 +199,8 @@ def workload(short: bool, letters: int = _MOST_LETTERS) -> Workload:  # noqa: FB
     """Measure all calls with ever more jobs."""
     sizes = {1_000: 1, 4_000: 1, 16_000: 1} if short else _ROUNDS
     measured: dict[str, dict[int, list[Sample]]] = {kind: {} for kind in (_PUBLISH, _WORK, _LOOK, _REDRIVE)}
-    for count, rounds in sizes.items():
-        for _ in range(rounds):
+    for turn in range(max(sizes.values())):
+        for count in (count for count, rounds in sizes.items() if turn < rounds):
             groups = [([_PUBLISH], False), ([_WORK], False)]
             if short or count <= letters:
                 groups.append(([_LOOK, _REDRIVE], True))

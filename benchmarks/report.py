@@ -167,7 +167,8 @@ class Workload:
 
     def lines(self) -> list[str]:
         """Return the section in Markdown."""
-        rounds = min((len(way.samples) for table in self.tables for way in table.ways), default=0)
+        counts = sorted(len(way.samples) for table in self.tables for way in table.ways) or [0]
+        rounds = f"{counts[0]} to {counts[-1]}" if counts[0] != counts[-1] else f"{counts[0]}"
         lines = [f"## {self.title}", "", *_wrapped(self.text), ""]
         lines += _wrapped(
             f"Measured by `python -m benchmarks.{self.module}`; medians of {rounds} {self.samples}. {machine()}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from testbed.text_table import text_table
 
 # The JVM compiles hot code, on the same cores, for about as many rounds.
-_WARM_UP = 3
+_WARM_UP = 8
 
 Cpu = Callable[[], Mapping[str, float]]
 

@@ -26,6 +26,8 @@ ALLOWED_FILES: Final = "spark.jetstream.allowedFiles"
 ALLOWED_SERVERS: Final = "spark.jetstream.allowedServers"
 POLICY_PROPERTIES: Final = (ALLOWED_PROVIDERS, ALLOWED_FILES, ALLOWED_SERVERS)
 
+# What SQL's SET shows of a property that isn't set; of one that is withheld it shows something else.
+_UNSET = "<undefined>"
 # Certificates of authorities aren't sent to anybody.
 _UNSENT_FILES = frozenset({"tlscafile"})
 
@@ -103,18 +105,25 @@ class ConnectionPolicy:
 
 
 def _properties_of_server(session: Any) -> list[str | None]:
-    """Ask the server of Spark Connect in a session of its own, in which nobody can have set anything."""
-    # SparkSession.newSession came to Spark Connect in 4.3 only.
-    from pyspark.sql.connect.client import SparkConnectClient
-    from pyspark.sql.connect.conf import RuntimeConf
+    """Ask the server of Spark Connect in a session of its own, in which nobody can have set anything.
 
-    own = session.client
-    client = SparkConnectClient(connection=own._builder, user_id=own._user_id)  # noqa: SLF001
+    :raises SparkOptionError: the server withholds which servers are allowed, which mustn't count as all
+    """
+    # SparkSession.newSession came to Spark Connect in 4.3 only.
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    own = RemoteSession(connection=session.client._builder, userId=session.client._user_id)  # noqa: SLF001
+    client = own.client
     try:
         # The address may name the session.
-        client._session_id = str(uuid4())  # noqa: SLF001
-        conf = RuntimeConf(client)
-        return [conf.get(name, "") for name in POLICY_PROPERTIES]
+        own._session_id = client._session_id = str(uuid4())  # noqa: SLF001
+        values = [own.conf.get(name, "") for name in POLICY_PROPERTIES]
+        if not values[-1] and own.sql(f"SET {ALLOWED_SERVERS}").collect()[0].value != _UNSET:
+            raise SparkOptionError(
+                f"expected a value of {ALLOWED_SERVERS} that Spark Connect shows, found one that it withholds"
+                " (spark.redaction.regex): name servers without secret, password, token and access key"
+            )
+        return values
     finally:
         # What isn't released here, the server releases in time.
         with suppress(Exception):

@@ -104,6 +104,28 @@ def test_a_query_gets_no_further_than_what_the_server_was_started_with(tmp_path:
     assert opened == {"/etc/hostname"}
 
 
+def test_withheld_servers_do_not_count_as_any_server(tmp_path: Path) -> None:
+    shutil.copy(build_wheel(), tmp_path / _ZIP)
+    python = connect_environment(tmp_path / "venv", Path(sys.executable), version("pyspark"))
+    program = (
+        "import sys; from pyspark.sql import SparkSession; from airflow_provider_jetstream.spark import register;"
+        " session = SparkSession.builder.remote(sys.argv[1]).getOrCreate();"
+        " session.conf.unset('spark.jetstream.allowedServers'); register(session)"
+    )
+    # Spark takes the address for a secret, by its name.
+    properties = {"spark.jetstream.allowedServers": "nats://token-service:4222"}
+    with SparkConnectServer(python, tmp_path / "server", properties) as server:
+        done = subprocess.run(
+            [str(python), "-c", program, server.address],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path / _ZIP)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert "expected a value of spark.jetstream.allowedServers that Spark Connect shows" in done.stderr
+
+
 def _without_jvm(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("at "))
 

@@ -9,6 +9,7 @@ import pytest
 from failing_source import FailingDataSource
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, StructType
 from spark_streams import delete, make_stream, open_stream, publish, publish_numbers, purge
 
 from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
@@ -76,6 +77,26 @@ def test_written_rows_can_be_read(spark: SparkSession, stream_options: dict[str,
         f.count_distinct("task"),
     ).collect()
     assert tuple(summary) == (_COUNT, _COUNT, _COUNT, _COUNT, stream.name, True, True, 3)
+
+
+def test_no_column_is_nullable_unless_the_users_schema_says_so(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    make_stream(stream)
+    publish(stream, [(f"{stream.name}.a", {"Key": "one", "Other": ""}, b"1"), (f"{stream.name}.b", None, b"")])
+    read = _load(spark, stream_options, includeHeaders="true")
+    headers = read.schema["headers"].dataType
+    assert isinstance(headers, ArrayType)
+    assert isinstance(headers.elementType, StructType)
+    assert not any(field.nullable for field in (*read.schema.fields, *headers.elementType.fields))
+    assert not headers.containsNull
+    nullable = spark.read.schema("headers array<struct<key:string,value:string>>, seq bigint, value binary")
+    rows = nullable.format("jetstream").options(**stream_options, includeHeaders="true").load()
+    assert all(field.nullable for field in rows.schema.fields)
+    for frame in (read, rows):
+        selected = frame.select("headers", "seq", f.col("value").cast("string")).orderBy("seq").collect()
+        assert selected == [([("Key", "one"), ("Other", "")], 1, "1"), ([], 2, "")]
+        assert frame.where("value IS NULL OR exists(headers, pair -> pair.value IS NULL)").count() == 0
 
 
 def test_a_load_reads_the_messages_of_its_time(

@@ -55,6 +55,28 @@ def test_batches_are_bounded_and_a_restart_continues(
     assert _values(spark, tmp_path) == [*range(1099), *range(1999, 2800)]
 
 
+def test_a_state_with_nullable_columns_is_read_on(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
+) -> None:
+    make_stream(stream)
+    options = {**stream_options, "includeHeaders": "true", "startingOffsets": "earliest"}
+    reader = spark.readStream.format("jetstream").options(**options)
+    nullable = "value binary, subject string, seq bigint, headers array<struct<key:string,value:string>>"
+    # The columns of a read were nullable before 0.2.0, and so is what its checkpoints hold.
+    for number, schema in enumerate((nullable, None, nullable)):
+        publish_numbers(stream, 10, 10 * number)
+        frame = (reader.schema(schema) if schema else spark.readStream.format("jetstream").options(**options)).load()
+        counts = frame.groupBy("subject", "headers").agg(f.max("value").alias("value"), f.count("seq").alias("count"))
+        writer = counts.writeStream.outputMode("complete").foreachBatch(
+            lambda batch, _: batch.write.mode("overwrite").parquet(str(tmp_path / "out"))
+        )
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        query.awaitTermination(120)
+        assert _sizes(query) == [10]
+        (total,) = spark.read.parquet(str(tmp_path / "out")).agg(f.sum("count")).collect()
+        assert total[0] == 10 * (number + 1)
+
+
 def test_batches_are_bounded_in_bytes(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:

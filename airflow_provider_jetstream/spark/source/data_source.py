@@ -50,7 +50,7 @@ class JetStreamDataSource(DataSource):
         """Return the name of the format."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """Return the columns of a read, and fix which messages are read.
 
         Spark calls it when data is loaded, and keeps this very object for every action on the data.

@@ -205,7 +205,8 @@ class ConsumerFetch:
         requests = b""
         while self._outstanding <= (self._pulls - 1) * self._batch and left > self._outstanding:
             count = min(self._batch, left - self._outstanding)
-            body = pull_request(count, max_bytes=self._max_bytes, expires=2 * self._socket.timeout)
+            # Without an end, for which the server would look at its clock before each message; the consumer is deleted.
+            body = pull_request(count, max_bytes=self._max_bytes)
             requests += encode_message(subject.encode(), body, reply=self._socket.new_reply_subject().encode())
             self._outstanding += count
         if requests:

@@ -7,6 +7,7 @@ nothing is left, and drops the successors of what it has already returned.
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +16,13 @@ import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from airflow_provider_jetstream.spark.source.columns import RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
 
 _SUBJECT, _SEQUENCE = "subject", "seq"
@@ -40,9 +41,7 @@ def read_latest(
     :raises TransientError: the server was away
     """
     added = tuple(name for name in (_SUBJECT, _SEQUENCE) if name not in columns)
-    fetched = RequestedColumns(
-        (*columns.names, *added), (*columns.nullable, *(True for _ in added)), columns.decompress
-    )
+    fetched = replace(columns, names=(*columns.names, *added), nullable=(*columns.nullable, *(True for _ in added)))
     settings = socket_settings(raw_options)
     returned: list[pa.Array] = []
     successors: list[pa.RecordBatch] = []

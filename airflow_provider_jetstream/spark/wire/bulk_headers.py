@@ -81,26 +81,42 @@ def _column_of_equal_lines(content: Octets, bounds: NDArray[np.int32]) -> pa.Lis
     pairs = _pairs_of(first)
     begins, ends = [begin for _, begin, _ in pairs], [end for _, _, end in pairs]
     # What isn't a value is the same everywhere, and no value has a line feed in it: so all lines are the first block's.
-    if (
-        not pairs
-        or np.count_nonzero(content == _LF) != count * first.count(b"\n")
-        or any((blocks[:, a:b] != blocks[0, a:b]).any() for a, b in zip([0, *ends], [*begins, width], strict=True))
-    ):
+    if not pairs or np.count_nonzero(content == _LF) != count * first.count(b"\n"):
         return None
-    edges = blocks[:, [*begins, *(end - 1 for end in ends)]]
-    if ((edges == _SPACE) | (edges == _TAB)).any():
+    as_before = (content[width:] == content[:-width]).reshape(count - 1, width).all(axis=0)
+    if not all(as_before[a:b].all() for a, b in zip([0, *ends], [*begins, width], strict=True)):
         return None
-    keys = as_text(pa.array([key for key, _, _ in pairs], pa.binary()))
-    keys = keys.take(pa.array(np.tile(np.arange(len(pairs), dtype=np.int32), count)))
-    row = np.cumsum([end - begin for _, begin, end in pairs])
-    offsets = np.zeros(count * len(pairs) + 1, np.int32)
-    offsets[1:] = (row + np.arange(count)[:, None] * row[-1]).ravel()
-    joined = np.concatenate([blocks[:, begin:end] for _, begin, end in pairs], axis=1)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
-    values = as_text(pa.BinaryArray.from_buffers(pa.binary(), count * len(pairs), buffers))
+    # Neither a space nor a tab is at an edge; a control character neither, but that is rare.
+    if any(np.min(blocks[:, edge]) <= _SPACE for edge in (*begins, *(end - 1 for end in ends))):
+        return None
+    # What isn't UTF-8 is replaced in keys as in values.
+    names = [key.decode(errors="replace").encode() for key, _, _ in pairs]
+    keys = _repeated_lengths(pa.string(), count, list(map(len, names)), b"".join(names) * count)
+    slices = _slices(content, width, begins, ends)
+    values = as_text(_repeated_lengths(pa.binary(), count, [b - a for a, b in zip(begins, ends, strict=True)], slices))
     structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
     rows = np.arange(0, len(pairs) * (count + 1), len(pairs), dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(rows), structs, type=HEADERS)
+
+
+def _slices(content: Octets, width: int, begins: list[int], ends: list[int]) -> Octets:
+    """Copy the same slices of every block of a width, block by block."""
+    lengths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    names = [str(number) for number in range(len(lengths))]
+    formats = [f"V{length}" for length in lengths]
+    blocks = content.view({"names": names, "formats": formats, "offsets": begins, "itemsize": width})
+    slices = np.empty(len(blocks), list(zip(names, formats, strict=True)))
+    for name in names:
+        slices[name] = blocks[name]
+    return slices.view(np.uint8)
+
+
+def _repeated_lengths(kind: pa.DataType, count: int, lengths: list[int], content: bytes | Octets) -> pa.Array:
+    """Make an array of which each row's elements have the same lengths."""
+    row = np.cumsum(lengths, dtype=np.int32)
+    offsets = np.zeros(count * len(lengths) + 1, np.int32)
+    offsets[1:] = (row + np.arange(count, dtype=np.int32)[:, None] * row[-1]).ravel()
+    return pa.Array.from_buffers(kind, count * len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
 
 
 def _pairs_of(block: bytes) -> list[tuple[bytes, int, int]]:

@@ -155,7 +155,10 @@ def _with_line_ends(buffer: bytearray | bytes, data: Octets, marks: Integers) ->
     size = len(data)
     if not len(marks) or (first_feed := buffer.find(b"\n", int(marks[0]), size)) < 0:
         return marks[:0], marks[:0]
-    width = first_feed - int(marks[0]) + _SLACK
+    width = first_feed - int(marks[0]) + 1
+    if (ends := _equal_line_ends(data, marks, width)) is not None:
+        return marks, ends - 1
+    width += _SLACK
     inside = int(np.searchsorted(marks, size - width, "right"))
     ends = marks[:0]
     if inside and inside * width * _SPARSE <= size:
@@ -170,6 +173,17 @@ def _with_line_ends(buffer: bytearray | bytes, data: Octets, marks: Integers) ->
         after = np.searchsorted(line_feeds, rest)
         ends = np.concatenate([ends, line_feeds[after[after < len(line_feeds)]]])
     return marks[: len(ends)], ends - 1
+
+
+def _equal_line_ends(data: Octets, marks: Integers, width: int) -> Integers | None:
+    """Return the line feed after each mark where each is at the same distance; ``None`` where that isn't so."""
+    count = len(marks)
+    if count * width > len(data) or int(marks[-1]) + width > len(data):
+        return None
+    line_feeds = fixed_blocks(data, marks, width) == _LF
+    # Each line ends with one, and there is no other.
+    same = bool(line_feeds[:, -1].all()) and np.count_nonzero(line_feeds) == count
+    return marks + (width - 1) if same else None
 
 
 def _split_lines(data: Octets, start: int, marks: Integers, line_end: Integers) -> tuple[Rows, NDArray[np.bool_]]:
