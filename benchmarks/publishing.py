@@ -264,14 +264,18 @@ def goals(measurement: Table, size: str) -> list[Goal]:
 
 
 def _limit(measurement: Table, way: str, other: str) -> str:
-    if way != OURS or other == FLOOR or not measurement.floor:
+    if way != OURS or not measurement.floor:
         return _LIMITS.get(way, "")
-    return f"the C program of the same run reaches {measurement.share(FLOOR, other):.2f}"
+    if other != FLOOR:
+        return f"the C program of the same run reaches {measurement.share(FLOOR, other):.2f}"
+    ours, cores = measurement.way(way), os.cpu_count() or 1
+    used = (ours.client_microseconds + ours.server_microseconds) * ours.rate / 1e6 / cores
+    return f"{_LIMITS[way]}: {used:.0%} of {cores} cores are in use"
 
 
 _LIMITS = {
     OURS: "a list is checked before its first job is sent; then client and server, whose CPU a job stands in the table,"
-    " share the two cores",
+    " share the machine",
     TASK: "two SHA-256 of each job, of which its message id consists, and its row in the manifest: see the stages",
     OPERATOR: "as of the call before, and connecting, which is in its time",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -92,16 +93,14 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
 def _goals(table: Table, with_time: Table, light: Way, ends: Way) -> list[Goal]:
     sleeps, sleeping = with_time.ways
     at_hundred, batches, loop = "worker, 100 slots", "worker, batches of 100", "nats-py, 100 at a time"
-    slots_limit = _core(table.way(at_hundred))
+    slots_limit = _core(table, at_hundred)
     of_floor = [
         Goal("100 slots, of the C floor", table.share(at_hundred), 0.3, limit=slots_limit),
-        Goal("batches of 100, of the C floor", table.share(batches), 0.5, limit=_core(table.way(batches))),
+        Goal("batches of 100, of the C floor", table.share(batches), 0.5, limit=_core(table, batches)),
     ]
     return [
         *(of_floor if table.floor else []),
-        Goal(
-            "100 slots, of the loop of nats-py", table.share(at_hundred, loop), 2.5, limit=_core(table.way(at_hundred))
-        ),
+        Goal("100 slots, of the loop of nats-py", table.share(at_hundred, loop), 2.5, limit=slots_limit),
         Goal("1 slot, jobs a second", table.way("worker, 1 slot").rate, 2_000),
         Goal(
             "jobs of 5 ms, of what 100 slots could do",
@@ -116,14 +115,20 @@ def _goals(table: Table, with_time: Table, light: Way, ends: Way) -> list[Goal]:
     ]
 
 
-def _core(way: Way) -> str:
-    """Say how much of a core the process of a way uses: with less than all of it, it waits for the server."""
-    microseconds = way.client_microseconds
+def _core(table: Table, name: str) -> str:
+    """Say how much of the machine a way uses, and what it could reach if it never waited."""
+    way, cores = table.way(name), os.cpu_count() or 1
+    ours, servers = way.client_microseconds, way.server_microseconds
+    most = 1e6 / max(ours, (ours + servers) / cores)
+    bound = (
+        f": at most {most:,.0f} a second, {most / table.way(table.floor).rate:.2f} of the floor" if table.floor else ""
+    )
     return (
-        f"{microseconds:.0f} µs of CPU a job, {microseconds * way.rate / 1e6:.0%} of a core. By a profile a third is"
-        " the message with its headers, identity and times, a third the completion with its id, and a third the"
-        " handler's task, both confirmations and the slot. In the rest the worker waits for the server, which has at"
-        " most twice as many of its jobs as there are slots"
+        f"{ours:.0f} µs of the worker's CPU a job and {servers:.0f} of the server's, which confirms each"
+        f" acknowledgement, on {cores} cores{bound}, if neither waited for the other. The worker has"
+        f" {ours * way.rate / 1e6:.0%} of a core: by a profile a third is the message with its headers, identity and"
+        " times, a third the completion with its id, and a third the handler's task, both confirmations and the slot."
+        " In the rest it waits for the server, which has at most twice as many of its jobs as there are slots"
     )
 
 
