@@ -155,7 +155,7 @@ async def _measure(server: NatsServer, queue: WorkQueue, letters: int, home: str
 
 def measure_waits(short: bool) -> Workload:  # noqa: FBT001
     """Measure the triggers."""
-    letters, rounds = (1_000, 1) if short else (100_000, 3)
+    letters, rounds = (1_000, 1) if short else (100_000, 5)
     samples: dict[str, list[Sample]] = {}
     subjects = [f"{NAME}.jobs", f"{NAME}.one.*"]
     with prepared_store(NAME, letters, BODY, events=f"{NAME}-events", subjects=subjects) as (store, queue):

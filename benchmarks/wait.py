@@ -176,8 +176,7 @@ def _lag_limit(way: Way) -> str:
 def measure_waits(short: bool) -> Workload:  # noqa: FBT001
     """Measure both forms."""
     jobs, waiters, rounds = (50_000, 1_000, 1) if short else (1_000_000, 10_000, 5)
-    # Three of a million: five take longer than all other rounds of this page.
-    (one,) = measure_in_turns({"one trigger": partial(many_jobs, jobs)}, 1 if short else 3)
+    (one,) = measure_in_turns({"one trigger": partial(many_jobs, jobs)}, rounds)
     many, growth, latency = many_waiters(waiters, rounds)
     return Workload(
         "W5",
