@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 pytestmark = pytest.mark.usefixtures("own_connections")
@@ -43,6 +44,21 @@ async def test_a_blocking_call_inside_a_running_loop_is_refused(method: str, nam
         "expected no running event loop, found one: a blocking call would stop it; await the method of the same name"
         ' that starts with "a" (aprovision, apublish, …)'
     )
+
+
+def test_no_text_is_made_of_what_a_blocking_call_returns() -> None:
+    class Large:
+        texts = 0
+
+        def __repr__(self) -> str:
+            Large.texts += 1
+            return "large"
+
+    async def operation(_: Connection) -> Large:
+        return Large()
+
+    JetStreamHook().blocking(operation)
+    assert not Large.texts
 
 
 def test_blocking_methods(settings: ConnectionSettings, name: str) -> None:

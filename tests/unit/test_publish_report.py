@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.publishing.report import (
     PublishIncompleteError,
     PublishRefusedError,
     PublishReport,
+    index_runs,
     sequence_ranges,
 )
 
@@ -36,6 +37,42 @@ def test_ranges_hold_exactly_the_sequences_in_the_fewest_ranges(sequences: list[
     spans = sequence_ranges(sequences)
     assert [number for low, high in spans for number in range(low, high + 1)] == sorted(set(sequences) - {0})
     assert all(later[0] - earlier[1] > 1 for earlier, later in pairwise(spans))
+
+
+# Runs and gaps, longer than what is compared at once: a start, how many jobs follow it, how many aren't stored.
+_stretches = st.lists(
+    st.tuples(st.integers(1, 5_000), st.one_of(st.integers(0, 3), st.integers(1_020, 2_060)), st.integers(0, 2)),
+    max_size=4,
+)
+
+
+def _sequences(stretches: list[tuple[int, int, int]]) -> array[int]:
+    sequences = array("Q")
+    for start, count, gap in stretches:
+        sequences.extend([*range(start, start + count), *[0] * gap])
+    return sequences
+
+
+@given(_stretches)
+def test_runs_say_where_each_sequence_stands_in_the_fewest_runs(stretches: list[tuple[int, int, int]]) -> None:
+    sequences = _sequences(stretches)
+    runs = index_runs(sequences)
+    found = {first + place: start + place for first, start, count in runs for place in range(count)}
+    assert found == {index: sequence for index, sequence in enumerate(sequences) if sequence}
+    assert all((second[0] - first[2], second[1] - first[2]) != first[:2] for first, second in pairwise(runs))
+
+
+@given(_stretches)
+def test_ranges_of_many_sequences_are_those_of_the_single_ones(stretches: list[tuple[int, int, int]]) -> None:
+    sequences = _sequences(stretches)
+    assert sequence_ranges(sequences) == sequence_ranges(list(sequences))
+
+
+def test_ranges_of_awaited_jobs_leave_out_schedules() -> None:
+    report = PublishReport("q", array("Q", [4, 5, 6, 0, 9]), scheduled={1}, extra=array("Q", [10, 2]))
+    assert report.awaited_ranges() == [(2, 2), (4, 4), (6, 6), (9, 10)]
+    report.scheduled.clear()
+    assert report.awaited_ranges() == sequence_ranges(report.awaited()) == [(2, 2), (4, 6), (9, 10)]
 
 
 def test_all_stored_raises_nothing() -> None:

@@ -257,7 +257,8 @@ class Manifest:
         is_known = all(failure.certain for failure in report.failures)
         # A try that Airflow has given up goes on beside the one that has begun since.
         is_latest = self._begun is not None and head.begun_by == self._begun.begun_by
-        count = len(self._known) + self._rows.added if self._idempotency_key is not None else report.job_count
+        stored = sum(length for _, _, length in runs) + len(report.extra)
+        count = len(self._known) + self._rows.added if self._idempotency_key is not None else stored
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
         recorded = self._rows.recorded(published_head(head, report))
         is_complete = is_known and is_latest and not self._rows.overflows

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 
@@ -132,14 +132,12 @@ class ManifestHead(BaseModel):
         sequences = chain.from_iterable(range(start, start + count) for _, start, count in self.runs)
         return dict(zip(ids, islice(sequences, len(ids)), strict=False))
 
-    def covering(self, sequences: Iterable[int]) -> ManifestHead:
+    def covering(self, sequences: Sequence[int]) -> ManifestHead:
         """Return the record with more jobs; zeros are left out."""
-        lowest = highest = None
-        for sequence in filter(None, sequences):
-            lowest = sequence if lowest is None else min(lowest, sequence)
-            highest = sequence if highest is None else max(highest, sequence)
-        if lowest is None or highest is None:
+        lowest = min(filter(None, sequences), default=None)
+        if lowest is None:
             return self
+        highest = max(sequences)
         first = None if self.first_job is None else min(self.first_job, lowest)
         last = None if self.last_job is None else max(self.last_job, highest)
         return self.model_copy(update={"first_job": first, "last_job": last})

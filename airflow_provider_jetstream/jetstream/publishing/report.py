@@ -16,13 +16,16 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
 
 logger = logging.getLogger(__name__)
 
 _NAMED_FAILURES = 5
+_COMPARED_AT_ONCE = 1_024
+# Jobs a run, on average, from which on ranges are made of runs.
+_FEW_RUNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,12 @@ class PublishReport:
         self.scheduled.discard(repeated.index)
         self.failures.append(PublishFailure(repeated.index, repeated.job_id, error, certain=True))
 
+    def awaited_ranges(self) -> list[tuple[int, int]]:
+        """Return the sequences of :meth:`awaited` as ranges, without those of schedules."""
+        if not self.scheduled:
+            return sequence_ranges(self.sequences + self.extra)
+        return sequence_ranges(self.awaited() - {self.sequences[index] for index in self.scheduled})
+
     def awaited(self) -> set[int]:
         """Return the sequences of all jobs of the task: those of the list, and those that it doesn't name any more."""
         return {*self.sequences, *self.extra} - {0}
@@ -210,38 +219,54 @@ def sequence_ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
 
     :param sequences: in any order; zeros are left out
     """
-    # A set is neither copied nor made: of a million, each takes long.
+    if isinstance(sequences, array) and len(runs := index_runs(sequences)) * _FEW_RUNS <= len(sequences):
+        # Neither copied nor sorted: of a million, each takes long.
+        return _joined(sorted((sequence, sequence + count - 1) for _, sequence, count in runs))
     ordered = sorted(sequences if isinstance(sequences, AbstractSet) else set(sequences))
     if ordered and ordered[0] == 0:
         del ordered[0]
     if ordered and ordered[-1] - ordered[0] == len(ordered) - 1:
         # By far the most frequent case.
         return [(ordered[0], ordered[-1])]
+    return _joined((sequence, sequence) for sequence in ordered)
+
+
+def _joined(ordered: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges, in the order of their first sequences, that overlap or follow each other."""
     spans: list[tuple[int, int]] = []
-    for sequence in ordered:
-        if spans and spans[-1][1] == sequence - 1:
-            spans[-1] = (spans[-1][0], sequence)
+    for first, last in ordered:
+        if spans and spans[-1][1] >= first - 1:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], last))
         else:
-            spans.append((sequence, sequence))
+            spans.append((first, last))
     return spans
 
 
-def index_runs(sequences: Iterable[int]) -> list[tuple[int, int, int]]:
+def index_runs(sequences: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return index, sequence and count of each run of jobs that were stored one after another.
 
     :param sequences: by index; 0 where a job isn't stored
     """
     runs: list[tuple[int, int, int]] = []
-    for index, sequence in enumerate(sequences):
-        if not sequence:
+    for start in range(0, len(sequences), _COMPARED_AT_ONCE):
+        part = array("Q", sequences[start : start + _COMPARED_AT_ONCE])
+        if part[0] and part[-1] - part[0] == len(part) - 1 and part == array("Q", range(part[0], part[-1] + 1)):
+            # By far the most frequent case.
+            _add_run(runs, start, part[0], len(part))
             continue
-        if runs:
-            first, start, count = runs[-1]
-            if (index, sequence) == (first + count, start + count):
-                runs[-1] = (first, start, count + 1)
-                continue
-        runs.append((index, sequence, 1))
+        for index, sequence in enumerate(part, start):
+            if sequence:
+                _add_run(runs, index, sequence, 1)
     return runs
+
+
+def _add_run(runs: list[tuple[int, int, int]], index: int, sequence: int, count: int) -> None:
+    if runs:
+        first, start, length = runs[-1]
+        if (index, sequence) == (first + length, start + length):
+            runs[-1] = (first, start, length + count)
+            return
+    runs.append((index, sequence, count))
 
 
 class PublishError(JetStreamProviderError):

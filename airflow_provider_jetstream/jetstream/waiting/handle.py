@@ -29,7 +29,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueGoneError,
 )
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, sequence_ranges
+from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.queue.gate import queue_refusals, record_refusals, require_no_refusal
 from airflow_provider_jetstream.jetstream.units import short_text
@@ -99,8 +99,7 @@ class JobsHandle(_Jobs):
         if report.duplicates or report.extra:
             # Those were stored before, and may have ended before the cursor was taken.
             cursor = cursor.from_start()
-        scheduled = {report.sequences[index] for index in report.scheduled}
-        ranges = sequence_ranges(report.awaited() - scheduled)
+        ranges = report.awaited_ranges()
         if len(ranges) <= _MAX_RANGES and len(report.advised) <= _MAX_ADVISED:
             return cls(cursor=asdict(cursor), sequences=ranges, advised=report.advised)
         pages = await _store_pages(connection, cursor, ranges, report.advised, key)
