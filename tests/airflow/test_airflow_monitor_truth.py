@@ -244,6 +244,7 @@ async def test_a_search_waits_for_the_first_scan(
     service: MonitorService, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.pollers._SCAN_SECONDS", 120.0)
+    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.letter_search._SECONDS", 120.0)
     # It takes more than the 0.4 seconds that other requests wait for it.
     await make_rows(connection, name, 6_000)
     found = await searched(service, name, "row 4321")

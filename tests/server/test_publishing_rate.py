@@ -211,6 +211,10 @@ async def test_a_job_without_an_answer_is_sent_again_while_the_rate_holds_back_t
     assert (await publishing).stored == 4
 
 
+async def _are_stored(connection: NatsPyConnection, name: str, count: int) -> bool:
+    return await stored_count(connection, name) == count
+
+
 @pytest.mark.parametrize(("arguments", "sent"), [({"rate": 0.01}, 1), ({"room_timeout": 1_000}, 2)])
 async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
     connection: NatsPyConnection, name: str, arguments: dict[str, Any], sent: int
@@ -227,6 +231,7 @@ async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
     jobs = prepare_jobs(items(), subject=f"{name}.jobs.a", origin=None, batch=name)
     publishing = asyncio.create_task(publish_prepared(connection, jobs, stopped=lambda: stopped, **arguments))
     await eventually(lambda: read > sent)
+    await eventually(lambda: _are_stored(connection, name, sent))
     stopped = True
     report = await asyncio.wait_for(publishing, 10)
     assert list(report.sequences)[:sent] == [1, 2][:sent]

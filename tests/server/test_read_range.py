@@ -98,11 +98,16 @@ async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str
 
 async def test_the_number_of_concurrent_calls_is_bounded() -> None:
     running = maximum = 0
+    are_many = asyncio.Event()
 
     async def call(number: int) -> int:
         nonlocal running, maximum
         running += 1
         maximum = max(maximum, running)
+        if running == MAX_CONCURRENT:
+            are_many.set()
+        # The first calls start over several turns of the loop: those before would be over otherwise.
+        await are_many.wait()
         await asyncio.sleep(0)
         running -= 1
         return -number
