@@ -26,18 +26,21 @@ from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.advisories import Completion
     from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.worker.delivery import Delivery
+    from airflow_provider_jetstream.worker.job_run import JobRun
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
 log = logging.getLogger("jetstream.worker")
 
 _HEADER_RESERVE = 1024
+# Of a sequence and a number of deliveries.
+_MOST_DIGITS = 40
 # JSON has these characters as they are.
 _PLAIN_ID = re.compile(r"[ !#-\[\]-~]{1,500}")
 _TRACE = {TRACE_PARENT: LONGEST_TRACE_PARENT, TRACE_STATE: LONGEST_TRACE_STATE}
@@ -74,6 +77,13 @@ class CompletionWriter:
             queue.name.encode().replace(b"%", b"%%"),
         )
         self._template = _template(queue.name, consumer, worker)
+        # Without both ids.
+        self._plain_size = len(self._template.encode()) + len(_now()) + _MOST_DIGITS
+
+    def has_plain_form(self, job: Delivery) -> bool:
+        """Return whether the completion without a result needs no checks: :meth:`requests` encodes it."""
+        room = self._connection.max_payload - _HEADER_RESERVE - self._plain_size
+        return 2 * len(job.id) <= room and _PLAIN_ID.fullmatch(job.id) is not None
 
     def payload(self, job: Delivery, result: Any) -> bytes:
         """Encode a completion with what the handler returned.
@@ -81,8 +91,7 @@ class CompletionWriter:
         :raises ValueError: the result isn't JSON, or too large
         """
         if result is None and _PLAIN_ID.fullmatch(job.id):
-            now = datetime.now(UTC).isoformat()[:-6]
-            return self._bounded((self._template % (job.id, now, job.sequence, job.attempt, job.id)).encode())
+            return self._bounded(self._plain(job, _now()))
         from airflow_provider_jetstream.jetstream.advisories import Completion
 
         completion = Completion(
@@ -97,6 +106,19 @@ class CompletionWriter:
             result=result,
         )
         return self._bounded(_encode(completion))
+
+    def _plain(self, job: Delivery, now: str) -> bytes:
+        return (self._template % (job.id, now, job.sequence, job.attempt, job.id)).encode()
+
+    def requests(self, runs: Sequence[JobRun]) -> tuple[list[bytes], list[bytes], list[bytes]]:
+        """Return subjects, payloads and encoded headers of the completions of runs; encodes those that aren't yet."""
+        now = _now()
+        addresses = []
+        for run in runs:
+            if not run.payload:
+                run.payload = self._plain(run.job, now)
+            addresses.append(self.address(run.message, run.job))
+        return [subject for subject, _ in addresses], [run.payload for run in runs], [block for _, block in addresses]
 
     def _bounded(self, payload: bytes) -> bytes:
         if len(payload) > (limit := self._connection.max_payload - _HEADER_RESERVE):
@@ -144,22 +166,20 @@ class CompletionWriter:
             return b"%b%d" % (self._subject, sequence), encode_headers({MSG_ID: msg_id, **_trace(headers)})
         return b"%b%d" % (self._subject, sequence), self._id_block % (sequence, message.stored_nanoseconds)
 
-    def is_stored(self, answer: bytes) -> bool:
-        """Return whether an answer confirms that a completion is stored."""
-        if is_plain_publish_ack(answer):
-            return True
-        try:
-            parse_publish_ack("a completion", answer)
-        except (ApiError, TransientError):
-            return False
-        return True
+    @staticmethod
+    def are_stored(answers: Sequence[bytes]) -> bool:
+        """Return whether all of some answers confirm that a completion is stored."""
+        return all(is_plain_publish_ack(answer) or _is_stored(answer) for answer in answers)
 
-    def report(self, job: Delivery, payload: bytes) -> bytes:
-        """Encode the message for the job's advisory subject; empty where it has none of the queue's."""
-        if not (advisory := self._reported_on(job)):
+    def reports(self, runs: Iterable[JobRun]) -> bytes:
+        """Encode the messages for the advisory subjects of jobs; empty where none has one of the queue's."""
+        return b"".join([self._report(run) for run in runs if run.job.may_name_advisory])
+
+    def _report(self, run: JobRun) -> bytes:
+        if not (advisory := self._reported_on(run.job)):
             return b""
-        trace = _trace(job.headers)
-        return encode_message(encode_subject(advisory), payload, encode_headers(trace) if trace else b"")
+        trace = _trace(run.job.headers)
+        return encode_message(encode_subject(advisory), run.payload, encode_headers(trace) if trace else b"")
 
     def _reported_on(self, job: Delivery) -> str | None:
         if not (advisory := job.advisory):
@@ -176,6 +196,19 @@ class CompletionWriter:
             # Jobs of a queue without any may name subjects for somebody else.
             self._has_explained = True
         log.warning("%s doesn't report job %s to %s: %s", self._worker, job.shown_id, shown_value(advisory), problem)
+
+
+def _is_stored(answer: bytes) -> bool:
+    try:
+        parse_publish_ack("a completion", answer)
+    except (ApiError, TransientError):
+        return False
+    return True
+
+
+def _now() -> str:
+    """Return the time as text, in UTC and microseconds, without its zone."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")[:-6]
 
 
 def _template(queue: str, consumer: str, worker: str) -> str:

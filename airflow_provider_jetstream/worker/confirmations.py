@@ -1,46 +1,66 @@
-"""Requests whose confirmations call a function: written with all else of the loop's turn, with one inbox for all.
+"""Requests whose confirmations call a function, many at a time: one write for all of them, and one inbox.
 
 A request of the connection costs a future, a timer and a task of its own; a worker sends two of them for each job.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from typing import TYPE_CHECKING, Self
+from operator import itemgetter
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_requests
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
-from airflow_provider_jetstream.jetstream.errors import UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeAlias
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
-    # Takes headers and body of the answer; no body where the request was denied.
-    OnAnswer: TypeAlias = Callable[[bytes | None, bytes | None], None]
-
 log = logging.getLogger("jetstream.worker")
 
 
-class Confirmations:
-    """Sends requests and calls a function with each answer; has no time limits of its own."""
+class Requested(Protocol):
+    """Something for which a request is sent.
 
-    def __init__(self, connection: Connection) -> None:
+    :ivar request: the number of its request
+    """
+
+    request: int
+
+
+_Item = TypeVar("_Item", bound=Requested)
+
+
+class Confirmations(Generic[_Item]):
+    """Sends a request for each of some items, and hands on what is confirmed; has no time limits of its own.
+
+    :param confirms: returns whether all of some answers are confirmations
+    :param on_confirmed: takes items whose requests are confirmed
+    :param on_refused: takes an item whose request is answered in another way, or denied
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        confirms: Callable[[Sequence[bytes]], bool],
+        on_confirmed: Callable[[Sequence[_Item]], None],
+        on_refused: Callable[[_Item], None],
+    ) -> None:
         self._connection = connection
+        self._confirms = confirms
+        self._on_confirmed = on_confirmed
+        self._on_refused = on_refused
         inbox = connection.new_inbox()
         self._prefix = f"{inbox}.".encode()
         self._filter = f"{inbox}.*"
         self._subscription: Subscription | None = None
-        self._number = 0
-        # By number as the answer's subject has it: the request's subject, and what takes the answer.
-        self._open: dict[bytes, tuple[bytes, OnAnswer]] = {}
-        self._frames: list[bytes] = []
-        self._loop = asyncio.get_running_loop()
+        self._next = 1
+        # By number as the answer's subject has it.
+        self._open: dict[int, _Item] = {}
+        self._subjects: dict[int, bytes] = {}
 
     async def __aenter__(self) -> Self:
         run = AnswerRun(self._prefix, self._on_answers)
@@ -51,51 +71,62 @@ class Confirmations:
         if self._subscription:
             await self._subscription.unsubscribe()
 
-    def request(self, subject: bytes, payload: bytes, on_answer: OnAnswer, headers: bytes = b"") -> bytes:
-        """Send a request at the end of this turn of the event loop, and return its number for :meth:`forget`.
+    def request(
+        self,
+        items: Sequence[_Item],
+        subjects: Sequence[bytes],
+        payloads: Sequence[bytes],
+        headers: Sequence[bytes] | None = None,
+    ) -> None:
+        """Send a request for each item.
 
-        A connection that is lost before that sends nothing, now or later, and no answer comes.
-
-        :param headers: encoded; empty where it has none
+        :param headers: encoded; ``None`` where no request has any
         :raises UnreachableError: the connection is lost; nothing is sent, now or later
         """
-        if not self._connection.is_connected:
-            raise UnreachableError(f"the connection is lost: nothing was sent on {decode_text(subject)}")
-        self._number += 1
-        number = b"%d" % self._number
-        if not self._frames:
-            self._loop.call_soon(self._write)
-        self._frames.append(encode_message(subject, payload, headers, self._prefix + number))
-        self._open[number] = (subject, on_answer)
-        return number
+        first, self._next = self._next, self._next + len(items)
+        numbers = range(first, self._next)
+        self._connection.write(encode_requests(subjects, self._prefix, first, payloads, headers), len(items))
+        for number, item in zip(numbers, items, strict=True):
+            item.request = number
+        self._open.update(zip(numbers, items, strict=True))
+        self._subjects.update(zip(numbers, subjects, strict=True))
 
-    def forget(self, number: bytes) -> None:
-        """Call nothing any more for a request."""
-        self._open.pop(number, None)
+    def forget(self, item: _Item) -> None:
+        """Hand on nothing any more for the request of an item."""
+        self._take(item.request)
 
-    def _write(self) -> None:
-        frames, self._frames = self._frames, []
-        try:
-            self._connection.write(b"".join(frames), len(frames))
-        except UnreachableError as error:
-            log.debug("%d requests weren't sent: %s", len(frames), error)
+    def _take(self, number: int) -> _Item | None:
+        self._subjects.pop(number, None)
+        return self._open.pop(number, None)
 
     def _on_message(self, subject: bytes, _: bytes, headers: bytes | None, payload: bytes) -> None:
-        if found := self._open.pop(subject[len(self._prefix) :], None):
-            found[1](headers, payload)
+        number = subject[len(self._prefix) :]
+        if number.isdigit() and (item := self._take(int(number))):
+            if headers is None and self._confirms([payload]):
+                self._on_confirmed([item])
+            else:
+                self._on_refused(item)
 
-    def _on_answers(self, answers: list[tuple[bytes, bytes]]) -> None:
-        take = self._open.pop
-        for number, body in answers:
-            if found := take(number, None):
-                try:
-                    found[1](None, body)
-                except Exception:
-                    log.exception("an answer on %s can't be taken", decode_text(found[0]))
+    def _on_answers(self, answers: Sequence[tuple[bytes, bytes]]) -> None:
+        try:
+            self._take_answers(answers)
+        except Exception:
+            # Their requests are sent again after a while.
+            log.exception("%d answers can't be taken", len(answers))
+
+    def _take_answers(self, answers: Sequence[tuple[bytes, bytes]]) -> None:
+        if not self._confirms([*map(itemgetter(1), answers)]):
+            for number, body in answers:
+                self._on_message(self._prefix + number, b"", None, body)
+            return
+        found = [item for number, _ in answers if (item := self._take(int(number))) is not None]
+        self._on_confirmed(found)
 
     def _on_denied(self, denial: PermissionDeniedError) -> None:
         is_inbox = denial.subject == self._filter
-        for number, (subject, on_answer) in list(self._open.items()):
-            if is_inbox or denial.subject in (decode_text(subject), decode_text(self._prefix + number)):
-                del self._open[number]
-                on_answer(None, None)
+        for number, subject in list(self._subjects.items()):
+            answered_on = self._prefix + b"%d" % number
+            if (is_inbox or denial.subject in (decode_text(subject), decode_text(answered_on))) and (
+                item := self._take(number)
+            ):
+                self._on_refused(item)

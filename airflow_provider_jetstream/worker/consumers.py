@@ -15,7 +15,6 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.completion import CompletionWriter
-from airflow_provider_jetstream.worker.confirmations import Confirmations
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from airflow_provider_jetstream.worker.executor import JobExecutor
@@ -139,7 +138,6 @@ async def bind_consumers(
     captured = {ref.queue.name: await _captured_advisories(connection, ref.queue) for ref in refs}
     async with AsyncExitStack() as stack:
         cancellations: dict[str, CancellationCache] = {}
-        confirmations = await stack.enter_async_context(Confirmations(connection))
         consumers = []
         for priority, (ref, config) in enumerate(zip(refs, configs, strict=True)):
             queue, consumer = ref.queue, ref.consumer.name
@@ -150,24 +148,24 @@ async def bind_consumers(
             dead_letters = DeadLetterWriter(connection, queue, consumer, redelivery.max_deliver)
             await dead_letters.inspect_target()
             supervisor = Supervisor(context.runner, context.grace_over)
+            settlement = JobSettlement(
+                connection,
+                context.worker,
+                CompletionWriter(connection, queue, consumer, context.worker, captured[queue.name]),
+                context.jobs,
+                context.metrics.for_consumer(
+                    queue.name,
+                    consumer,
+                    partial(context.jobs.count, queue.name, consumer),
+                    partial(len, supervisor.abandoned),
+                ),
+            )
             executor = JobExecutor(
                 connection=connection,
                 redelivery=redelivery,
                 supervisor=supervisor,
                 dead_letters=dead_letters,
-                settlement=JobSettlement(
-                    connection,
-                    context.worker,
-                    CompletionWriter(connection, queue, consumer, context.worker, captured[queue.name]),
-                    confirmations,
-                    context.jobs,
-                    context.metrics.for_consumer(
-                        queue.name,
-                        consumer,
-                        partial(context.jobs.count, queue.name, consumer),
-                        partial(len, supervisor.abandoned),
-                    ),
-                ),
+                settlement=await stack.enter_async_context(settlement),
                 cancellations=cancellations[queue.name],
                 deadline=context.deadline,
                 execute_at_header=queue.execute_at_header,

@@ -51,6 +51,11 @@ _LOG_LEVELS = {
 }
 
 
+def is_outcome_logged(outcome: DeliveryOutcome) -> bool:
+    """Return whether :func:`log_outcome` logs such an outcome at all."""
+    return log.isEnabledFor(_LOG_LEVELS.get(outcome, logging.WARNING))
+
+
 def log_outcome(
     worker: str,
     message: PulledMessage,
@@ -63,9 +68,6 @@ def log_outcome(
 
     :param seconds: from its arrival to its end
     """
-    level = _LOG_LEVELS.get(outcome, logging.WARNING)
-    if not log.isEnabledFor(level):
-        return
     fields: dict[str, Any] = {
         "worker": worker,
         "stream": message.stream,
@@ -83,4 +85,6 @@ def log_outcome(
     text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
     # The errors of this package explain themselves; a handler's own errors need their traceback.
     trace = None if isinstance(error, JetStreamProviderError) else error
-    log.log(level, "job ended %s%s", text, reason, extra={"job": fields}, exc_info=trace)
+    log.log(
+        _LOG_LEVELS.get(outcome, logging.WARNING), "job ended %s%s", text, reason, extra={"job": fields}, exc_info=trace
+    )

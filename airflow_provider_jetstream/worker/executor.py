@@ -15,7 +15,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
-from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_EXPIRES
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker.acknowledgement import nak
@@ -147,7 +146,7 @@ class JobExecutor:
         # A signal sent while the connection is lost would arrive late, when another worker may have the job.
         if self.connection.is_connected:
             try:
-                self.connection.write(encode_message(encode_text(run.message.reply), b"+WPI"))
+                self.connection.write(encode_message(run.message.ack_subject, b"+WPI"))
             except UnreachableError as error:
                 log.debug("the in-progress signal for %s was not sent: %s", run.message.reply, error)
 
@@ -158,7 +157,11 @@ class JobExecutor:
         self._on_outcome(run, result_of(future))
 
     def _on_outcome(self, run: JobRun, result: HandlerResult) -> None:
-        self._encode(run.job, result)
+        if result.error is None:
+            if result.value is None and self.settlement.completions.has_plain_form(run.job):
+                self.settlement.store(run)
+                return
+            self._encode(run.job, result)
         if result.error is None:
             run.payload = result.value
             self.settlement.store(run)

@@ -147,12 +147,13 @@ class InFlightJobs:
             run.holds_slot = False
             self.free_slot()
 
-    def end(self, run: JobRun, outcome: DeliveryOutcome) -> None:
-        """Note that a job is settled."""
-        if self.bounds is not None:
-            self.bounds.note_end(run.job, outcome)
-        self.release(run)
-        self._runs.pop(run, None)
+    def end(self, runs: Iterable[JobRun], outcome: DeliveryOutcome) -> None:
+        """Note that jobs are settled."""
+        for run in runs:
+            if self.bounds is not None:
+                self.bounds.note_end(run.job, outcome)
+            self.release(run)
+            self._runs.pop(run, None)
         self._note_change()
 
     def supervise(self, job_id: str) -> None:

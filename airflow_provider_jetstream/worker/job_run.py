@@ -40,7 +40,7 @@ class JobRun:
     :ivar attempt: its handler, where that was started without a task that watches over it
     :ivar call: the call of a batch handler that it is part of, while that runs
     :ivar task: what does the rest, where more than the next answer of the server is awaited
-    :ivar payload: its encoded completion
+    :ivar payload: its encoded completion; empty until that is sent, where it has no result
     :ivar is_stored: whether the completion is
     :ivar request: the number of its unconfirmed request
     :ivar due: the earliest of the times below
@@ -84,7 +84,7 @@ class JobRun:
         self.task: asyncio.Task[None] | None = None
         self.payload = b""
         self.is_stored = False
-        self.request = b""
+        self.request = 0
         self.signal_at = now + self.interval
         self.deadline_at = self.answer_at = inf
         self.due = self.signal_at

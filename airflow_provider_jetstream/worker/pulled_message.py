@@ -33,7 +33,7 @@ class PulledMessage:
 
     Protocol: ADR-15, "JetStream Subject Names and Reply Subjects".
 
-    :param reply: the subject of its acknowledgements
+    :param ack_subject: the subject of its acknowledgements, as it is on the wire
     :param headers: the first value of each name
     :param sequence: its stream sequence
     :param attempt: 1 for the first delivery
@@ -41,7 +41,7 @@ class PulledMessage:
     """
 
     subject: str
-    reply: str
+    ack_subject: bytes
     data: bytes
     headers: dict[str, str]
     stream: str
@@ -63,7 +63,7 @@ class PulledMessage:
         stream, consumer, delivered, sequence, stored = match.groups()
         return cls(
             _decode_name(subject),
-            decode_text(reply),
+            reply,
             data,
             first_values(headers) if headers else {},
             _decode_name(stream),
@@ -72,6 +72,11 @@ class PulledMessage:
             int(delivered),
             int(stored),
         )
+
+    @property
+    def reply(self) -> str:
+        """The subject of its acknowledgements."""
+        return decode_text(self.ack_subject)
 
     @property
     def stored_at(self) -> datetime:

@@ -1,6 +1,7 @@
 """How a run ends: its completion is stored, then its delivery acknowledged, both confirmed, and its outcome logged.
 
-Both requests are written with all else of the loop's turn and confirmed in the background, without a task or a timer.
+Both requests are written together with those of the other jobs that are done in the same turn of the event loop, and
+confirmed in the background, without a task or a timer.
 Where a confirmation doesn't come, or isn't one, a task of the run's own repeats what isn't confirmed.
 """
 
@@ -8,23 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, UnreachableError
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
-from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome, log_outcome
+from airflow_provider_jetstream.worker.confirmations import Confirmations
+from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome, is_outcome_logged, log_outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Sequence
     from typing import TypeAlias
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.completion import CompletionWriter
-    from airflow_provider_jetstream.worker.confirmations import Confirmations, OnAnswer
     from airflow_provider_jetstream.worker.in_flight import InFlightJobs
     from airflow_provider_jetstream.worker.job_run import JobRun
     from airflow_provider_jetstream.worker.metrics import ConsumerMetrics
@@ -34,21 +34,45 @@ if TYPE_CHECKING:
 log = logging.getLogger("jetstream.worker")
 
 
-@dataclass(frozen=True, slots=True)
 class JobSettlement:
-    """Ends the runs of one consumer's jobs."""
+    """Ends the runs of one consumer's jobs.
 
-    connection: Connection
-    worker: str
-    completions: CompletionWriter
-    confirmations: Confirmations
-    jobs: InFlightJobs
-    metrics: ConsumerMetrics
+    :param completions: stores their completions
+    :param jobs: the jobs in flight
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        worker: str,
+        completions: CompletionWriter,
+        jobs: InFlightJobs,
+        metrics: ConsumerMetrics,
+    ) -> None:
+        self._connection = connection
+        self._worker = worker
+        self.completions = completions
+        self.jobs = jobs
+        self._metrics = metrics
+        self._done: list[JobRun] = []
+        self._loop = asyncio.get_running_loop()
+        self._stack = AsyncExitStack()
+        self._stores = Confirmations(connection, completions.are_stored, self._on_stored, self._on_refused)
+        # Whatever the server answers, it has taken the acknowledgement.
+        self._acknowledgements = Confirmations(connection, _any, self._on_acknowledged, self._on_refused)
+
+    async def __aenter__(self) -> Self:
+        for confirmations in (self._stores, self._acknowledgements):
+            await self._stack.enter_async_context(confirmations)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
 
     def repeat(self, run: JobRun) -> None:
         """Send the request of a run again that isn't confirmed in time."""
         run.answer_at = inf
-        self.confirmations.forget(run.request)
+        (self._acknowledgements if run.is_stored else self._stores).forget(run)
         log.warning("the end of job %s isn't confirmed yet, sending it again", run.job.shown_id)
         self.do(run, self._settle_again(run, drop_unsent=True))
 
@@ -66,58 +90,79 @@ class JobSettlement:
             if isinstance(unsettled, PermissionDeniedError):
                 self.jobs.denial = unsettled
         finally:
-            self._end(run, outcome, error)
+            self._end((run,), outcome, error)
 
-    def _end(self, run: JobRun, outcome: DeliveryOutcome, error: Exception | None = None) -> None:
-        self.jobs.end(run, outcome)
-        seconds = asyncio.get_running_loop().time() - run.began
-        self.metrics.record_delivery(outcome, seconds)
-        log_outcome(self.worker, run.message, run.job, outcome, error, seconds)
+    def _end(self, runs: Sequence[JobRun], outcome: DeliveryOutcome, error: Exception | None = None) -> None:
+        self.jobs.end(runs, outcome)
+        now, is_logged = self._loop.time(), is_outcome_logged(outcome)
+        for run in runs:
+            seconds = now - run.began
+            self._metrics.record_delivery(outcome, seconds)
+            if is_logged:
+                log_outcome(self._worker, run.message, run.job, outcome, error, seconds)
 
     def store(self, run: JobRun) -> None:
-        """Store the completion, and free the job's slot."""
+        """Free the job's slot, and store its completion together with those of this turn of the event loop."""
         self.jobs.release(run)
+        if not self._done:
+            self._loop.call_soon(self._store)
+        self._done.append(run)
+
+    def _store(self) -> None:
+        runs, self._done = self._done, []
         if not self.completions.has_events:
-            self._on_stored(run, None, b"")
+            self._on_stored(runs)
             return
-        subject, headers = self.completions.address(run.message, run.job)
-        self._request(run, subject, run.payload, partial(self._on_stored, run), headers)
+        subjects, payloads, headers = self.completions.requests(runs)
+        self._request(self._stores, runs, subjects, payloads, headers)
 
-    def _on_stored(self, run: JobRun, headers: bytes | None, answer: bytes | None) -> None:
-        if self.completions.has_events and (headers or answer is None or not self.completions.is_stored(answer)):
-            self.do(run, self._settle_again(run))
-            return
-        run.is_stored = True
+    def _on_stored(self, runs: Sequence[JobRun]) -> None:
+        for run in runs:
+            run.is_stored = True
         try:
-            if report := self.completions.report(run.job, run.payload):
-                self.connection.write(report)
+            if reports := self.completions.reports(runs):
+                self._connection.write(reports)
         except UnreachableError:
-            run.is_stored = False
-            self.do(run, self._settle_again(run))
+            for run in runs:
+                run.is_stored = False
+                self._on_refused(run)
             return
-        self._request(run, encode_text(run.message.reply), b"+ACK", partial(self._on_acknowledged, run))
+        subjects = [run.message.ack_subject for run in runs]
+        self._request(self._acknowledgements, runs, subjects, [b"+ACK"] * len(runs))
 
-    def _on_acknowledged(self, run: JobRun, headers: bytes | None, answer: bytes | None) -> None:
-        if headers or answer is None:
-            self.do(run, self._settle_again(run))
-        else:
-            self._end(run, DeliveryOutcome.COMPLETED)
+    def _on_acknowledged(self, runs: Sequence[JobRun]) -> None:
+        self._end(runs, DeliveryOutcome.COMPLETED)
 
-    def _request(self, run: JobRun, subject: bytes, payload: bytes, on_answer: OnAnswer, headers: bytes = b"") -> None:
+    def _on_refused(self, run: JobRun) -> None:
+        self.do(run, self._settle_again(run))
+
+    def _request(
+        self,
+        confirmations: Confirmations[JobRun],
+        runs: Sequence[JobRun],
+        subjects: Sequence[bytes],
+        payloads: Sequence[bytes],
+        headers: Sequence[bytes] | None = None,
+    ) -> None:
         try:
-            run.request = self.confirmations.request(subject, payload, on_answer, headers)
+            confirmations.request(runs, subjects, payloads, headers)
         except UnreachableError:
-            self.do(run, self._settle_again(run))
+            for run in runs:
+                self._on_refused(run)
             return
-        run.answer_at = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
-        run.due = min(run.signal_at, run.answer_at)
-        self.jobs.sweep.expect(run.due)
+        answer_at = self._loop.time() + ANSWER_TIMEOUT
+        due = answer_at
+        for run in runs:
+            run.answer_at = answer_at
+            run.due = min(run.signal_at, answer_at)
+            due = min(due, run.due)
+        self.jobs.sweep.expect(due)
 
     async def _settle_again(self, run: JobRun, *, drop_unsent: bool = False) -> Ended:
         """Repeat what isn't confirmed until it is; both requests may arrive twice."""
         run.answer_at = inf
         if drop_unsent:
-            await self.connection.drop_unsent()
+            await self._connection.drop_unsent()
         if not run.is_stored:
             await self.completions.store(run.message, run.job, run.payload)
         await self.acknowledge(run)
@@ -125,5 +170,9 @@ class JobSettlement:
 
     async def acknowledge(self, run: JobRun) -> None:
         """Acknowledge a job, until that is confirmed."""
-        acknowledge = partial(self.connection.request, run.message.reply, b"+ACK", time_limit=ANSWER_TIMEOUT)
+        acknowledge = partial(self._connection.request, run.message.reply, b"+ACK", time_limit=ANSWER_TIMEOUT)
         await send_until_confirmed(acknowledge, f"the acknowledgement of job {run.job.shown_id}")
+
+
+def _any(_: Sequence[bytes]) -> bool:
+    return True

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, RetryLaterError, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
@@ -101,6 +101,40 @@ async def test_a_batch_without_results_may_return_none_and_what_it_raises_is_eve
         await eventually(count_stored(connection, name, 0), within=30)
     assert attempts == {1: 4, 2: 4}
     assert await stored_count(connection, f"{name}-events") == 4
+
+
+async def test_a_completion_that_is_refused_costs_no_other_job_of_its_batch_anything(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    config = (await stream_info(connection, f"{name}-events"))["config"]
+    await connection.api(f"STREAM.UPDATE.{name}-events", {**config, "max_msg_size": 1_000})
+    await publish_jobs(connection, queue, map(str, range(10)))
+
+    refused: list[str] = []
+
+    async def handle(jobs: list[Delivery]) -> list[str | None]:
+        refused.extend(job.id for job in jobs if job.body == b"4")
+        # The completion of the fifth is larger than its stream takes.
+        return ["x" * 1_000 if job.body == b"4" else None for job in jobs]
+
+    async def left() -> list[int]:
+        state = (await stream_info(connection, name))["state"]
+        return [state["messages"], state["first_seq"]]
+
+    async with running_worker(Worker(queue, "worker", handle, settings, batch=10, grace=0.1)):
+
+        async def others_are_done() -> bool:
+            return await left() == [1, 5]
+
+        await eventually(others_are_done)
+        await eventually(lambda: "isn't confirmed" in caplog.text)
+        await connection.api(f"STREAM.UPDATE.{name}-events", config)
+        await eventually(count_stored(connection, name, 0))
+    repeated = {record.getMessage() for record in caplog.records if "isn't confirmed" in record.getMessage()}
+    assert all(f"the completion of job {refused[0]} isn't confirmed" in text for text in repeated)
+    assert await result_of(connection, queue, 5) == "x" * 1_000
+    assert await stored_count(connection, f"{name}-events") == 10
 
 
 @pytest.mark.parametrize(

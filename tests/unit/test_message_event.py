@@ -24,7 +24,7 @@ BODIES = st.binary() | JSON.map(lambda value: json.dumps(value).encode())
 
 
 def message(body: bytes, subject: str = "s", headers: dict[str, str] | None = None) -> PulledMessage:
-    return PulledMessage(subject, "r", body, headers or {}, "q", "c", 7, 1, 10**18)
+    return PulledMessage(subject, b"r", body, headers or {}, "q", "c", 7, 1, 10**18)
 
 
 def event_of(pulled: PulledMessage, form: Literal["text", "json"]) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def _complete(body: bytes) -> None:
 
 def _identify(body: bytes) -> None:
     headers = {"Job-Id": decode_text(body[:200])}
-    job = Delivery.of(PulledMessage("q", "$JS.ACK.q.w.1.7.1.1.0", body, headers, "q", "w", 7, 1, 1))
+    job = Delivery.of(PulledMessage("q", b"$JS.ACK.q.w.1.7.1.1.0", body, headers, "q", "w", 7, 1, 1))
     assert job.id
     job.id.encode()
     assert "\n" not in job.shown_id

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_requests
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values, parse_headers
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, end_id
@@ -83,10 +84,57 @@ def test_the_short_form_of_a_completions_headers_has_its_id() -> None:
     for _ in range(2_000):
         time, sequence = pick.randrange(10**18, 2 * 10**18), pick.randrange(1, 10**12)
         time = pick.choice([time, time // 10**9 * 10**9, time // 1000 * 1000 + 500])
-        message = PulledMessage("s", "r", b"", {}, QUEUE, "w", sequence, 1, time)
+        message = PulledMessage("s", b"r", b"", {}, QUEUE, "w", sequence, 1, time)
         subject, headers = writer.address(message, Delivery.of(message))
         assert subject == f"completed.{QUEUE}.w.{sequence}".encode()
         assert headers == encode_headers({MSG_ID: end_id(QUEUE, sequence, time)})
+
+
+@given(
+    messages=st.lists(
+        st.tuples(st.sampled_from([b"a.b", b"50%.%d", b"$JS.ACK.q"]), st.binary(max_size=20), st.binary(max_size=9)),
+        max_size=5,
+    ),
+    first=st.integers(1, 10**12),
+    has_headers=st.booleans(),
+)
+def test_requests_that_are_encoded_together_are_those_encoded_one_by_one(
+    messages: list[tuple[bytes, bytes, bytes]],
+    first: int,
+    has_headers: bool,  # noqa: FBT001
+) -> None:
+    blocks = [encode_headers({MSG_ID: value.hex() or "none"}) for _, _, value in messages]
+    together = encode_requests(
+        [subject for subject, _, _ in messages],
+        b"_INBOX.%s.",
+        first,
+        [payload for _, payload, _ in messages],
+        blocks if has_headers else None,
+    )
+    assert together == b"".join(
+        encode_message(subject, payload, block if has_headers else b"", b"_INBOX.%%s.%d" % number)
+        for number, ((subject, payload, _), block) in enumerate(zip(messages, blocks, strict=True), first)
+    )
+
+
+@pytest.mark.parametrize("length", [1, 100, 101, 500, 501])
+def test_a_completion_that_needs_no_checks_is_the_one_that_is_checked(length: int) -> None:
+    queue = WorkQueue(
+        name="orders", subjects=["orders"], consumers=[{"name": "w", "max_deliver": 1}], events="orders-events"
+    )
+    job = Delivery("j" * length, "orders", b"", {}, 7, 2)
+    checked = CompletionWriter(cast("Connection", SimpleNamespace(max_payload=1 << 20)), queue, "w", "worker", ())
+    assert checked.has_plain_form(job) is (length <= 500)
+    # Larger than any completion with ids of a hundred characters; what comes beside it is reserved.
+    limited = SimpleNamespace(max_payload=1024 + 510)
+    writer = CompletionWriter(cast("Connection", limited), queue, "w", "worker", ())
+    if writer.has_plain_form(job):
+        assert len(writer.payload(job, None)) <= 510
+    else:
+        assert length > 100
+    if length > 150:
+        with pytest.raises(ValueError, match="expected a result whose completion has at most 510 bytes"):
+            writer.payload(job, None)
 
 
 def completion(**changes: Any) -> bytes:

@@ -87,6 +87,31 @@ def encode_numbered(
     return form * count % tuple(chain.from_iterable(zip(*columns, strict=True)))
 
 
+def encode_requests(
+    subjects: Sequence[bytes],
+    reply_prefix: bytes,
+    first: int,
+    payloads: Sequence[bytes],
+    headers: Sequence[bytes] | None = None,
+) -> bytes:
+    """Encode requests whose answers' subjects end with consecutive numbers: one format for all of them.
+
+    :param subjects: from :func:`encode_subject`
+    :param reply_prefix: the subjects for answers without the numbers at their ends
+    :param first: the number of the first request
+    :param headers: those of each, encoded; ``None`` where none has any
+    """
+    count, sizes, prefix = len(subjects), list(map(len, payloads)), reply_prefix.replace(b"%", b"%%")
+    numbers = range(first, first + count)
+    columns: list[Iterable[int] | Sequence[bytes]] = [subjects, numbers, sizes, payloads]
+    form = b"PUB %%b %b%%d %%d\r\n%%b\r\n" % prefix
+    if headers is not None:
+        header_sizes = list(map(len, headers))
+        columns = [subjects, numbers, header_sizes, map(int.__add__, header_sizes, sizes), headers, payloads]
+        form = b"HPUB %%b %b%%d %%d %%d\r\n%%b%%b\r\n" % prefix
+    return form * count % tuple(chain.from_iterable(zip(*columns, strict=True)))
+
+
 class HeaderBlock:
     """Headers of many messages, of which only some values differ: the others are encoded once.
 

@@ -82,20 +82,22 @@ class FrameParser(Parser):
         data, position, count, total = bytes(self.buf), 0, 0, 0
         try:
             for _ in range(_AT_ONCE):
-                match = _MESSAGE.match(data, position) or _MESSAGE_WITH_HEADERS.match(data, position)
+                form = _MESSAGE_WITH_HEADERS if data.startswith(b"H", position) else _MESSAGE
+                match = form.match(data, position)
                 if match is None:
                     return False
-                subject, number, reply, *sizes = match.groups()
+                subject, text, reply, *sizes = match.groups()
+                number = int(text)
                 body = start = match.end()
                 end = start + int(sizes[-1])
                 if len(sizes) > 1:
                     body += int(sizes[0])
-                if run := self.runs.get(int(number)):
+                if run := self.runs.get(number):
                     position, messages, size = run.take(data, position)
                     count, total = count + messages, total + size
                     if messages:
                         continue
-                callback = callbacks.get(int(number))
+                callback = callbacks.get(number)
                 if callback is None or body > end or data[end : end + 2] != _END_OF_MESSAGE:
                     # For another subscription, incomplete or malformed.
                     return False
