@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import hypothesis
 import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+# No test asserts a time: the first text that a process draws makes a table of all characters, which takes 3 s where two
+# slow cores are shared by eight.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 # Files whose tests share an Airflow or an environment, which takes seconds to set up.
 _GROUPS = {

@@ -1,8 +1,8 @@
 """How a run ends: its completion is stored, then its delivery acknowledged, both confirmed, and its outcome logged.
 
 Both requests are written together with those of the other jobs that are done in the same turn of the event loop, and
-confirmed in the background, without a task or a timer.
-Where a confirmation doesn't come, or isn't one, a task of the run's own repeats what isn't confirmed.
+confirmed in the background, without a task or a timer. Where a confirmation doesn't come, or isn't one, a task of the
+run's own repeats what isn't confirmed.
 """
 
 from __future__ import annotations
