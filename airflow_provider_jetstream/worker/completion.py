@@ -18,7 +18,14 @@ from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_mes
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.publish_ack import is_plain_publish_ack, parse_publish_ack, store
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
-from airflow_provider_jetstream.jetstream.contract import MSG_ID, TRACE_PARENT, TRACE_STATE, completion_subject, end_id
+from airflow_provider_jetstream.jetstream.contract import (
+    JOB_ADVISORY,
+    MSG_ID,
+    TRACE_PARENT,
+    TRACE_STATE,
+    completion_subject,
+    end_id,
+)
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.limits import TRACE_PARENT as LONGEST_TRACE_PARENT
 from airflow_provider_jetstream.jetstream.limits import TRACE_STATE as LONGEST_TRACE_STATE
@@ -173,7 +180,7 @@ class CompletionWriter:
 
     def reports(self, runs: Iterable[JobRun]) -> bytes:
         """Encode the messages for the advisory subjects of jobs; empty where none has one of the queue's."""
-        return b"".join([self._report(run) for run in runs if run.job.may_name_advisory])
+        return b"".join([self._report(run) for run in runs if _may_name_advisory(run.job)])
 
     def _report(self, run: JobRun) -> bytes:
         if not (advisory := self._reported_on(run.job)):
@@ -196,6 +203,11 @@ class CompletionWriter:
             # Jobs of a queue without any may name subjects for somebody else.
             self._has_explained = True
         log.warning("%s doesn't report job %s to %s: %s", self._worker, job.shown_id, shown_value(advisory), problem)
+
+
+def _may_name_advisory(job: Delivery) -> bool:
+    """Return whether a job may name an advisory subject; most say at once that they don't."""
+    return JOB_ADVISORY in job.headers or job.body.startswith(b"{")
 
 
 def _is_stored(answer: bytes) -> bool:

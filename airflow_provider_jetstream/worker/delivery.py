@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, TRACE_PARENT
+from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT
 from airflow_provider_jetstream.jetstream.limits import SHOWN_VALUE
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.publishing.job_identity import (
@@ -55,11 +55,6 @@ class Delivery:
     def shown_id(self) -> str:
         """The id for logs: anybody may have written it, with line breaks and at any length."""
         return (one_line(self.id) or str(self.sequence))[:SHOWN_VALUE]
-
-    @property
-    def may_name_advisory(self) -> bool:
-        """Whether it is worth looking at :attr:`advisory`, which most jobs don't have."""
-        return JOB_ADVISORY in self.headers or self.body.startswith(b"{")
 
     @property
     def advisory(self) -> str | None:
