@@ -78,7 +78,8 @@ def stored_entries(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 def is_handled(entries: Iterable[Entry]) -> bool:
     """Return whether a handler acknowledged an entry of the job."""
-    return any(entry.kind in _HANDLED for entry in entries)
+    # Called for every dead letter: a list is faster here than a generator.
+    return not _HANDLED.isdisjoint([entry.kind for entry in entries])
 
 
 def valid_since(message: StoredMessage, consumer: ConsumerState, audited: LetterRecord | None) -> datetime:

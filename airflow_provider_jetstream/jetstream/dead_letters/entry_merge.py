@@ -47,6 +47,19 @@ async def merge_entries(
     :param sequence: the job's stream sequence
     :param entries: at least one
     """
+    if len(entries) == 1 and entries[0].kind == EntryKind.DELIVERIES:
+        # Nearly every letter's: there is nothing to merge it with, and nothing more to read.
+        (entry,) = entries
+        death = Death(
+            stream=snapshot.queue,
+            created=snapshot.created,
+            sequence=sequence,
+            consumer=entry.consumer or None,
+            reason=Reason.MAX_DELIVERIES,
+            died_at=entry.recorded_at,
+            deliveries=entry.deliveries or None,
+        )
+        return MergedEntry(death, None, None)
     kinds = {entry.kind for entry in entries}
     copied, stored_at = await _read_best_record(connection, dead_letter_queue, snapshot, entries)
     record, job = (copied.death, copied.job) if copied else (None, None)

@@ -78,7 +78,8 @@ class HandledJobs:
         :param since: when the job was certainly alive for the last time; older reports are about an earlier job
         :param audited: the last record about the job, while it is stored
         """
-        if await self._has_report(letter.sequence, since):
+        # Called for every dead letter, of which few queues have a report.
+        if self._any_report and await self._has_report(letter.sequence, since):
             self._reported.add(letter.sequence)
             return Status.HANDLED
         if audited and audited.action == "handled" and audited.at >= since:
@@ -100,7 +101,7 @@ class HandledJobs:
         return sequence in self._reported
 
     async def _has_report(self, sequence: int, since: datetime) -> bool:
-        if not self._any_report or self.reports is None:
+        if self.reports is None:
             return False
         # Anybody who may publish on the subject can say so, but not before the job exists.
         report = await last_message(self.connection, self.reports, handled_subject(self.queue, sequence))

@@ -110,6 +110,8 @@ def origin_of(headers: Pairs, known: Mapping[str, Origin] = _NONE_KNOWN) -> Orig
 
     :param known: tasks by their keys; where a job has a key, nothing else in its headers names the task
     """
+    if not headers:
+        return None
     if (key := task_key_of(headers)) is not None:
         return known.get(key)
     dag_id = first(headers, DAG_ID)

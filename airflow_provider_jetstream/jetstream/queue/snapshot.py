@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
@@ -37,7 +37,7 @@ _COUNT_PAUSE = 0.05
 _SUBJECTS_AT_ONCE = 500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QueueSnapshot:
     """A work queue as of one moment.
 
@@ -64,7 +64,8 @@ class QueueSnapshot:
     audit: str | None = None
     census: Census | None = None
 
-    @property
+    # Asked for every dead letter, as whether it captures markers.
+    @cached_property
     def created_at(self) -> datetime:
         """When the stream was created."""
         return datetime.fromisoformat(self.created)
@@ -80,11 +81,10 @@ class QueueSnapshot:
         floors = (consumer.held_above for consumer in self.consumers.values())
         return min((floor for floor in floors if floor is not None), default=None)
 
-    @property
+    @cached_property
     def captures_markers(self) -> bool:
         """Whether atomic redrives leave markers in the queue."""
-        # Asked for every dead letter.
-        return _capture(tuple(self.config.get("subjects") or ()), marker_filter(self.queue))
+        return covered_by_any(tuple(self.config.get("subjects") or ()), marker_filter(self.queue))
 
     @property
     def empty_companions(self) -> frozenset[str]:
@@ -99,11 +99,6 @@ class QueueSnapshot:
                 if covers(filter_, subject):
                     return consumer
         return None
-
-
-@lru_cache(maxsize=64)
-def _capture(subjects: tuple[str, ...], filter_: str) -> bool:
-    return covered_by_any(subjects, filter_)
 
 
 async def take_snapshot(connection: Connection, queue: WorkQueue, *, census: bool = False) -> QueueSnapshot:
