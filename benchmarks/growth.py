@@ -31,7 +31,7 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_le
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from benchmarks.dead_queue import open_connection, use_up
 from benchmarks.report import Goal, Sample, Table, Way, Workload, run_workload, server_cpu
-from benchmarks.worker_ways import CONSUMER, run_batches
+from benchmarks.worker_ways import BATCH, CONSUMER, run_batches
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 _QUEUE = "grown"
-_BATCH = 100
 _SHORT = "1s"
 _PUBLISH, _WORK, _LOOK, _REDRIVE = "publish", "work, batches of 100", "look", "redrive, `copy`"
 _FURTHER = "µs of a further job"
@@ -101,7 +100,7 @@ async def _publish(connection: NatsPyConnection, count: int) -> dict[str, float]
 
 async def _work(connection: NatsPyConnection, url: str, count: int) -> dict[str, float]:
     await _publish(connection, count)
-    figures = await run_batches(url, _queue(), count, _BATCH)
+    figures = await run_batches(url, _queue(), count, BATCH)
     done = (await stream_info(connection, f"{_QUEUE}-events"))["state"]["messages"]
     _verify("done", done, count)
     return figures

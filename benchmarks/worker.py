@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from benchmarks.dead_queue import open_connection
 from benchmarks.report import ROUNDS, Goal, Sample, Table, Way, Workload, measure_in_turns, run_workload, server_cpu
-from benchmarks.worker_ways import CONSUMER, SLEEP
+from benchmarks.worker_ways import BATCH, CONSUMER, SLEEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,13 +33,15 @@ QUEUE = "bench"
 BODY = b"x" * 200
 _IN_FLIGHT = 1_000
 _VERIFY_TRIES, _VERIFY_PAUSE = 300, 0.1
+_TEN_CALLS = "worker, batches of 100, ten calls"
 _FLOOR = Path(__file__).parent / "floor" / "worker.c"
 _TEXT = """Jobs of 200 bytes with ids, stored before; the handlers are async and do nothing, unless the way says else.
 A completion is stored for each job, and its acknowledgement is confirmed after that; the plain ways acknowledge only
 (the worker's and nats-py's acknowledgements are confirmed, the floor's aren't). The floor is a C program that keeps two
-pull requests of 1,000 open and checks nothing; the loop of nats-py fetches as many jobs as it has slots, and gathers
-what it does for each. Beside the worker's jobs of 5 ms stand as many tasks that only sleep. CPU is that of the process
-and of the server for one job. Logging is off."""
+pull requests of 1,000 open and checks nothing; a worker has twice as many unsettled jobs as its handlers have: 200 with
+100 slots or one call of 100 jobs, 2,000 with ten calls. The loop of nats-py fetches as many jobs as it has slots, and
+gathers what it does for each. Beside the worker's jobs of 5 ms stand as many tasks that only sleep. CPU is that of the
+process and of the server for one job. Logging is off."""
 
 
 def main() -> int:
@@ -58,7 +60,8 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
             "worker, 10 slots": _apart("worker", 10, 10_000 // part),
             "worker, 1 slot": _apart("worker", 1, 5_000 // part),
             "worker, 100 slots, plain functions": _apart("threads", 100, 10_000 // part),
-            "worker, batches of 100": _apart("batch", 100, 20_000 // part),
+            "worker, batches of 100": _apart("batch", BATCH, 20_000 // part),
+            _TEN_CALLS: _apart("batch", 10 * BATCH, 20_000 // part),
             "nats-py, 100 at a time": _apart("nats-py", 100, 10_000 // part),
             "nats-py, one after another": _apart("docs", 100, 5_000 // part),
             "worker, 100 slots, jobs of 5 ms": _apart("sleep", 100, 40_000 // part),
@@ -69,7 +72,8 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
         plain = {
             **_floor(floor, 20_000 // part, "plain"),
             "worker, 100 slots": _apart("worker", 100, 20_000 // part, events=False),
-            "worker, batches of 100": _apart("batch", 100, 20_000 // part, events=False),
+            "worker, batches of 100": _apart("batch", BATCH, 20_000 // part, events=False),
+            _TEN_CALLS: _apart("batch", 10 * BATCH, 20_000 // part, events=False),
             "nats-py, 100 at a time": _apart("nats-py", 100, 10_000 // part, events=False),
         }
         ways = measure_in_turns(confirmed, rounds)
@@ -93,10 +97,11 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
 def _goals(table: Table, with_time: Table, light: Way, ends: Way) -> list[Goal]:
     sleeps, sleeping = with_time.ways
     at_hundred, batches, loop = "worker, 100 slots", "worker, batches of 100", "nats-py, 100 at a time"
-    slots_limit = _core(table, at_hundred)
+    slots_limit, batches_limit, calls_limit = (_core(table, name) for name in (at_hundred, batches, _TEN_CALLS))
     of_floor = [
         Goal("100 slots, of the C floor", table.share(at_hundred), 0.3, limit=slots_limit),
-        Goal("batches of 100, of the C floor", table.share(batches), 0.5, limit=_core(table, batches)),
+        Goal("batches of 100, ten calls at a time, of the C floor", table.share(_TEN_CALLS), 0.5, limit=calls_limit),
+        Goal("batches of 100, one call at a time, of the C floor", table.share(batches), 0.5, limit=batches_limit),
     ]
     return [
         *(of_floor if table.floor else []),

@@ -37,6 +37,8 @@ _PAUSE = 0.002
 _BETWEEN = 0.005
 # Seconds that a job takes in the way that waits.
 SLEEP = 0.005
+# How many jobs a batch handler gets at a time.
+BATCH = 100
 
 
 class _Clock:
@@ -95,14 +97,19 @@ async def sleep_alone(_: str, __: WorkQueue, jobs: int, slots: int) -> dict[str,
     return clock.figures()
 
 
-async def run_batches(url: str, queue: WorkQueue, jobs: int, batch: int) -> dict[str, float]:
-    """Run this package's worker with a batch handler that does nothing."""
+async def run_batches(url: str, queue: WorkQueue, jobs: int, slots: int) -> dict[str, float]:
+    """Run this package's worker with a batch handler that does nothing.
+
+    :param slots: how many jobs the handlers have at a time, in calls of :data:`BATCH`
+    """
     clock = _Clock(jobs)
 
     async def handle(deliveries: list[Delivery]) -> None:
         clock.handle(len(deliveries))
 
-    worker = Worker(queue, CONSUMER, handle, connection_settings({"servers": (url,)}), batch=batch)
+    worker = Worker(
+        queue, CONSUMER, handle, connection_settings({"servers": (url,)}), concurrency=slots // BATCH, batch=BATCH
+    )
     return await _measure(url, queue, worker, clock)
 
 
