@@ -189,10 +189,12 @@ imports: $(UV)
 unit: $(UV)
 	$(RUN) pytest tests/unit
 
-# A minute for each parser of what comes from outside; the test command gives each two seconds.
+# A minute for each parser of what comes from outside, of which the test command gives each two seconds; and twenty times
+# as many buffers, on which the data source's parser is held against one that takes a frame at a time.
 .PHONY: fuzz
 fuzz: $(UV)
 	FUZZ_SECONDS=60 $(RUN) pytest -n 2 tests/unit/test_parser_fuzzing.py
+	FUZZ_EXAMPLES=5000 $(RUN) pytest -n 2 tests/spark/test_bulk_parser.py
 
 # Three runs of sixty mapped tasks each; the test command has one of two dozen.
 test-mapped: $(UV)
