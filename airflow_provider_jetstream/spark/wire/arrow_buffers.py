@@ -21,6 +21,7 @@ TIMESTAMP: Final = pa.timestamp("us", "UTC")
 _MOST_DIGITS = 19
 _POWERS = np.array([10**exponent for exponent in reversed(range(_MOST_DIGITS))], np.int64)
 _ZERO = ord("0")
+_LAST_ASCII = 0x7F
 _DIGITS = 10
 
 
@@ -83,7 +84,14 @@ def content_and_offsets(array: pa.BinaryArray) -> tuple[Octets, NDArray[np.int32
 
 
 def as_text(array: pa.BinaryArray) -> pa.StringArray:
-    """Read bytes as UTF-8; what isn't UTF-8 is replaced, since Spark's strings can't hold it."""
+    """Read bytes as UTF-8; what isn't UTF-8 is replaced, since Spark's strings can't hold it.
+
+    :param array: from :func:`gather_slices`, or with buffers as that makes them
+    """
+    content, _ = content_and_offsets(array)
+    if np.max(content, initial=0) <= _LAST_ASCII:
+        # All bytes at once: a cast looks at each value by itself.
+        return pa.StringArray.from_buffers(len(array), *array.buffers()[1:])
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:

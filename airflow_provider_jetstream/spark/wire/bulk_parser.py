@@ -156,6 +156,10 @@ def _with_line_ends(buffer: bytearray | bytes, data: Octets, marks: Integers) ->
     if not len(marks) or (first_feed := buffer.find(b"\n", int(marks[0]), size)) < 0:
         return marks[:0], marks[:0]
     width = first_feed - int(marks[0]) + 1
+    # The last line may not have arrived as a whole; the others are compared without it.
+    whole = int(np.searchsorted(marks, size - width, "right"))
+    if whole < len(marks) and buffer.find(b"\n", int(marks[whole]), size) < 0:
+        marks = marks[:whole]
     if (ends := _equal_line_ends(data, marks, width)) is not None:
         return marks, ends - 1
     width += _SLACK
