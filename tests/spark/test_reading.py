@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import gzip
+import json
+import subprocess
+import sys
 import threading
 import time
 import zlib
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from spark_streams import METHODS, make_stream, open_stream, publish, publish_numbers, read_all
+from spark_streams import ALL, METHODS, make_stream, open_stream, publish, publish_numbers, read_all
 from tcp_proxy import TcpProxy
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
@@ -16,7 +20,7 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, Unreachab
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source import partition_reader
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.partition_planner import Range
+from airflow_provider_jetstream.spark.source.partition_planner import Range, plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from airflow_provider_jetstream.spark.source.source_options import read_options
 from airflow_provider_jetstream.spark.source.source_stream import parse_time
@@ -62,6 +66,36 @@ def test_every_fetch_method_reads_the_same_messages(
         stored = stream.next_message(row["seq"])
         assert stored is not None
         assert int(row["timestamp"].timestamp() * 1_000_000) == parse_time(stored.time) // 1000
+
+
+_IN_A_NEW_PROCESS = """
+import json, sys
+from airflow_provider_jetstream.spark.source.columns import RequestedColumns
+from airflow_provider_jetstream.spark.source.partition_planner import Range
+from airflow_provider_jetstream.spark.source.partition_reader import read_range
+from airflow_provider_jetstream.spark.source.source_options import read_options
+
+raw, names, task = map(json.loads, sys.argv[1:])
+columns = RequestedColumns(tuple(names), (False,) * len(names))
+task["subjects"] = tuple(task["subjects"])
+rows = sum(batch.num_rows for batch in read_range(raw, read_options(raw, "read"), columns, Range(**task)))
+print(rows, "pandas" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+def test_a_new_process_reads_without_pandas_whose_import_takes_longer_than_the_read(
+    stream_options: dict[str, str], stream: SourceStream, method: str
+) -> None:
+    make_stream(stream)
+    headers = {"Key": "value"}
+    publish(stream, ((f"{stream.name}.a", headers, b"x" * (number % 7)) for number in range(3_000)))
+    options = {**stream_options, "includeHeaders": "true"}
+    (task,) = plan_ranges(1, 3_000, read_options(options, "read"), stream.info(), method, ())
+    arguments = (options, ALL, asdict(replace(task, planned=None)))
+    command = [sys.executable, "-c", _IN_A_NEW_PROCESS, *map(json.dumps, arguments)]
+    read = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert read.stdout.split() == ["3000", "False"], read.stderr
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,6 +1,8 @@
 """Vectorised reads from a receive buffer: fixed-size blocks and numbers as NumPy, byte slices as Arrow arrays.
 
 Copying a few dozen bytes from each offset is cheap compared with a search through everything between the offsets.
+Arrays are made of buffers: ``pyarrow.array`` and ``pyarrow.scalar`` import pandas where it is installed, which takes
+each new process of Spark half a second and memory that it doesn't need.
 """
 
 from __future__ import annotations
@@ -59,19 +61,23 @@ def gather_slices(buffer: bytearray | bytes | Octets, starts: Integers, ends: In
     """
     count = len(starts)
     if not count:
-        return pa.array([], pa.binary())
+        return _binary_array(np.zeros(1, np.int32), b"")
     lengths = ends - starts
     width = int(lengths[0])
     if width and (lengths == width).all():
         content = fixed_blocks(np.frombuffer(buffer, np.uint8), starts, width)
         bounds = np.arange(0, width * (count + 1), width, dtype=np.int32)
-        return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(content)])
+        return _binary_array(bounds, content)
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2] = starts
     offsets[1::2] = ends
     # Every other element is a requested slice; the elements between them are the gaps.
-    both = pa.BinaryArray.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
-    return both.take(pa.array(np.arange(0, 2 * count, 2)))
+    return _binary_array(offsets, buffer).take(integer_column(np.arange(0, 2 * count, 2)))
+
+
+def _binary_array(bounds: NDArray[np.int32], content: bytearray | bytes | Octets) -> pa.BinaryArray:
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(content)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, buffers)
 
 
 def content_and_offsets(array: pa.BinaryArray) -> tuple[Octets, NDArray[np.int32]]:
@@ -100,17 +106,27 @@ def as_text(array: pa.BinaryArray) -> pa.StringArray:
 
 def as_integers(array: pa.BinaryArray) -> Integers:
     """Read decimal numbers of any length."""
-    return np.asarray(array.cast(pa.string()).cast(pa.int64()))
+    if not len(array):
+        return np.zeros(0, np.int64)
+    numbers = array.cast(pa.string()).cast(pa.int64())
+    return np.frombuffer(numbers.buffers()[1], np.int64, len(numbers))
 
 
 def constant_column(text: str, count: int) -> pa.StringArray:
     """Make a column that repeats one value."""
-    return pa.repeat(pa.scalar(text, pa.string()), count)
+    content = text.encode()
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(content))
+    return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(content * count))
 
 
 def integer_column(values: Integers) -> pa.Int64Array:
     """Make a column of integers without copying them."""
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def offsets_column(values: NDArray[np.int32]) -> pa.Int32Array:
+    """Make the offsets of a column of lists without copying them."""
+    return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
 
 
 def timestamp_column(microseconds: Integers) -> pa.TimestampArray:

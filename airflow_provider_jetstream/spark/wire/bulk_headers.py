@@ -17,6 +17,7 @@ from airflow_provider_jetstream.spark.wire.arrow_buffers import (
     as_text,
     content_and_offsets,
     gather_slices,
+    offsets_column,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ def header_column(buffer: bytearray | bytes, starts: Integers, ends: Integers) -
         return _headers_one_by_one(blocks)
     keys, values = as_text(gather_slices(content, line, colon)), as_text(gather_slices(content, value, line_end))
     structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
-    return pa.ListArray.from_arrays(pa.array(np.searchsorted(line, bounds), pa.int32()), structs, type=HEADERS)
+    rows = offsets_column(np.searchsorted(line, bounds).astype(np.int32))
+    return pa.ListArray.from_arrays(rows, structs, type=HEADERS)
 
 
 def _column_of_equal_lines(content: Octets, bounds: NDArray[np.int32]) -> pa.ListArray | None:
@@ -96,7 +98,7 @@ def _column_of_equal_lines(content: Octets, bounds: NDArray[np.int32]) -> pa.Lis
     values = as_text(_repeated_lengths(pa.binary(), count, [b - a for a, b in zip(begins, ends, strict=True)], slices))
     structs = pa.StructArray.from_arrays([keys, values], names=["key", "value"])
     rows = np.arange(0, len(pairs) * (count + 1), len(pairs), dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(rows), structs, type=HEADERS)
+    return pa.ListArray.from_arrays(offsets_column(rows), structs, type=HEADERS)
 
 
 def _slices(content: Octets, width: int, begins: list[int], ends: list[int]) -> Octets:
