@@ -64,7 +64,7 @@ class QueueSnapshot:
     audit: str | None = None
     census: Census | None = None
 
-    # Asked for every dead letter, as whether it captures markers.
+    # Read for every dead letter, as whether markers are captured.
     @cached_property
     def created_at(self) -> datetime:
         """When the stream was created."""
