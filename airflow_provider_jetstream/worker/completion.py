@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
-from airflow_provider_jetstream.jetstream.client.publish_ack import is_plain_publish_ack, parse_publish_ack, store
+from airflow_provider_jetstream.jetstream.client.publish_ack import are_plain_publish_acks, parse_publish_ack, store
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
 from airflow_provider_jetstream.jetstream.contract import (
     JOB_ADVISORY,
@@ -77,7 +77,7 @@ class CompletionWriter:
         self._worker = worker
         self._advisory_subjects = advisory_subjects
         self._has_explained = False
-        self._subject = completion_subject(queue.name, consumer, 0)[:-1].encode()
+        self._subject = completion_subject(queue.name, consumer, 0)[:-1].encode().replace(b"%", b"%%") + b"%d"
         # The headers of a completion, as :func:`end_id` has its id.
         self._id_block = b"NATS/1.0\r\n%b: done:%b:%%d:%%d\r\n\r\n" % (
             MSG_ID.encode(),
@@ -120,12 +120,18 @@ class CompletionWriter:
     def requests(self, runs: Sequence[JobRun]) -> tuple[list[bytes], list[bytes], list[bytes]]:
         """Return subjects, payloads and encoded headers of the completions of runs; encodes those that aren't yet."""
         now = _now()
-        addresses = []
         for run in runs:
             if not run.payload:
                 run.payload = self._plain(run.job, now)
-            addresses.append(self.address(run.message, run.job))
-        return [subject for subject, _ in addresses], [run.payload for run in runs], [block for _, block in addresses]
+        sequences = [run.message.sequence for run in runs]
+        times = [run.message.stored_nanoseconds for run in runs]
+        subjects = list(map(self._subject.__mod__, sequences))
+        blocks = list(map(self._id_block.__mod__, zip(sequences, times, strict=True)))
+        for position, run in enumerate(runs):
+            if TRACE_PARENT in (headers := run.job.headers) or TRACE_STATE in headers:
+                msg_id = end_id(self._queue.name, sequences[position], times[position])
+                blocks[position] = encode_headers({MSG_ID: msg_id, **_trace(headers)})
+        return subjects, [run.payload for run in runs], blocks
 
     def _bounded(self, payload: bytes) -> bytes:
         if len(payload) > (limit := self._connection.max_payload - _HEADER_RESERVE):
@@ -165,22 +171,16 @@ class CompletionWriter:
         # Nothing confirms it; but while the connection is lost, it isn't even sent.
         await send_until_confirmed(publish_advisory, f"the advisory of job {job.shown_id}")
 
-    def address(self, message: PulledMessage, job: Delivery) -> tuple[bytes, bytes]:
-        """Return the subject and the encoded headers of a job's completion."""
-        sequence, headers = job.sequence, job.headers
-        if TRACE_PARENT in headers or TRACE_STATE in headers:
-            msg_id = end_id(self._queue.name, sequence, message.stored_nanoseconds)
-            return b"%b%d" % (self._subject, sequence), encode_headers({MSG_ID: msg_id, **_trace(headers)})
-        return b"%b%d" % (self._subject, sequence), self._id_block % (sequence, message.stored_nanoseconds)
-
     @staticmethod
     def are_stored(answers: Sequence[bytes]) -> bool:
         """Return whether all of some answers confirm that a completion is stored."""
-        return all(is_plain_publish_ack(answer) or _is_stored(answer) for answer in answers)
+        return are_plain_publish_acks(answers) or all(map(_is_stored, answers))
 
     def reports(self, runs: Iterable[JobRun]) -> bytes:
         """Encode the messages for the advisory subjects of jobs; empty where none has one of the queue's."""
-        return b"".join([self._report(run) for run in runs if _may_name_advisory(run.job)])
+        # Most jobs say at once that they name none.
+        named = [run for run in runs if JOB_ADVISORY in run.job.headers or run.job.body.startswith(b"{")]
+        return b"".join(map(self._report, named))
 
     def _report(self, run: JobRun) -> bytes:
         if not (advisory := self._reported_on(run.job)):
@@ -203,11 +203,6 @@ class CompletionWriter:
             # Jobs of a queue without any may name subjects for somebody else.
             self._has_explained = True
         log.warning("%s doesn't report job %s to %s: %s", self._worker, job.shown_id, shown_value(advisory), problem)
-
-
-def _may_name_advisory(job: Delivery) -> bool:
-    """Return whether a job may name an advisory subject; most say at once that they don't."""
-    return JOB_ADVISORY in job.headers or job.body.startswith(b"{")
 
 
 def _is_stored(answer: bytes) -> bool:

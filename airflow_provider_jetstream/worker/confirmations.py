@@ -6,8 +6,8 @@ A request of the connection costs a future, a timer and a task of its own; a wor
 from __future__ import annotations
 
 import logging
-from operator import itemgetter
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_requests
@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-
-class Requested(Protocol):
-    """Something for which a request is sent.
-
-    :ivar request: the number of its request
-    """
-
-    request: int
+# More than any number of a request has, and few enough for int().
+_MOST_DIGITS: Final = 18
 
 
-_Item = TypeVar("_Item", bound=Requested)
+_Item = TypeVar("_Item")
 
 
 class Confirmations(Generic[_Item]):
@@ -58,9 +52,8 @@ class Confirmations(Generic[_Item]):
         self._filter = f"{inbox}.*"
         self._subscription: Subscription | None = None
         self._next = 1
-        # By number as the answer's subject has it.
-        self._open: dict[int, _Item] = {}
-        self._subjects: dict[int, bytes] = {}
+        # By number as the answer's subject has it: the item, and the subject of its request.
+        self._open: dict[int, tuple[_Item, bytes]] = {}
 
     async def __aenter__(self) -> Self:
         run = AnswerRun(self._prefix, self._on_answers)
@@ -77,8 +70,8 @@ class Confirmations(Generic[_Item]):
         subjects: Sequence[bytes],
         payloads: Sequence[bytes],
         headers: Sequence[bytes] | None = None,
-    ) -> None:
-        """Send a request for each item.
+    ) -> range:
+        """Send a request for each item, and return the numbers of the requests.
 
         :param headers: encoded; ``None`` where no request has any
         :raises UnreachableError: the connection is lost; nothing is sent, now or later
@@ -86,47 +79,39 @@ class Confirmations(Generic[_Item]):
         first, self._next = self._next, self._next + len(items)
         numbers = range(first, self._next)
         self._connection.write(encode_requests(subjects, self._prefix, first, payloads, headers), len(items))
-        for number, item in zip(numbers, items, strict=True):
-            item.request = number
-        self._open.update(zip(numbers, items, strict=True))
-        self._subjects.update(zip(numbers, subjects, strict=True))
+        self._open.update(zip(numbers, zip(items, subjects, strict=True), strict=True))
+        return numbers
 
-    def forget(self, item: _Item) -> None:
-        """Hand on nothing any more for the request of an item."""
-        self._take(item.request)
-
-    def _take(self, number: int) -> _Item | None:
-        self._subjects.pop(number, None)
-        return self._open.pop(number, None)
+    def forget(self, number: int) -> None:
+        """Hand on nothing any more for a request."""
+        self._open.pop(number, None)
 
     def _on_message(self, subject: bytes, _: bytes, headers: bytes | None, payload: bytes) -> None:
         number = subject[len(self._prefix) :]
-        if number.isdigit() and (item := self._take(int(number))):
-            if headers is None and self._confirms([payload]):
-                self._on_confirmed([item])
-            else:
-                self._on_refused(item)
+        if number.isdigit() and len(number) <= _MOST_DIGITS:
+            self._on_answer(int(number), headers is None and self._confirms([payload]))
 
-    def _on_answers(self, answers: Sequence[tuple[bytes, bytes]]) -> None:
+    def _on_answer(self, number: int, confirms: bool) -> None:  # noqa: FBT001
+        if entry := self._open.pop(number, None):
+            if confirms:
+                self._on_confirmed([entry[0]])
+            else:
+                self._on_refused(entry[0])
+
+    def _on_answers(self, numbers: Sequence[int], bodies: Sequence[bytes]) -> None:
         try:
-            self._take_answers(answers)
+            if self._confirms(bodies):
+                self._on_confirmed([entry[0] for entry in map(self._open.pop, numbers, repeat(None)) if entry])
+            else:
+                for number, body in zip(numbers, bodies, strict=True):
+                    self._on_answer(number, self._confirms([body]))
         except Exception:
             # Their requests are sent again after a while.
-            log.exception("%d answers can't be taken", len(answers))
-
-    def _take_answers(self, answers: Sequence[tuple[bytes, bytes]]) -> None:
-        if not self._confirms([*map(itemgetter(1), answers)]):
-            for number, body in answers:
-                self._on_message(self._prefix + number, b"", None, body)
-            return
-        found = [item for number, _ in answers if (item := self._take(int(number))) is not None]
-        self._on_confirmed(found)
+            log.exception("%d answers can't be taken", len(numbers))
 
     def _on_denied(self, denial: PermissionDeniedError) -> None:
         is_inbox = denial.subject == self._filter
-        for number, subject in list(self._subjects.items()):
+        for number, (_, subject) in list(self._open.items()):
             answered_on = self._prefix + b"%d" % number
-            if (is_inbox or denial.subject in (decode_text(subject), decode_text(answered_on))) and (
-                item := self._take(number)
-            ):
-                self._on_refused(item)
+            if is_inbox or denial.subject in (decode_text(subject), decode_text(answered_on)):
+                self._on_answer(number, confirms=False)

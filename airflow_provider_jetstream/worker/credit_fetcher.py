@@ -22,9 +22,10 @@ from airflow_provider_jetstream.worker.fetcher import (
     parse_status,
 )
 from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+from airflow_provider_jetstream.worker.pulled_run import PulledRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
@@ -50,11 +51,12 @@ class _PullInbox:
     def __init__(
         self,
         inbox: str,
-        deliver: Callable[[PulledMessage], None],
+        deliver: Callable[[Sequence[PulledMessage]], None],
         on_end: Callable[[str | None, float | None], None],
     ) -> None:
         self.filter = f"{inbox}.*"
         self._prefix = f"{inbox}.".encode()
+        self.run = PulledRun(self._prefix, self._on_jobs)
         self._deliver = deliver
         self._on_end = on_end
         self._requests = 0
@@ -93,11 +95,18 @@ class _PullInbox:
                 else:
                     self._on_end(f"{description} (status {status})", None)
             return
-        self.remaining = max(0, self.remaining - 1)
         try:
-            self._deliver(PulledMessage.parse(subject, reply, headers, payload))
+            self._on_jobs([PulledMessage.parse(subject, reply, headers, payload)])
         except WireError as error:
+            self._count(1)
             log.warning("a message that was pulled is dropped: %s", error)
+
+    def _on_jobs(self, messages: Sequence[PulledMessage]) -> None:
+        self._count(len(messages))
+        self._deliver(messages)
+
+    def _count(self, messages: int) -> None:
+        self.remaining = max(0, self.remaining - messages)
 
 
 class CreditFetcher:
@@ -134,7 +143,9 @@ class CreditFetcher:
 
     async def __aenter__(self) -> Self:
         for inbox in self._inboxes:
-            subscription = await self._connection.subscribe_raw(inbox.filter, inbox.on_message, self._on_denied)
+            subscription = await self._connection.subscribe_raw(
+                inbox.filter, inbox.on_message, self._on_denied, inbox.run
+            )
             self._stack.push_async_callback(subscription.unsubscribe)
         self._jobs.on_turn = self._pull
         return self

@@ -76,11 +76,10 @@ class JobExecutor:
         if not self.supervisor.starts_at_once or self._may_be_refused(run.job):
             self.settlement.do(run, self._execute(run))
             return
-        with HandlerResult() as refusal:
+        try:
             run.attempt = self.supervisor.start(run.job)
-        if run.attempt is None:
-            # The operating system may have no more threads.
-            self.settlement.do(run, self._conclude(run, refusal))
+        except BaseException as error:  # noqa: BLE001 - the operating system may have no more threads
+            self.settlement.do(run, self._conclude(run, HandlerResult.of_error(error)))
             return
         result = run.attempt.result
         if result.done():

@@ -80,6 +80,13 @@ class HandlerResult:
         self.error: Exception | None = None
         self.cancelled = False
 
+    @classmethod
+    def of_error(cls, error: BaseException) -> Self:
+        """Return the result of a call that raised."""
+        result = cls()
+        result.error = as_exception(error)
+        return result
+
     def __enter__(self) -> Self:
         return self
 

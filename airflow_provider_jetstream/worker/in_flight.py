@@ -113,12 +113,14 @@ class InFlightJobs:
         messages = [run.message for run in list(self._runs)]
         return sum(message.stream == stream and message.consumer == consumer for message in messages)
 
-    def deliver(self, starter: JobStarter, message: PulledMessage) -> None:
-        """Start a job in the next turn of the event loop."""
+    def deliver(self, starter: JobStarter, messages: Sequence[PulledMessage]) -> None:
+        """Start jobs in the next turn of the event loop."""
         if self.bounds is not None:
-            self.bounds.note_arrival()
-        self._arrived.append((starter, message))
-        self._take_turn()
+            for _ in messages:
+                self.bounds.note_arrival()
+        self._arrived += [(starter, message) for message in messages]
+        if not self._has_turn:
+            self._take_turn()
 
     def add(self, run: JobRun) -> None:
         """Note that a job has begun."""
@@ -152,7 +154,8 @@ class InFlightJobs:
         for run in runs:
             if self.bounds is not None:
                 self.bounds.note_end(run.job, outcome)
-            self.release(run)
+            if run.holds_slot:
+                self.release(run)
             self._runs.pop(run, None)
         self._note_change()
 
@@ -199,12 +202,12 @@ class InFlightJobs:
 
     def _note_change(self) -> None:
         self.changed.set()
-        self._take_turn()
+        if not self._has_turn:
+            self._take_turn()
 
     def _take_turn(self) -> None:
-        if not self._has_turn:
-            self._has_turn = True
-            self._loop.call_soon(self._turn)
+        self._has_turn = True
+        self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         arrived, self._arrived = self._arrived, []

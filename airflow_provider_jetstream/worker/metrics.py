@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from prometheus_client import Counter, Histogram
 
@@ -38,8 +38,8 @@ WORKER_METRICS: Final = {
 class ConsumerMetrics(Protocol):
     """Metrics of one consumer's jobs in one worker."""
 
-    def record_delivery(self, outcome: str, seconds: float) -> None:
-        """Count a delivery that ended, and the time from its arrival to its end."""
+    def record_deliveries(self, outcome: str, seconds: Sequence[float]) -> None:
+        """Count deliveries that ended, and the time of each from its arrival to its end."""
 
 
 class Metrics(Protocol):
@@ -65,7 +65,7 @@ class NoMetrics:
         """Return itself."""
         return self
 
-    def record_delivery(self, outcome: str, seconds: float) -> None:
+    def record_deliveries(self, outcome: str, seconds: Sequence[float]) -> None:
         """Count nothing."""
 
     def close(self) -> None:
@@ -129,6 +129,7 @@ class _PrometheusConsumer:
         self._values = values
         self._seconds = seconds.labels(*values)
 
-    def record_delivery(self, outcome: str, seconds: float) -> None:
-        self._jobs.labels(*self._values, outcome).inc()
-        self._seconds.observe(seconds)
+    def record_deliveries(self, outcome: str, seconds: Sequence[float]) -> None:
+        self._jobs.labels(*self._values, outcome).inc(len(seconds))
+        for each in seconds:
+            self._seconds.observe(each)

@@ -49,7 +49,7 @@ class RedeliveryPolicy:
 
     def ack_wait_seconds(self, attempt: int) -> float:
         """Return how long the server waits for an acknowledgement of this delivery; the first attempt is 1."""
-        return self._step(attempt) / NANOSECONDS
+        return (self._step(attempt) if self.backoff else self.ack_wait) / NANOSECONDS
 
     def is_last(self, attempt: int) -> bool:
         """Return whether the server won't deliver the job again, so that a nak makes it a dead letter."""

@@ -180,8 +180,12 @@ def _left(seconds: float | None, began: float) -> float | None:
 
 def result_of(future: asyncio.Future[Any]) -> HandlerResult:
     """Return what a handler that is done has returned or raised."""
-    with HandlerResult() as result:
-        result.value = future.result()
+    try:
+        value = future.result()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is the job's outcome
+        return HandlerResult.of_error(error)
+    result = HandlerResult()
+    result.value = value
     return result
 
 

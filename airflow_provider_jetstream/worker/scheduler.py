@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.consumers import BoundConsumer
     from airflow_provider_jetstream.worker.in_flight import InFlightJobs
+    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
 
 class PriorityScheduler:
@@ -106,6 +107,10 @@ class _PriorityFetcher:
         return
 
 
+def _deliver(jobs: InFlightJobs, consumer: BoundConsumer, message: PulledMessage) -> None:
+    jobs.deliver(consumer.executor, [message])
+
+
 @asynccontextmanager
 async def open_fetcher(
     connection: Connection,
@@ -126,9 +131,7 @@ async def open_fetcher(
             yield await stack.enter_async_context(CreditFetcher(connection, consumers[0], jobs, wake))
             return
         fetchers = [
-            await stack.enter_async_context(
-                ConsumerFetcher(connection, consumer, partial(jobs.deliver, consumer.executor))
-            )
+            await stack.enter_async_context(ConsumerFetcher(connection, consumer, partial(_deliver, jobs, consumer)))
             for consumer in consumers
         ]
         probes = [

@@ -72,7 +72,7 @@ class JobSettlement:
     def repeat(self, run: JobRun) -> None:
         """Send the request of a run again that isn't confirmed in time."""
         run.answer_at = inf
-        (self._acknowledgements if run.is_stored else self._stores).forget(run)
+        (self._acknowledgements if run.is_stored else self._stores).forget(run.request)
         log.warning("the end of job %s isn't confirmed yet, sending it again", run.job.shown_id)
         self.do(run, self._settle_again(run, drop_unsent=True))
 
@@ -95,11 +95,10 @@ class JobSettlement:
     def _end(self, runs: Sequence[JobRun], outcome: DeliveryOutcome, error: Exception | None = None) -> None:
         self.jobs.end(runs, outcome)
         now, is_logged = self._loop.time(), is_outcome_logged(outcome)
-        for run in runs:
-            seconds = now - run.began
-            self._metrics.record_delivery(outcome, seconds)
-            if is_logged:
-                log_outcome(self._worker, run.message, run.job, outcome, error, seconds)
+        self._metrics.record_deliveries(outcome, [now - run.began for run in runs])
+        if is_logged:
+            for run in runs:
+                log_outcome(self._worker, run.message, run.job, outcome, error, now - run.began)
 
     def store(self, run: JobRun) -> None:
         """Free the job's slot, and store its completion together with those of this turn of the event loop."""
@@ -145,18 +144,17 @@ class JobSettlement:
         headers: Sequence[bytes] | None = None,
     ) -> None:
         try:
-            confirmations.request(runs, subjects, payloads, headers)
+            numbers = confirmations.request(runs, subjects, payloads, headers)
         except UnreachableError:
             for run in runs:
                 self._on_refused(run)
             return
         answer_at = self._loop.time() + ANSWER_TIMEOUT
-        due = answer_at
-        for run in runs:
+        for run, number in zip(runs, numbers, strict=True):
+            run.request = number
             run.answer_at = answer_at
-            run.due = min(run.signal_at, answer_at)
-            due = min(due, run.due)
-        self.jobs.sweep.expect(due)
+            run.due = min(answer_at, run.signal_at)
+        self.jobs.sweep.expect(min(run.due for run in runs))
 
     async def _settle_again(self, run: JobRun, *, drop_unsent: bool = False) -> Ended:
         """Repeat what isn't confirmed until it is; both requests may arrive twice."""

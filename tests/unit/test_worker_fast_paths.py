@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import pickle
 import random
+from contextlib import suppress
+from dataclasses import FrozenInstanceError, astuple
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,9 +18,11 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_requests
+from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values, parse_headers
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, end_id
+from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, TRACE_PARENT, end_id
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import (
     advisory_of,
     delivered_advisory,
@@ -26,10 +33,15 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, parse_end
 from airflow_provider_jetstream.worker.completion import CompletionWriter
 from airflow_provider_jetstream.worker.delivery import Delivery
+from airflow_provider_jetstream.worker.job_run import JobRun
 from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+from airflow_provider_jetstream.worker.pulled_run import PulledRun
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
+
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.worker.job_run import RunOwner
 
 QUEUE = "100%-orders"
 TEXT = st.text(max_size=40) | st.sampled_from(["", "a", "redrive:1:x", "x" * 1_001, "Zoë", "\ufffd", " a ", "a\tb"])
@@ -48,7 +60,7 @@ def test_a_delivered_job_has_the_id_and_the_advisory_subject_of_the_stored_one(
     assert (delivered_advisory(headers, body) or None) == (advisory_of(headers.items(), body) or None)
 
 
-PLAIN = [b"A: 1", b"A: 2", b"G: a: b", b"L: a  b"]
+PLAIN = [b"A: 1", b"A: 2", b"A: 3: 4", b"G: a: b", b"L: a  b"]
 OTHERS = [
     b"B:no space",
     b"C:  two",
@@ -82,12 +94,111 @@ def test_the_short_form_of_a_completions_headers_has_its_id() -> None:
     writer = CompletionWriter(cast("Connection", SimpleNamespace(max_payload=1 << 20)), queue, "w", "worker", ())
     pick = random.Random(1)  # noqa: S311
     for _ in range(2_000):
-        time, sequence = pick.randrange(10**18, 2 * 10**18), pick.randrange(1, 10**12)
-        time = pick.choice([time, time // 10**9 * 10**9, time // 1000 * 1000 + 500])
+        exact, sequence = pick.randrange(10**18, 2 * 10**18), pick.randrange(1, 10**12)
+        time = pick.choice([exact, exact // 10**9 * 10**9, exact // 1000 * 1000 + 500])
         message = PulledMessage("s", b"r", b"", {}, QUEUE, "w", sequence, 1, time)
-        subject, headers = writer.address(message, Delivery.of(message))
+        (subject,), (payload,), (headers,) = writer.requests([run_of(message)])
         assert subject == f"completed.{QUEUE}.w.{sequence}".encode()
         assert headers == encode_headers({MSG_ID: end_id(QUEUE, sequence, time)})
+        assert json.loads(payload)["stream_seq"] == sequence
+
+
+def test_completions_that_are_encoded_together_are_each_their_own_jobs() -> None:
+    queue = WorkQueue(
+        name="orders", subjects=["orders"], consumers=[{"name": "w", "max_deliver": 1}], events="orders-events"
+    )
+    writer = CompletionWriter(cast("Connection", SimpleNamespace(max_payload=1 << 20)), queue, "w", "worker", ())
+    trace = {TRACE_PARENT: "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
+    found = [{MSG_ID: "a"}, {MSG_ID: "b", **trace}, {}, trace]
+    runs = [
+        run_of(PulledMessage("orders", b"r", b"", headers, "orders", "w", place + 1, 1, 10**18 + place))
+        for place, headers in enumerate(found)
+    ]
+    runs[2].payload = b"encoded before"
+    subjects, payloads, blocks = writer.requests(runs)
+    assert subjects == [b"completed.orders.w.%d" % number for number in range(1, 5)]
+    assert payloads[2] == b"encoded before"
+    assert [json.loads(payloads[place])["job_id"] for place in (0, 1, 3)] == ["a", "b", "4"]
+    for place, headers in enumerate(found):
+        own = {MSG_ID: end_id("orders", place + 1, 10**18 + place)}
+        assert blocks[place] == encode_headers(own | {name: headers[name] for name in trace if name in headers})
+
+
+def run_of(message: PulledMessage) -> JobRun:
+    return JobRun(cast("RunOwner", None), message, Delivery.of(message), 30.0, None, 0.0)
+
+
+def test_a_delivery_of_a_message_is_one_that_is_made_by_its_constructor() -> None:
+    message = PulledMessage("orders", b"r", b"body", {MSG_ID: "a"}, "q", "w", 7, 2, 1)
+    job = Delivery.of(message)
+    assert job == Delivery(id="a", subject="orders", body=b"body", headers={MSG_ID: "a"}, sequence=7, attempt=2)
+    with pytest.raises(FrozenInstanceError):
+        job.id = "b"  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301
+
+
+REPLIES = [
+    b"$JS.ACK.q.w.1.7.3.1764140000000000000.9",
+    b"$JS.ACK.1.2.3.4.5.6.7",
+    b"$JS.ACK.hub.account.q.w.1.7.3.1764140000000000000.9.token",
+    b"$JS.ACK.q.w.1.7.3.1764140000000000000.9.token",
+    b"$JS.ACK.q.w.%b.7.3.4.5" % (b"1" * 19),
+    b"$JS.ACK.q.w.x.7.3.4.5",
+    b"$JS.ACK.q.w.1.7.3.4",
+    b"elsewhere",
+    b"",
+]
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> bytes:
+    """A frame of a pull subscription: a job in any form, a status, or another subscription's message."""
+    subject = draw(st.sampled_from([b"orders.new", b"caf\xe9", b"_INBOX.p.1", b"_INBOX.p.2.x", b"HMSG"]))
+    reply, number = draw(st.sampled_from(REPLIES)), draw(st.sampled_from([4, 4, 4, 5]))
+    block = draw(st.sampled_from([b"", b"NATS/1.0\r\nNats-Msg-Id: a\r\n\r\n", b"NATS/1.0 404 No Messages\r\n\r\n"]))
+    body = draw(st.sampled_from([b"", b"x", b"\r\n", b"MSG orders.new 4 $JS.ACK.q.w.1.7.3.4.5 1\r\nx\r\n"]))
+    fields = b"%b %d %b%b" % (subject, number, reply, b" " if reply else b"")
+    if block:
+        return b"HMSG %b%d %d\r\n%b%b\r\n" % (fields, len(block), len(block) + len(body), block, body)
+    return b"MSG %b%d\r\n%b\r\n" % (fields, len(body), body)
+
+
+@given(frames=st.lists(deliveries(), max_size=8), cuts=st.lists(st.integers(0, 600), max_size=4))
+def test_jobs_that_are_parsed_many_at_a_time_are_those_parsed_one_by_one(frames: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(frames)
+    assert _taken(data, cuts, together=True) == _taken(data, [], together=False)
+
+
+def _taken(data: bytes, cuts: list[int], *, together: bool) -> list[object]:
+    """Return what a pull subscription and another one get from a parser, and the parser's count of all."""
+    taken: list[object] = []
+
+    def take(subject: bytes, reply: bytes, headers: bytes | None, payload: bytes) -> None:
+        if subject.startswith(b"_INBOX.p."):
+            taken.append((subject, headers, payload))
+            return
+        with suppress(WireError):
+            taken.append(PulledMessage.parse(subject, reply, headers, payload))
+
+    client = SimpleNamespace(stats={"in_msgs": 0, "in_bytes": 0})
+    parser = FrameParser(cast("Client", client))
+    parser.raw_callbacks = {4: take, 5: lambda *fields: taken.append(fields)}
+    if together:
+        parser.runs[4] = run = PulledRun(b"_INBOX.p.", taken.extend)
+        run.bind(4)
+
+    async def parse() -> None:
+        places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+        for start, end in pairwise(places):
+            await parser.parse(data[start:end])
+
+    asyncio.run(parse())
+    assert not parser.buf
+    return [*map(_fields, taken), client.stats]
+
+
+def _fields(item: object) -> object:
+    return astuple(item) if isinstance(item, PulledMessage) else item
 
 
 @given(
@@ -184,15 +295,15 @@ def test_a_plain_completion_is_the_end_that_its_model_is(body: bytes, is_end: bo
 
 
 def test_answers_are_taken_many_at_a_time_up_to_one_of_another_form() -> None:
-    taken: list[tuple[bytes, bytes]] = []
-    run = AnswerRun(b"_INBOX.a.", taken.extend)
+    taken: list[tuple[int, bytes]] = []
+    run = AnswerRun(b"_INBOX.a.", lambda numbers, bodies: taken.extend(zip(numbers, bodies, strict=True)))
     run.bind(4)
     stored = b'MSG _INBOX.a.1 4 25\r\n{"stream":"o", "seq":9991}\r\n'
     stored = stored.replace(b" 25", b" %d" % len(b'{"stream":"o", "seq":9991}'))
     plain = stored + b"MSG _INBOX.a.22 4 0\r\n\r\n" + b"MSG _INBOX.a.3 4  0\r\n\r\n"
     body = b'{"stream":"o", "seq":9991}'
     assert run.take(b"..." + plain + b"MSG _INBOX.a.4 5 0\r\n\r\n", 3) == (3 + len(plain), 3, len(body))
-    assert taken == [(b"1", body), (b"22", b""), (b"3", b"")]
+    assert taken == [(1, body), (22, b""), (3, b"")]
     taken.clear()
     for other in (
         b"MSG _INBOX.a.1 4 4\r\n\r\n\r\n\r\n",

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class AnswerRun:
@@ -15,10 +15,10 @@ class AnswerRun:
     An answer with headers, such as one that nobody takes the request, is none of them.
 
     :param prefix: the inbox and a dot; the number of the request follows
-    :param on_answers: gets numbers and bodies
+    :param on_answers: gets the numbers of requests, and the body of each answer
     """
 
-    def __init__(self, prefix: bytes, on_answers: Callable[[list[tuple[bytes, bytes]]], None]) -> None:
+    def __init__(self, prefix: bytes, on_answers: Callable[[Sequence[int], Sequence[bytes]], None]) -> None:
         self._prefix = re.escape(prefix)
         self._on_answers = on_answers
 
@@ -35,13 +35,10 @@ class AnswerRun:
         match = self._frames.match(data, start)
         if match is None or match.end() == start:
             return start, 0, 0
-        answers: list[tuple[bytes, bytes]] = []
-        total = 0
-        for number, size, body in self._frame.findall(data, start, match.end()):
-            total += (length := len(body))
-            if int(size) != length:
-                # Made to look like one; the parser finds out where it ends.
-                return start, 0, 0
-            answers.append((number, body))
-        self._on_answers(answers)
-        return match.end(), len(answers), total
+        numbers, sizes, bodies = zip(*self._frame.findall(data, start, match.end()), strict=True)
+        lengths = list(map(len, bodies))
+        if list(map(int, sizes)) != lengths:
+            # Made to look like one; the parser finds out where it ends.
+            return start, 0, 0
+        self._on_answers(list(map(int, numbers)), bodies)
+        return match.end(), len(lengths), sum(lengths)

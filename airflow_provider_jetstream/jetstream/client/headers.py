@@ -81,12 +81,14 @@ def parse_headers(raw: bytes) -> Pairs:
 
 def first_values(raw: bytes) -> dict[str, str]:
     """Parse headers as they are on the wire into the first value of each name; what isn't UTF-8 is U+FFFD."""
-    values: dict[str, str] = {}
     if plain := _PLAIN.fullmatch(raw):
-        for line in plain[1].decode("ascii").split("\r\n")[1:]:
-            name, _, value = line.partition(": ")
-            values.setdefault(name, value)
-        return values
+        lines = [line.split(": ", 1) for line in plain[1].decode("ascii").split("\r\n")[1:]]
+        pairs = dict(lines)
+        if len(pairs) < len(lines):
+            first_pairs = dict(reversed(lines))
+            return {name: first_pairs[name] for name in pairs}
+        return pairs
+    values: dict[str, str] = {}
     for name, value in parse_headers(raw):
         if name:
             values.setdefault(readable_text(name), readable_text(str(value)))

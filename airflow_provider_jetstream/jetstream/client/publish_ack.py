@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.limits import SEQUENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
@@ -157,9 +157,9 @@ def parse_publish_ack(subject: str, answer: bytes) -> PubAck:
     return PubAck(stream, sequence, bool(ack.get("duplicate")), domain if isinstance(domain, str) else "")
 
 
-def is_plain_publish_ack(answer: bytes) -> bool:
-    """Return whether an answer says that a message is stored and wasn't before; any other may say the first as well."""
-    return _PLAIN.fullmatch(answer) is not None
+def are_plain_publish_acks(answers: Iterable[bytes]) -> bool:
+    """Return whether each answer says that a message is stored and wasn't before; others may say the first as well."""
+    return all(map(_PLAIN.fullmatch, answers))
 
 
 def publish_ack_pattern(stream: str) -> bytes:
