@@ -21,6 +21,8 @@ _LINE_BREAKS = str.maketrans("\r\n", "  ")
 _HIDDEN = re.compile(r"\n(?=nats-)", re.IGNORECASE)
 # Headers as nearly every client writes them: printable ASCII, one space behind the colon, and none at the end.
 _PLAIN = re.compile(rb"NATS/1\.0((?>(?:\r\n[!-9;-~]+: [!-~](?:[ -~]*[!-~])?)*))\r\n\r\n")
+# As above with one header, as most jobs have: their message id.
+_PLAIN_ONE = re.compile(rb"NATS/1\.0\r\n([!-9;-~]+): ([!-~](?:[ -~]*[!-~])?)\r\n\r\n")
 
 
 class Headers(dict[str, str]):
@@ -81,6 +83,8 @@ def parse_headers(raw: bytes) -> Pairs:
 
 def first_values(raw: bytes) -> dict[str, str]:
     """Parse headers as they are on the wire into the first value of each name; what isn't UTF-8 is U+FFFD."""
+    if plain := _PLAIN_ONE.fullmatch(raw):
+        return {plain[1].decode("ascii"): plain[2].decode("ascii")}
     if plain := _PLAIN.fullmatch(raw):
         lines = [line.split(": ", 1) for line in plain[1].decode("ascii").split("\r\n")[1:]]
         pairs = dict(lines)
