@@ -52,6 +52,25 @@ def test_absent_jobs_have_no_entries() -> None:
     assert (2 in index, 3 in index, 4 in index, index.entries_of(2)) == (False, True, False, ())
 
 
+@pytest.mark.parametrize("step", [1, 3, 7])
+def test_many_jobs_are_returned_with_the_entries_that_are_left(step: int) -> None:
+    index, count = EntryIndex(), 200
+    for number in range(1, count + 1):
+        # Two entries a job, in another order than that of the jobs unless the step is one.
+        job = (number * step) % count // 2 + 1
+        index.add(job, Entry(number, EntryKind.DELIVERIES, f"worker-{number % 2}", START, number))
+    index.drop_missing(SequenceSet(20, count, frozenset({64, 65, 66, 128, 129, 199})))
+    found = list(index.jobs())
+    assert [job for job, _ in found] == sorted({job for job, _ in found})
+    assert {entry.sequence for _, entries in found for entry in entries} == index.entry_sequences()
+    assert all(index.entries_of(job) == entries for job, entries in found)
+    # What is added while somebody reads is found at its place.
+    jobs = index.jobs()
+    next(jobs)
+    index.add(10_000, Entry(count + 1, EntryKind.DELIVERIES, None, START, 1))
+    assert [job for job, _ in jobs][-1] == 10_000
+
+
 def test_jobs_after_one() -> None:
     index = EntryIndex()
     for sequence in (5, 1, 3):

@@ -42,6 +42,9 @@ def test_a_column_is_a_list_of_its_numbers(
     assert [column[position] for position in range(len(expected))] == expected
     assert column[start:stop] == expected[start:stop]
     assert column[start:] == expected[start:]
+    for positions in ([], [0], range(len(expected)), range(start, min(stop, len(expected))), [1, 0, 2, 2]):
+        if all(position < len(expected) for position in positions):
+            assert column.at(positions) == [expected[position] for position in positions]
     with pytest.raises(IndexError):
         column[len(expected)]
 

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from itertools import compress
+from itertools import compress, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
@@ -28,6 +28,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DROPPED = 0
 # Looked up for every dead letter, at a fifth of what a call of the enumeration takes.
 _KINDS = {int(kind): kind for kind in EntryKind}
+# Few enough that what changes meanwhile is soon noticed.
+_TOGETHER = 64
 
 
 class EntryColumns(NamedTuple):
@@ -132,7 +134,7 @@ class EntryIndex:
 
         :param sequence: the job's stream sequence
         """
-        return tuple(self._entry(position) for position in self._order.of(sequence) if self._kinds[position])
+        return tuple(filter(None, self._entries_at(self._order.of(sequence))))
 
     def drop_missing(self, stored: SequenceSet) -> set[int]:
         """Forget the entries that aren't stored any more, where no entry of :mod:`.removed_entries` was added.
@@ -216,15 +218,16 @@ class EntryIndex:
         """
         entries: list[Entry] = []
         current = 0
-        for position in self._order.after(after):
-            sequence = self._sequences[position]
-            if not self._kinds[position]:
-                continue
-            if sequence != current and entries:
-                yield current, tuple(entries)
-                entries = []
-            current = sequence
-            entries.append(self._entry(position))
+        positions = self._order.after(after)
+        while some := list(islice(positions, _TOGETHER)):
+            for sequence, entry in zip(self._sequences.at(some), self._entries_at(some), strict=True):
+                if entry is None:
+                    continue
+                if sequence != current and entries:
+                    yield current, tuple(entries)
+                    entries = []
+                current = sequence
+                entries.append(entry)
         if entries:
             yield current, tuple(entries)
 
@@ -262,14 +265,18 @@ class EntryIndex:
         self._deletions.extend(job for job, kind in of_jobs if kind == EntryKind.DELETION)
         self._order.take_new()
 
-    def _entry(self, position: int) -> Entry:
-        return Entry(
-            sequence=self._entries[position],
-            kind=_KINDS[self._kinds[position]],
-            consumer=self._names[self._consumers[position]],
-            recorded_at=_EPOCH + timedelta(microseconds=self._recorded_at[position]),
-            deliveries=self._deliveries[position],
-        )
+    def _entries_at(self, positions: Sequence[int]) -> list[Entry | None]:
+        """Return entries by their positions; ``None`` for those that are dropped."""
+        names = self._names
+        columns = (self._entries, self._kinds, self._consumers, self._recorded_at, self._deliveries)
+        return [
+            Entry(sequence, _KINDS[kind], names[consumer], _EPOCH + timedelta(microseconds=recorded_at), deliveries)
+            if kind
+            else None
+            for sequence, kind, consumer, recorded_at, deliveries in zip(
+                *(column.at(positions) for column in columns), strict=True
+            )
+        ]
 
 
 async def read_index(

@@ -31,11 +31,13 @@ class EntryOrder:
         self._sequences = sequences
         self._runs: list[array[int]] = []
         self._ordered = 0
+        # The sequence at the end of the last run.
+        self._highest = 0
 
     def take_new(self) -> None:
         """Put the elements in order that were appended to the column since the last call."""
         for position in range(self._ordered, len(self._sequences)):
-            self._add(position)
+            self._add(position, self._sequences[position])
         self._ordered = len(self._sequences)
 
     def of(self, sequence: int) -> list[int]:
@@ -55,11 +57,11 @@ class EntryOrder:
         parts = [islice(run, start, None) for run, start in zip(self._runs, starts, strict=True)]
         return parts[0] if len(parts) == 1 else merge(*parts, key=self._sequences.__getitem__)
 
-    def _add(self, position: int) -> None:
-        sequence = self._sequences[position]
+    def _add(self, position: int, sequence: int) -> None:
         if self._runs:
             run = self._runs[-1]
-            if sequence >= self._sequences[run[-1]]:
+            if sequence >= self._highest:
+                self._highest = sequence
                 run.append(position)
                 return
             near = len(run) - _NEAR_END
@@ -69,6 +71,7 @@ class EntryOrder:
         self._runs.append(array("I", (position,)))
         if len(self._runs) > _MOST_RUNS:
             self._merge_last()
+        self._highest = self._sequences[self._runs[-1][-1]]
 
     def _merge_last(self) -> None:
         """Merge the last runs, as far as those before aren't much longer: so each position is merged a few times."""

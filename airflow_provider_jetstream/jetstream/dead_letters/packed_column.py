@@ -7,7 +7,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, Final, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _WIDTHS: Final = "bhiq"
 _BITS: Final = 10
@@ -68,6 +68,13 @@ class PackedColumn:
             self._parts[number] = part
             if number == len(self._parts) - 1:
                 self._last = part
+
+    def at(self, positions: Sequence[int]) -> list[int]:
+        """Return the numbers at positions; fast where these follow each other."""
+        start, count = positions[0] if positions else 0, len(positions)
+        if count and positions[-1] - start == count - 1 and list(positions) == [*range(start, start + count)]:
+            return self[start : start + count]
+        return [self[position] for position in positions]
 
     def append(self, value: int) -> None:
         """Add a number."""
