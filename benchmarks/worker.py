@@ -131,8 +131,8 @@ def _core(table: Table, name: str) -> str:
     return (
         f"{ours:.0f} µs of the worker's CPU a job and {servers:.0f} of the server's, which confirms each"
         f" acknowledgement, on {cores} cores{bound}, if neither waited for the other. The worker has"
-        f" {ours * way.rate / 1e6:.0%} of a core: by a profile a third is the message with its headers, identity and"
-        " times, a third the completion with its id, and a third the handler's task, both confirmations and the slot."
+        f" {ours * way.rate / 1e6:.0%} of a core: fed without a server, a third of it is the message with its headers,"
+        " a quarter or more the handler's start, an eighth the completion with its id, and the rest both confirmations."
         " In the rest it waits for the server, which has at most twice as many of its jobs as there are slots"
     )
 
