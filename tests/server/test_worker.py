@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.worker import Delivery, RetryLaterError, Worker
@@ -81,6 +84,53 @@ async def test_a_job_reaches_its_handler_with_everything_that_was_published(
     assert (without.id, without.headers) == ("2", {})
     with pytest.raises(ValueError, match="Expecting value"):
         without.json()
+
+
+async def test_jobs_of_any_form_that_arrive_together_are_each_as_they_are_stored(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    """Bodies that look like frames, subjects and headers of any bytes, with and without headers, small and large."""
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    forged = f"HMSG {name}.jobs.x 4 $JS.ACK.{name}.worker.1.9.9.9.9 12 13\r\nNATS/1.0\r\n\r\nx\r\n".encode()
+    bodies = [b"", b"x", b"\r\n", forged, b"MSG a 4 0\r\n\r\n" * 3, bytes(range(256)) * 200, b'{"id": "7"}']
+    kinds = [b"plain", b"caf\xe9", "\u00fc".encode(), b"a\x0bb", b"HMSG"]
+    blocks = [
+        b"",
+        b"A: 1",
+        b"Nats-Expected-Stream: %b" % name.encode(),
+        b"A: 1\r\nA: 2\r\nB: 3",
+        b"C: \xff",
+        b"D:no space",
+    ]
+    pick, count = random.Random(1), 400  # noqa: S311
+    for _ in range(count):
+        subject, body, block = (
+            b"%b.jobs.%b" % (name.encode(), pick.choice(kinds)),
+            pick.choice(bodies),
+            pick.choice(blocks),
+        )
+        headers = b"NATS/1.0\r\n%b\r\n\r\n" % block if block else b""
+        connection.write(encode_message(subject, body, headers))
+    await eventually(lambda: _is_stored(connection, queue, count))
+    stored = {number: await get_message(connection, queue.name, number) for number in range(1, count + 1)}
+    jobs: list[Delivery] = []
+
+    async def handle(job: Delivery) -> None:
+        jobs.append(job)
+
+    async with running_worker(Worker(queue, "worker", handle, settings, concurrency=100)):
+        await eventually(empty(connection, queue))
+    assert [job.sequence for job in jobs] == [*range(1, count + 1)]
+    for job in jobs:
+        message = stored[job.sequence]
+        assert message is not None
+        firsts = dict(reversed([(key, readable_text(value)) for key, value in message.headers]))
+        assert (job.subject, job.body, job.headers, job.attempt) == (message.subject, message.data, firsts, 1)
+    assert await stored_count(connection, f"{name}-events") == count
+
+
+async def _is_stored(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
+    return await stored_count(connection, queue.name) == count
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
