@@ -25,7 +25,7 @@ from benchmarks.report import ROUNDS, Goal, Sample, Table, Way, Workload, measur
 from benchmarks.worker_ways import BATCH, CONSUMER, SLEEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from testbed.nats_server import NatsServer
 
@@ -34,12 +34,14 @@ BODY = b"x" * 200
 _IN_FLIGHT = 1_000
 _VERIFY_TRIES, _VERIFY_PAUSE = 300, 0.1
 _TEN_CALLS = "worker, batches of 100, ten calls"
+_BOUNDED = "C floor, at most 200 jobs at a time"
 _FLOOR = Path(__file__).parent / "floor" / "worker.c"
 _TEXT = """Jobs of 200 bytes with ids, stored before; the handlers are async and do nothing, unless the way says else.
 A completion is stored for each job, and its acknowledgement is confirmed after that; the plain ways acknowledge only
 (the worker's and nats-py's acknowledgements are confirmed, the floor's aren't). The floor is a C program that keeps two
-pull requests of 1,000 open and checks nothing; a worker has twice as many unsettled jobs as its handlers have: 200 with
-100 slots or one call of 100 jobs, 2,000 with ten calls. The loop of nats-py fetches as many jobs as it has slots, and
+pull requests of 1,000 open and checks nothing, however many jobs aren't settled yet. A worker has at most twice as many
+unsettled jobs as its handlers have: 200 with 100 slots or one call of 100 jobs, 2,000 with ten calls; a second run of
+the C program has at most 200 requested or unsettled. The loop of nats-py fetches as many jobs as it has slots, and
 gathers what it does for each. Beside the worker's jobs of 5 ms stand as many tasks that only sleep. CPU is that of the
 process and of the server for one job. Logging is off."""
 
@@ -55,7 +57,8 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
     with tempfile.TemporaryDirectory() as folder:
         floor = _compile(Path(folder) / "floor")
         confirmed = {
-            **_floor(floor, 20_000 // part, "confirmed"),
+            **_floor("C floor", floor, 20_000 // part, "confirmed"),
+            **_floor(_BOUNDED, floor, 20_000 // part, "confirmed", str(2 * BATCH)),
             "worker, 100 slots": _apart("worker", 100, 20_000 // part),
             "worker, 10 slots": _apart("worker", 10, 10_000 // part),
             "worker, 1 slot": _apart("worker", 1, 5_000 // part),
@@ -70,7 +73,7 @@ def measure(short: bool) -> Workload:  # noqa: FBT001
             "trigger, light load": _apart("ends", 10, 100, publish=False),
         }
         plain = {
-            **_floor(floor, 20_000 // part, "plain"),
+            **_floor("C floor", floor, 20_000 // part, "plain"),
             "worker, 100 slots": _apart("worker", 100, 20_000 // part, events=False),
             "worker, batches of 100": _apart("batch", BATCH, 20_000 // part, events=False),
             _TEN_CALLS: _apart("batch", 10 * BATCH, 20_000 // part, events=False),
@@ -98,13 +101,19 @@ def _goals(table: Table, with_time: Table, light: Way, ends: Way) -> list[Goal]:
     sleeps, sleeping = with_time.ways
     at_hundred, batches, loop = "worker, 100 slots", "worker, batches of 100", "nats-py, 100 at a time"
     slots_limit, batches_limit, calls_limit = (_core(table, name) for name in (at_hundred, batches, _TEN_CALLS))
-    of_floor = [
-        Goal("100 slots, of the C floor", table.share(at_hundred), 0.3, limit=slots_limit),
-        Goal("batches of 100, ten calls at a time, of the C floor", table.share(_TEN_CALLS), 0.5, limit=calls_limit),
-        Goal("batches of 100, one call at a time, of the C floor", table.share(batches), 0.5, limit=batches_limit),
-    ]
+    of_floor = (
+        ("100 slots", at_hundred, table.floor, 0.3, slots_limit),
+        ("100 slots", at_hundred, _BOUNDED, 0.3, slots_limit),
+        ("batches of 100, ten calls at a time", _TEN_CALLS, table.floor, 0.5, calls_limit),
+        ("batches of 100, one call at a time", batches, table.floor, 0.5, batches_limit),
+        ("batches of 100, one call at a time", batches, _BOUNDED, 0.5, batches_limit),
+    )
     return [
-        *(of_floor if table.floor else []),
+        *(
+            Goal(f"{text}, of the {floor}", table.share(name, floor), goal, limit=limit)
+            for text, name, floor, goal, limit in of_floor
+            if table.floor
+        ),
         Goal("100 slots, of the loop of nats-py", table.share(at_hundred, loop), 2.5, limit=slots_limit),
         Goal("1 slot, jobs a second", table.way("worker, 1 slot").rate, 2_000),
         Goal(
@@ -145,14 +154,14 @@ def _compile(target: Path) -> Path | None:
     return target
 
 
-def _floor(program: Path | None, jobs: int, kind: str) -> dict[str, Callable[[NatsServer], Sample]]:
-    return {"C floor": partial(_run_floor, program, jobs, kind)} if program else {}
+def _floor(name: str, program: Path | None, jobs: int, *options: str) -> dict[str, Callable[[NatsServer], Sample]]:
+    return {name: partial(_run_floor, program, jobs, options)} if program else {}
 
 
-def _run_floor(program: Path, jobs: int, kind: str, server: NatsServer) -> Sample:
-    queue = asyncio.run(_prepare(server.url, jobs, events=kind == "confirmed", publish=True))
+def _run_floor(program: Path, jobs: int, options: Sequence[str], server: NatsServer) -> Sample:
+    queue = asyncio.run(_prepare(server.url, jobs, events="confirmed" in options, publish=True))
     before = server_cpu(server)
-    command = [str(program), str(server.port), queue.name, CONSUMER, str(jobs), kind]
+    command = [str(program), str(server.port), queue.name, CONSUMER, str(jobs), *options]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
     seconds, cpu = map(float, ended.stdout.split())
     used = server_cpu(server) - before

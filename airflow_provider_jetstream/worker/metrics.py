@@ -131,5 +131,5 @@ class _PrometheusConsumer:
 
     def record_deliveries(self, outcome: str, seconds: Sequence[float]) -> None:
         self._jobs.labels(*self._values, outcome).inc(len(seconds))
-        for each in seconds:
-            self._seconds.observe(each)
+        for duration in seconds:
+            self._seconds.observe(duration)

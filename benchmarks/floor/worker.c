@@ -1,9 +1,9 @@
 /* The floor of a worker: pulls jobs, stores a completion for each, then acknowledges it, with no checks.
  *
- * worker PORT STREAM CONSUMER JOBS confirmed|plain
+ * worker PORT STREAM CONSUMER JOBS confirmed|plain [UNSETTLED]
  *
  * "confirmed" stores completions with the headers and ids of a worker and waits for each confirmation; "plain" only
- * acknowledges. Prints the seconds from the first pull request to the last confirmation,
+ * acknowledges. With UNSETTLED at most so many jobs are requested or not settled. Prints the seconds from the first pull request to the last confirmation,
  * and the CPU seconds.
  */
 #define _GNU_SOURCE
@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BATCH = 1000, INPUT = 1 << 20, OUTPUT = 4 << 20, REPLY = 200 };
+enum { INPUT = 1 << 20, OUTPUT = 4 << 20, REPLY = 200 };
 
 static char input[INPUT + 1], output[OUTPUT];
 static size_t filled, waiting;
@@ -52,10 +52,11 @@ static void receive(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) return 2;
+    if (argc != 6 && argc != 7) return 2;
     const char *stream = argv[2], *consumer = argv[3];
     const long jobs = atol(argv[4]);
     const int confirmed = !strcmp(argv[5], "confirmed");
+    const long unsettled = argc > 6 ? atol(argv[6]) : 0, batch = unsettled ? unsettled / 4 : 1000;
     char(*replies)[REPLY] = calloc(jobs + 1, REPLY);
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[1]))};
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -68,10 +69,13 @@ int main(int argc, char **argv) {
     double began = now();
     long pulled = 0, requested = 0, done = 0;
     while (done < jobs) {
-        while (requested < jobs && requested - pulled < 2 * BATCH - BATCH / 2) {
-            waiting += sprintf(output + waiting, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.%s _INBOX.floor.p 39\r\n"
-                                                 "{\"batch\": 1000, \"expires\": 30000000000}\r\n", stream, consumer);
-            requested += BATCH;
+        while (requested < jobs &&
+               (unsettled ? requested - done + batch <= unsettled : requested - pulled < 2 * batch - batch / 2)) {
+            char body[80];
+            int bytes = sprintf(body, "{\"batch\": %ld, \"expires\": 30000000000}", batch);
+            waiting += sprintf(output + waiting, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.%s _INBOX.floor.p %d\r\n%s\r\n", stream,
+                               consumer, bytes, body);
+            requested += batch;
         }
         flush_output();
         receive();
