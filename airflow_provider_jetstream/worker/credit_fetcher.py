@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Self
 
+from airflow_provider_jetstream.jetstream.client.delivery_run import DeliveryRun
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
 from airflow_provider_jetstream.jetstream.errors import UnreachableError, WireError
@@ -22,7 +23,6 @@ from airflow_provider_jetstream.worker.fetcher import (
     parse_status,
 )
 from airflow_provider_jetstream.worker.pulled_message import PulledMessage
-from airflow_provider_jetstream.worker.pulled_run import PulledRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ class _PullInbox:
     ) -> None:
         self.filter = f"{inbox}.*"
         self._prefix = f"{inbox}.".encode()
-        self.run = PulledRun(self._prefix, self._on_jobs)
+        self.run = DeliveryRun(self._prefix, PulledMessage.of, self._on_jobs)
         self._deliver = deliver
         self._on_end = on_end
         self._requests = 0

@@ -24,10 +24,6 @@ _REPLY: Final = re.compile(
     rb"\$JS\.ACK\.(?:[^.]+\.[^.]+\.)?([^.]+)\.([^.]+)\.(\d{1,18})\.(\d{1,18})\.\d{1,20}\.(\d{1,19})\.\d{1,20}(?:\..*)?"
 )
 
-# As above without what may be missing, as nearly all servers send it: it is matched in half of the time.
-SHORT_REPLY: Final = (
-    rb"\$JS\.ACK\.([^. \t\r\n]+)\.([^. \t\r\n]+)\.(\d{1,18})\.(\d{1,18})\.\d{1,20}\.(\d{1,19})\.\d{1,20}"
-)
 # Many jobs have the same.
 _decode_name = lru_cache(maxsize=256)(decode_text)
 

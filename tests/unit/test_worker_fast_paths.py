@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
+from airflow_provider_jetstream.jetstream.client.delivery_run import DeliveryRun
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_requests
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values, parse_headers
@@ -35,7 +36,6 @@ from airflow_provider_jetstream.worker.completion import CompletionWriter
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.job_run import JobRun
 from airflow_provider_jetstream.worker.pulled_message import PulledMessage
-from airflow_provider_jetstream.worker.pulled_run import PulledRun
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -184,7 +184,7 @@ def _taken(data: bytes, cuts: list[int], *, together: bool) -> list[object]:
     parser = FrameParser(cast("Client", client))
     parser.raw_callbacks = {4: take, 5: lambda *fields: taken.append(fields)}
     if together:
-        parser.runs[4] = run = PulledRun(b"_INBOX.p.", taken.extend)
+        parser.runs[4] = run = DeliveryRun(b"_INBOX.p.", PulledMessage.of, taken.extend)
         run.bind(4)
 
     async def parse() -> None:
