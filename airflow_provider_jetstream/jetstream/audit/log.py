@@ -135,6 +135,13 @@ class AuditLog:
         """
         return await read_ranges(self._connection, self.stream, self.queue, self.created, sequences)
 
+    def has_no_range_of(self, sequence: int) -> bool:
+        """Return whether the records about ranges that were read prove that none of them is about a job.
+
+        :param sequence: the job's stream sequence
+        """
+        return self._ranges is not None and self._ranges.covers(sequence) and self._ranges.last(sequence) is None
+
     async def last_record(self, sequence: int) -> LetterRecord | None:
         """Read the last action on a job.
 

@@ -31,7 +31,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Announced, Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
 # By sequence or subject; ``None`` where no such message is stored.
@@ -64,7 +64,7 @@ async def read_announced(connection: Connection, streams: Collection[str], *, ba
     view.batch_readers = {name: readers[name].get_run for name in exact}
 
     @asynccontextmanager
-    async def prefetch(plans: Iterable[ReadPlan]) -> AsyncIterator[None]:
+    async def prefetch(plans: Iterable[ReadPlan]) -> AsyncIterator[Announced]:
         read: dict[str, _Messages] = {}
 
         async def read_plan(plan: ReadPlan) -> None:
@@ -77,7 +77,7 @@ async def read_announced(connection: Connection, streams: Collection[str], *, ba
         await map_concurrently(read_plan, others)
         token = _announced.set((readers, read))
         try:
-            yield
+            yield read
         finally:
             _announced.reset(token)
 

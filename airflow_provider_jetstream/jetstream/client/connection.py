@@ -10,7 +10,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 RawMessage: TypeAlias = tuple[bytes, bytes]
 # Takes subject, reply, headers and body of a message as they are on the wire; without headers ``None``.
 OnMessage: TypeAlias = "Callable[[bytes, bytes, bytes | None, bytes], None]"
+# What was read at once: by stream, and there by sequence or subject; ``None`` where no such message is stored.
+Announced: TypeAlias = "Mapping[str, Mapping[int | str, StoredMessage | None]]"
+
+_NOTHING: Final[Announced] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +250,9 @@ class Connection(Protocol):
     def discard_inbox(self) -> AbstractAsyncContextManager[str]:
         """Open an inbox whose messages are dropped."""
 
-    def prefetch(self, plans: Iterable[ReadPlan]) -> AbstractAsyncContextManager[object]:
-        """Announce the single messages that the block is about to read, so that a connection may read them at once."""
-        return nullcontext(plans)
+    def prefetch(self, plans: Iterable[ReadPlan]) -> AbstractAsyncContextManager[Announced]:
+        """Announce the single messages that the block is about to read, so that a connection may read them at once.
+
+        The block gets what was read, which may be nothing: single reads in it return the same messages.
+        """
+        return nullcontext(_NOTHING)

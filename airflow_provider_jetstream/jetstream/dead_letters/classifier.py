@@ -8,12 +8,11 @@ entries are about the very message that is stored now, or about one of which a c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.archive import with_archived_subject
-from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
 from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
@@ -27,19 +26,18 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reaso
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     COPIES,
     Entry,
-    EntryKind,
-    death_entries,
     is_handled,
     last_consumer,
     parked_entries,
     stored_entries,
-    valid_since,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import ADVISORIES, merge_entries, read_parked
 from airflow_provider_jetstream.jetstream.dead_letters.gone_jobs import GoneJobs
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import ended_late
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.letters_by_advisory import LettersByAdvisory
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.dead_letters.stored_job import dead_letter_of, judge_stored_job
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -48,14 +46,17 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
     from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Announced, Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
     from airflow_provider_jetstream.jetstream.dead_letters.handled import HandledJobs
     from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
-    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+
+# Before other tasks of the event loop may run.
+_JUDGED_AT_ONCE = 32
 
 
 @dataclass(slots=True)
@@ -99,12 +100,32 @@ class Classifier:
             batch = jobs[start : start + MAX_CONCURRENT]
             empty = await self._empty_streams()
             await self.handled.refresh(empty)
-            async with self.connection.prefetch(self._read_plans(batch, empty)):
+            async with self.connection.prefetch(self._read_plans(batch, empty)) as announced:
                 audit = None if self.audit is None or self.audit.stream in empty else self.audit
                 audit = audit and await audit.with_ranges_of(sequence for sequence, _ in batch)
-                results = await map_concurrently(partial(self._classify, empty, audit), batch)
-            classified += await self.origins.add_to(results)
+                letters = await self._letters_by_advisory(batch, announced, empty, audit)
+                remaining = [job for job, letter in zip(batch, letters, strict=True) if letter is None]
+                others = iter(await map_concurrently(partial(self._classify, empty, audit), remaining))
+            classified += await self.origins.add_to([letter or next(others) for letter in letters])
         return classified
+
+    async def _letters_by_advisory(
+        self,
+        jobs: Sequence[tuple[int, tuple[Entry, ...]]],
+        announced: Announced,
+        empty: Collection[str],
+        audit: AuditLog | None,
+    ) -> list[DeadLetter | None]:
+        """Return the letters that need nothing more to be read; ``None`` for every other job."""
+        if self.handled.may_have_any:
+            return [None] * len(jobs)
+        events = None if self.events in empty else self.events
+        find = LettersByAdvisory(self.snapshot, self.inconsistent_consumers, announced, events, audit).find
+        letters = []
+        for start in range(0, len(jobs), _JUDGED_AT_ONCE):
+            letters += [find(*job) for job in jobs[start : start + _JUDGED_AT_ONCE]]
+            await pause_if_due()
+        return letters
 
     async def _empty_streams(self) -> frozenset[str]:
         """Return which of the events stream and the audit hold no message now, so that nothing can be read from them.
@@ -181,18 +202,13 @@ class Classifier:
             copies = [entry for entry in entries if entry.kind in COPIES]
             preserved = any(entry.recorded_at >= message.stored_at for entry in copies)
             death = self._death_without_entry(message, None)
-            letter = self._letter(message, BodySource.QUEUE, death, None, preserved=preserved, entries=entries)
+            letter = dead_letter_of(message, BodySource.QUEUE, death, None, preserved=preserved, entries=entries)
             return await self._with_copy_sequence(letter, audited)
-        since = valid_since(message, consumer, audited)
-        # The job is stored, so an advisory that it was deleted is wrong.
-        valid = [entry for entry in entries if entry.recorded_at >= since and entry.kind != EntryKind.DELETION]
-        deaths, consistent = death_entries(valid), consumer.name not in self.inconsistent_consumers
-        has_evidence = consistent and any(consumer.believes(entry.recorded_at) for entry in deaths)
+        judged = judge_stored_job(message, consumer, entries, audited, self.inconsistent_consumers)
+        if isinstance(judged, Status):
+            return judged
+        since, valid = judged
         requeued_at = audited.at if audited and audited.in_place else None
-        if not consumer.proves_death(message.sequence, has_evidence=has_evidence, requeued_at=requeued_at):
-            if deaths and not has_evidence and (consistent or consumer.may_have_open(message.sequence)):
-                return Status.UNCERTAIN
-            return Status.ALIVE if valid or not entries else Status.STALE
         preserved, origin = False, None
         if valid:
             merged = await merge_entries(
@@ -205,7 +221,7 @@ class Classifier:
                 # A stream that sourced the queue kept it, and was deleted before it took the job.
                 return Status.COMPLETED
             death = self._death_without_entry(message, consumer)
-        letter = self._letter(
+        letter = dead_letter_of(
             message, BodySource.QUEUE, death, consumer, preserved=preserved, origin=origin, entries=entries
         )
         return await self._unless_handled(await self._with_copy_sequence(letter, audited), valid, since, audited)
@@ -262,7 +278,7 @@ class Classifier:
             return Status.COMPLETED
         death = replace(self._death_without_entry(message, consumer), reason=Reason.UNACCOUNTED)
         preserved = source == BodySource.COPY
-        letter = self._letter(message, source, death, consumer, preserved=preserved, entries=entries)
+        letter = dead_letter_of(message, source, death, consumer, preserved=preserved, entries=entries)
         since = audited.at if audited else message.stored_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), [], since)
 
@@ -275,7 +291,7 @@ class Classifier:
         for entry in parked_entries(entries, audited):
             if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, entry):
                 death, job, why, origin = parked
-                letter = self._letter(job, BodySource.COPY, death, None, preserved=True, parked=why, origin=origin)
+                letter = dead_letter_of(job, BodySource.COPY, death, None, preserved=True, parked=why, origin=origin)
                 letter = await self._with_copy_sequence(letter, None)
                 return await self._unless_handled(letter, [], entry.recorded_at)
         # A job that was requeued in place may have died again.
@@ -296,36 +312,9 @@ class Classifier:
             return status or Status.GONE
         message = await with_archived_subject(self.archive, message)
         preserved = source == BodySource.COPY
-        letter = self._letter(message, source, merged.death, None, preserved=preserved, origin=merged.origin)
+        letter = dead_letter_of(message, source, merged.death, None, preserved=preserved, origin=merged.origin)
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
-
-    def _letter(
-        self,
-        message: StoredMessage,
-        source: BodySource,
-        death: Death,
-        consumer: ConsumerState | None,
-        *,
-        preserved: bool,
-        parked: str | None = None,
-        origin: Origin | None = None,
-        entries: Sequence[Entry] = (),
-    ) -> DeadLetter:
-        return DeadLetter(
-            death=death,
-            subject=message.subject,
-            body=message.data,
-            headers=message.headers,
-            time=message.time,
-            source=source,
-            entries=tuple(entry.sequence for entry in entries),
-            preserved=preserved,
-            ready_at=death.died_at + (consumer.max_ack_wait if consumer else timedelta()),
-            parked=parked,
-            # A record's origin counts only where it is the one that the job's key names.
-            origin=origin_of(message.headers, {origin.key: origin} if origin else {}),
-        )
 
     async def _completed_at(self, sequence: int, consumers: Collection[str | None]) -> datetime | None:
         """Return when a job's completion was stored; ``None`` where none is."""

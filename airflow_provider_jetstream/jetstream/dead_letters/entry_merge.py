@@ -49,17 +49,7 @@ async def merge_entries(
     """
     if len(entries) == 1 and entries[0].kind == EntryKind.DELIVERIES:
         # Nearly every letter's: there is nothing to merge it with, and nothing more to read.
-        (entry,) = entries
-        death = Death(
-            stream=snapshot.queue,
-            created=snapshot.created,
-            sequence=sequence,
-            consumer=entry.consumer or None,
-            reason=Reason.MAX_DELIVERIES,
-            died_at=entry.recorded_at,
-            deliveries=entry.deliveries or None,
-        )
-        return MergedEntry(death, None, None)
+        return MergedEntry(death_by_advisory(snapshot, sequence, entries[0]), None, None)
     kinds = {entry.kind for entry in entries}
     copied, stored_at = await _read_best_record(connection, dead_letter_queue, snapshot, entries)
     record, job = (copied.death, copied.job) if copied else (None, None)
@@ -92,6 +82,22 @@ async def merge_entries(
         error_place=record.error_place if record else None,
     )
     return MergedEntry(death, job if job and job.subject else None, copied.origin if copied else None)
+
+
+def death_by_advisory(snapshot: QueueSnapshot, sequence: int, advisory: Entry) -> Death:
+    """Return the death of a job of which nothing but the advisory about used-up deliveries tells.
+
+    :param sequence: the job's stream sequence
+    """
+    return Death(
+        stream=snapshot.queue,
+        created=snapshot.created,
+        sequence=sequence,
+        consumer=advisory.consumer or None,
+        reason=Reason.MAX_DELIVERIES,
+        died_at=advisory.recorded_at,
+        deliveries=advisory.deliveries or None,
+    )
 
 
 async def read_parked(

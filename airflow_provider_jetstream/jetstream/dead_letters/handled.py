@@ -64,6 +64,11 @@ class HandledJobs:
             and await next_message(self.connection, self.reports, 1, handled_filter(self.queue)) is not None
         )
 
+    @property
+    def may_have_any(self) -> bool:
+        """Whether there is a report, or a handler that removes entries: then :meth:`status` has to read them."""
+        return self._any_report or self.has_handlers
+
     def report_subjects(self, sequences: Sequence[int]) -> list[str]:
         """Return the subjects of the reports that :meth:`status` reads."""
         return [handled_subject(self.queue, sequence) for sequence in sequences] if self._any_report else []

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
     from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import StreamReader
-    from airflow_provider_jetstream.jetstream.client.connection import RawMessage, ReadPlan
+    from airflow_provider_jetstream.jetstream.client.connection import Announced, RawMessage, ReadPlan
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
     _Result = TypeVar("_Result")
@@ -193,15 +193,15 @@ class BlockingConnection(Connection):
         return await self._readers[stream].get_last(subjects) if subjects else []
 
     @asynccontextmanager
-    async def prefetch(self, plans: Iterable[ReadPlan]) -> AsyncIterator[None]:
+    async def prefetch(self, plans: Iterable[ReadPlan]) -> AsyncIterator[Announced]:
         """Read at once the single messages that the block is about to read."""
-        readers: list[StreamReader] = []
+        readers: dict[str, StreamReader] = {}
         try:
             for plan in plans:
                 if reader := self._readers.get(plan.stream):
-                    readers.append(reader)
+                    readers[plan.stream] = reader
                     await reader.prefetch(plan.sequences, plan.subjects)
-            yield
+            yield {stream: reader.prefetched for stream, reader in readers.items()}
         finally:
-            for reader in readers:
+            for reader in readers.values():
                 reader.forget()

@@ -40,8 +40,8 @@ class StreamReader(ABC):
         self._connection = connection
         self._stream = stream
         self._subject = f"{connection.api_prefix}.{api}.{stream}"
-        # Messages that were read ahead, by sequence or subject.
-        self._prefetched: dict[int | str, StoredMessage | None] = {}
+        # Messages that were read ahead, by sequence or subject; ``None`` where none is stored.
+        self.prefetched: dict[int | str, StoredMessage | None] = {}
 
     @abstractmethod
     def parse(self, header: bytes, body: bytes) -> StoredMessage | None:
@@ -51,8 +51,8 @@ class StreamReader(ABC):
         """Read one message by a request as ``MSG.GET`` takes it."""
         if len(request) == 1:
             (key,) = request.values()
-            if key in self._prefetched:
-                return self._prefetched[key]
+            if key in self.prefetched:
+                return self.prefetched[key]
         message = self.parse(*await Request(self._subject, _encode(request)))
         return await with_exact_subject(self._connection, self._stream, message) if message else None
 
@@ -62,15 +62,15 @@ class StreamReader(ABC):
         :param sequences: sequences of messages, in order
         :param subjects: subjects whose last messages are read
         """
-        self._prefetched.update(dict.fromkeys((*sequences, *subjects)))
+        self.prefetched.update(dict.fromkeys((*sequences, *subjects)))
         if subjects:
-            self._prefetched.update({message.subject: message for message in await self.get_last(subjects)})
+            self.prefetched.update({message.subject: message for message in await self.get_last(subjects)})
         if sequences:
-            self._prefetched.update({message.sequence: message for message in await self.get_many(sequences)})
+            self.prefetched.update({message.sequence: message for message in await self.get_many(sequences)})
 
     def forget(self) -> None:
         """Drop what was prefetched."""
-        self._prefetched.clear()
+        self.prefetched.clear()
 
     async def get_many(self, sequences: Sequence[int]) -> Iterable[StoredMessage]:
         """Read the messages of sequences, which are in order; omits those that aren't stored."""
