@@ -7,11 +7,17 @@ tests.
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, encode_record
+from airflow_provider_jetstream.jetstream.audit.letter_ranges import (
+    LetterRange,
+    SimilarLetters,
+    letter_range_subject,
+)
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
@@ -57,7 +63,9 @@ BODIES = [
 # No consumer's filter matches the last one.
 SUBJECTS = ("till.a", "till.b", "press.a", "unmatched.a")
 JOBS = 60
-DELETED, COMPLETED, REDRIVEN, REQUEUED, MARKED = (range(first, JOBS + 1, 10) for first in range(1, 6))
+DELETED, COMPLETED, REDRIVEN, REQUEUED, MARKED, PARKED = (range(first, JOBS + 1, 10) for first in (1, 2, 3, 4, 5, 7))
+# Nothing but their entries is known about the other jobs.
+TOUCHED = frozenset(chain(DELETED, COMPLETED, REDRIVEN, REQUEUED, MARKED, PARKED))
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -70,7 +78,7 @@ class ScannedQueue(NamedTuple):
 
 
 async def make_queue(server: NatsServer, name: str) -> ScannedQueue:
-    """Make a queue some of whose jobs are deleted, completed, redriven, requeued or marked."""
+    """Make a queue some of whose jobs are deleted, completed, redriven, requeued, marked or parked."""
     consumers = [{"name": consumer, "filter_subject": f"{name}.jobs.{consumer}.>"} for consumer in ("till", "press")]
     queue = small_queue(
         name,
@@ -120,6 +128,11 @@ async def _add_evidence(scan: Scan, queue: WorkQueue) -> None:
     audit = AuditLog(connection, queue.audit.name, queue.name, scan.snapshot.created)
     if any(refusals := await audit.write(records)):
         raise ValueError(f"records were refused: {refusals}")
+    parked = SimilarLetters(
+        subject="x", reason="max_deliveries", fingerprint="x", sequences=((PARKED.start, len(PARKED), PARKED.step),)
+    )
+    record = LetterRange(stream=queue.name, created=scan.snapshot.created, action="parked", groups=(parked,))
+    await store(connection, letter_range_subject(queue.name, PARKED.start, "parked"), encode_record(record))
 
 
 async def publish_raw_subject(server: NatsServer, subject: bytes) -> None:
@@ -156,14 +169,14 @@ def any_entries(draw: st.DrawFn, queue: ScannedQueue) -> list[tuple[int, Entry]]
     late = datetime.now(UTC) + timedelta(hours=1)
 
     @st.composite
-    def entries(draw: st.DrawFn) -> tuple[int, Entry]:
-        job = draw(sequences)
+    def entries(draw: st.DrawFn, jobs: st.SearchStrategy[int] = sequences) -> tuple[int, Entry]:
+        job = draw(jobs)
         consumer = draw(st.sampled_from([*[consumer_of(job)] * 5, "till", "other"]))
         recorded_at = draw(st.one_of(st.just(late), any_times(queue)))
         sequence, deliveries = draw(st.integers(1, 2**40)), draw(st.sampled_from([0, 1, 5]))
         return advisory(job, recorded_at, consumer, kind=draw(kinds), sequence=sequence, deliveries=deliveries)
 
-    several = st.lists(entries(), max_size=40)
+    several = st.lists(entries(st.integers(7, 20)), max_size=40)
     one_per_job = st.lists(entries(), min_size=20, max_size=JOBS, unique_by=lambda entry: entry[0])
     return draw(st.one_of(several, one_per_job))
 
@@ -171,7 +184,8 @@ def any_entries(draw: st.DrawFn, queue: ScannedQueue) -> list[tuple[int, Entry]]
 @st.composite
 def any_context(draw: st.DrawFn, queue: ScannedQueue) -> ScanContext:
     """Draw what a scan knows: how far the consumers have come, what was created anew, and whether events exist."""
-    context = with_consumers(queue.context, delivered=draw(st.sampled_from([0, JOBS // 2, JOBS + 10])))
+    delivered, in_flight = draw(st.sampled_from([0, JOBS // 2, JOBS + 10])), draw(st.sampled_from([3, 0]))
+    context = with_consumers(queue.context, delivered=delivered, in_flight=in_flight)
     if draw(st.booleans()):
         context = replace(context, snapshot=replace(context.snapshot, created=draw(any_times(queue)).isoformat()))
     if draw(st.booleans()):

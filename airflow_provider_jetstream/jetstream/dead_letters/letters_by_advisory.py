@@ -59,12 +59,7 @@ class LettersByAdvisory:
             return None
         # The archive may have the whole of a subject of which the server shows only a part.
         consumer = None if UNKNOWN_BYTE in message.subject else self._snapshot.consumer_for(message.subject)
-        # A consumer that had the job before may have completed it.
-        if (
-            consumer is None
-            or entries[0].consumer != consumer.name
-            or self._has_other_evidence(sequence, consumer.name)
-        ):
+        if consumer is None or self._has_other_evidence(sequence, consumer.name):
             return None
         judged = judge_stored_job(message, consumer, entries, None, self._inconsistent_consumers)
         # The numbers may prove a death that this entry, an old one, isn't about.

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_jetstream.jetstream.client.concurrency import sleep
+from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
@@ -28,7 +28,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 # A shorter run is read as fast as its last copy is.
 _SHORT_RUN = 16
-_COPIES_AT_ONCE = 1_000
+# Before other tasks of the event loop may run.
+_COPIES_AT_ONCE = 32
 
 
 class ReadEntry(NamedTuple):
@@ -101,7 +102,7 @@ class StoredCopies:
                 for count in range(last - first + 1):
                     index.add(self._jobs[position + count], self._entry(position + count))
                     if count % _COPIES_AT_ONCE == _COPIES_AT_ONCE - 1:
-                        await sleep(0)
+                        await pause_if_due()
                     yield ReadEntry(first + count, self._jobs[position + count], is_own_copy=True)
                 index.read_to = last
             else:
