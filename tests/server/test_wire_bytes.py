@@ -190,6 +190,17 @@ async def test_a_job_whose_exact_subject_nothing_shows_is_set_aside_by_itself(
     }
 
 
+async def test_the_archive_shows_the_exact_subject_of_a_job_that_used_up_its_deliveries(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, allow_direct=False)
+    await publish_jobs(connection, queue, "ab")
+    await publish_raw(nats, odd := f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")
+    await exhaust_deliveries(connection, queue, 3)
+    findings = await find_dead_letters(connection, queue)
+    assert [letter.subject for letter in findings.letters] == [f"{name}.jobs.plain", f"{name}.jobs.plain", odd]
+
+
 @pytest.mark.since_server("2.11", "the exact subject in direct gets")
 async def test_direct_gets_show_the_exact_subject(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **NO_ARCHIVE)
