@@ -109,7 +109,7 @@ async def test_jobs_of_which_nothing_but_one_advisory_tells_are_found_without_th
     assert not any(found.spy_return_list)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_both_agree_on_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:
     entries, context = data.draw(any_entries(queue)), data.draw(any_context(queue))
