@@ -159,16 +159,20 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
                 self._deferred_wait = await deferred_wait(connection, cursor, names)
                 return None
             await self._push_job_reports(connection, cursor, report, names)
-            await self._cancel_rest(connection, cursor.queue, cursor.events, report.awaited)
+            await self._cancel_rest(connection, cursor.queue, cursor.events, cursor.created, report.awaited)
             raise self._overdue(cursor.queue, sequence_ranges(report.awaited)) from None
         except JetStreamProviderError as error:
             await self._push_job_reports(connection, cursor, report, names)
             is_final = isinstance(error, TerminalError)
-            await self._cancel_rest(connection, cursor.queue, cursor.events, report.awaited, is_final=is_final)
+            await self._cancel_rest(
+                connection, cursor.queue, cursor.events, cursor.created, report.awaited, is_final=is_final
+            )
             raise
         else:
             if self._policy().violation(ended.as_json()):
-                await self._cancel_rest(connection, cursor.queue, cursor.events, ended.awaited, is_final=True)
+                await self._cancel_rest(
+                    connection, cursor.queue, cursor.events, cursor.created, ended.awaited, is_final=True
+                )
             self._job_reports = await job_reports(connection, cursor, ended.as_json(), names)
             return ended
         finally:
@@ -190,11 +194,18 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             limit.reschedule(asyncio.get_running_loop().time())
 
     async def _cancel_rest(
-        self, connection: Connection, queue: str, events: str, awaited: Collection[int], *, is_final: bool = False
+        self,
+        connection: Connection,
+        queue: str,
+        events: str,
+        created: str,
+        awaited: Collection[int],
+        *,
+        is_final: bool = False,
     ) -> None:
         """Cancel the jobs of a failed wait that haven't ended, unless a retry goes on waiting for them."""
         if self.cancel_on_failure and awaited and (is_final or _is_last_try()):
-            await cancel_rest(connection, queue, events, awaited)
+            await cancel_rest(connection, queue, events, created, awaited)
 
     def on_kill(self) -> None:
         """Cancel the jobs that haven't ended if ``cancel_on_kill`` is set; called while :meth:`execute` runs."""
@@ -211,7 +222,9 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             return
         # Airflow also kills a task that was cleared, and one whose machine is shut down.
         if await has_ended(get_current_context()["ti"]):
-            cancelled = await cancel_stored(connection, cursor.queue, cursor.events, report.awaited, WHY_KILLED)
+            cancelled = await cancel_stored(
+                *(connection, cursor.queue, cursor.events, report.awaited, WHY_KILLED), created=cursor.created
+            )
             self.log.info("The task is being ended: %d jobs of %s are cancelled", cancelled, cursor.queue)
         else:
             self.log.info("The task goes on, so its jobs do too")
@@ -281,7 +294,7 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             missing = {number for low, high in event.get("missing", ()) for number in range(low, high + 1)}
             is_final = event["status"] in ("ended", "error")
             JetStreamHook(self.nats_conn_id).blocking(
-                self._cancel_rest, event["queue"], event["events"], missing, is_final=is_final
+                self._cancel_rest, event["queue"], event["events"], event["created"], missing, is_final=is_final
             )
         if event["status"] == "error":
             raise AirflowFailException(event["message"])

@@ -145,6 +145,7 @@ class JobCompletionTrigger(BaseTrigger):
         event |= {
             "queue": self._cursor.queue,
             "events": self._cursor.events,
+            "created": self._cursor.created,
             "missing": await asyncio.to_thread(ranges_of, self._report.awaited),
             "report": await asyncio.to_thread(self._report.as_json),
             "summary": self.summary,
@@ -168,7 +169,8 @@ class JobCompletionTrigger(BaseTrigger):
             return
         async with JetStreamHook(self.nats_conn_id).shared() as connection:
             cancelled = await cancel_stored(
-                connection, self._cursor.queue, self._cursor.events, self._report.awaited, WHY_KILLED
+                *(connection, self._cursor.queue, self._cursor.events, self._report.awaited, WHY_KILLED),
+                created=self._cursor.created,
             )
         self.log.info("The task was ended: %d jobs of %s are cancelled", cancelled, self._cursor.queue)
 

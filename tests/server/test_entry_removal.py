@@ -63,6 +63,19 @@ async def test_entries_are_deleted_where_that_is_allowed(
     assert await left(connection, queue, 1, 2, 3) == [2]
 
 
+async def test_entries_of_letters_that_were_not_redriven_stay_however_many_are_purged(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, [str(number) for number in range(1, 161)])
+    # The first hundred entries go at once, then every tenth stays between finished ones.
+    staying = [sequence for sequence in range(101, 161) if sequence % 10 == 0]
+    report = await redrive_dead_letters(connection, queue, only(*(set(range(1, 161)) - set(staying))))
+    assert (report.redriven.keys() & set(staying), report.entries_left) == (set(), 0)
+    assert await left(connection, queue, *range(1, 161)) == staying
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == staying
+
+
 async def test_repeated_entries_of_one_letter_are_all_removed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])

@@ -370,3 +370,30 @@ async def test_a_condition_on_another_subject_is_the_servers(connection: NatsPyC
     audit = await open_audit(connection, queue)
     with pytest.raises((ApiError, LeaseLostError)):
         await audit.fenced(lease).store(f"audit.{name}.intents.x", b"{}")
+
+
+async def test_a_take_without_an_answer_is_not_believed_where_another_redrive_has_the_lease(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "abcdef")
+    async with tcp_proxy(nats.port) as proxy, connect(connection_settings(_through(proxy.url))) as unlucky:
+        proxy.pause_at(b"PUB " + lease_subject(name).encode() + b" ")
+        refused = asyncio.create_task(redrive_dead_letters(unlucky, queue))
+        await asyncio.wait_for(proxy.found.wait(), 30)
+        other = asyncio.create_task(redrive_dead_letters(connection, queue, RedriveRequest(rate=2)))
+
+        async def other_has_it() -> bool:
+            return await last_message(connection, f"{name}-audit", lease_subject(name)) is not None
+
+        await eventually(other_has_it)
+        # What was held back never arrives.
+        proxy.drop()
+        with pytest.raises(TransientError):
+            await refused
+        assert len((await other).redriven) == 6
+    assert await process_all(connection, queue) == dict.fromkeys("abcdef", 1)
+
+
+def _through(url: str) -> dict[str, Any]:
+    return {"servers": (url,), "timeout": 1}

@@ -53,6 +53,22 @@ async def test_a_job_acknowledged_without_a_completion_vanishes_and_ends_the_wai
     assert report.as_json()["vanished_sequences"] == [(1, 1)]
 
 
+async def test_a_job_whose_completion_is_stored_after_it_is_gone_is_completed(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    (job,) = await publish_jobs(connection, queue, "a")
+    # The server answers each look for the job, and this test hears of it.
+    looks = await connection.client.subscribe(f"$JS.API.STREAM.MSG.GET.{name}")
+    waiter = start_waiting(connection, cursor, [job])
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
+    await looks.next_msg(timeout=10)
+    await store_completion(connection, queue, job)
+    (report,) = await wait_reports([waiter])
+    assert (set(report.completed), report.vanished) == ({job}, set())
+
+
 @pytest.mark.parametrize("how", ["purged", "purged in part", "deleted", "expired"])
 @pytest.mark.parametrize("delivered", [False, True])
 async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+# Jobs whose ids are read before any of them is cancelled.
+_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,8 @@ async def cancel_stored(
     sequences: Iterable[int],
     why: str | None = None,
     by: str | None = None,
+    *,
+    created: str | None = None,
 ) -> int:
     """Cancel the jobs that are still stored among these, and return their number; jobs without an id can't be.
 
@@ -132,19 +138,28 @@ async def cancel_stored(
     :param sequences: stream sequences of jobs
     :param why: a reason for people
     :param by: the person or system that cancels
+    :param created: when the stream was created that gave the jobs their sequences: a later stream of its name has other
+        jobs under them, of which none is cancelled
     :raises NotFoundError: the queue or its events don't exist, or the events don't capture cancellations yet
     """
     await _require_capture(connection, queue, events)
 
-    async def cancel_one(sequence: int) -> bool:
+    async def stored_id(sequence: int) -> str | None:
         message = await get_message(connection, queue, sequence)
-        job_id = stated_job_id(message.headers, message.data) if message else None
-        if job_id is None:
-            return False
-        await _store(connection, queue, job_id, why, by)
-        return True
+        return stated_job_id(message.headers, message.data) if message else None
 
-    return sum(await map_concurrently(cancel_one, sequences))
+    async def cancel_one(job_id: str) -> None:
+        await _store(connection, queue, job_id, why, by)
+
+    cancelled, remaining = 0, iter(sequences)
+    while batch := list(islice(remaining, _AT_ONCE)):
+        ids = [job_id for job_id in await map_concurrently(stored_id, batch) if job_id is not None]
+        # Read after the jobs: they are of this stream.
+        if created and ids and (await stream_info(connection, queue))["created"] != created:
+            break
+        await map_concurrently(cancel_one, ids)
+        cancelled += len(ids)
+    return cancelled
 
 
 async def _require_capture(connection: Connection, queue: str, events: str) -> None:
