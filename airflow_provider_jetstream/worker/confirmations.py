@@ -32,7 +32,7 @@ class Confirmations(Generic[_Item]):
     """Sends a request for each of some items, and hands on what is confirmed; has no time limits of its own.
 
     :param confirms: returns whether all of some answers are confirmations
-    :param on_confirmed: takes items whose requests are confirmed
+    :param on_confirmed: takes items whose requests are confirmed, at least one
     :param on_refused: takes an item whose request is answered in another way, or denied
     """
 
@@ -101,7 +101,9 @@ class Confirmations(Generic[_Item]):
     def _on_answers(self, numbers: Sequence[int], bodies: Sequence[bytes]) -> None:
         try:
             if self._confirms(bodies):
-                self._on_confirmed([entry[0] for entry in map(self._open.pop, numbers, repeat(None)) if entry])
+                # An answer may come after its request was forgotten, and sent again.
+                if items := [entry[0] for entry in map(self._open.pop, numbers, repeat(None)) if entry]:
+                    self._on_confirmed(items)
             else:
                 for number, body in zip(numbers, bodies, strict=True):
                     self._on_answer(number, self._confirms([body]))

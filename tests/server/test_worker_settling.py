@@ -11,16 +11,18 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.advisories import Completion
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from testbed.nats_server import NatsServer
 
 LONG = {"ack_wait": "30s", "max_deliver": 3}
 
@@ -182,3 +184,29 @@ async def test_a_consumer_that_limits_its_pull_requests_is_served_as_it_asks(
             await publish_jobs(connection, queue, map(str, range(20)))
         await eventually(lambda: _is_empty(connection, name), within=40)
     assert "was refused" not in caplog.text
+
+
+async def test_an_answer_to_a_request_that_was_sent_again_is_no_error(
+    connection: NatsPyConnection,
+    nats: NatsServer,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    handled: list[int] = []
+    async with tcp_proxy(nats.port) as proxy:
+        settings = ConnectionSettings(servers=(proxy.url,))
+        async with running_worker(Worker(queue, "worker", lambda job: handled.append(job.sequence), settings)):
+            await eventually(lambda: _waiting(connection, name))
+            proxy.pause_at(f"completed.{name}.worker.".encode())
+            await publish_jobs(connection, queue, ["a"])
+            await eventually(lambda: "isn't confirmed yet, sending it again" in caplog.text)
+            proxy.resume()
+            await eventually(lambda: _is_empty(connection, name))
+            await publish_jobs(connection, queue, map(str, range(5)))
+            await eventually(lambda: _is_empty(connection, name))
+    assert Counter(handled) == dict.fromkeys(range(1, 7), 1)
+    assert "Traceback" not in caplog.text
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+    # The server knew the second one by its id.
+    assert await stored_count(connection, f"{name}-events") == 6

@@ -185,7 +185,9 @@ class Classifier:
         if isinstance(result, Status):
             consumer, stored = named or (taker.name if taker else None), message is not None
             reported = result == Status.HANDLED and self.handled.is_reported(sequence)
-            late = ended_late(result, current, completed_at)
+            late = ended_late(current, completed_at)
+            if late and audit and (audited := await audit.last_record(sequence)) and audited.in_place:
+                late = ended_late([entry for entry in current if entry.recorded_at >= audited.at], completed_at)
             return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late)
         # Entries about an earlier stream's job of the same number are removed together with this letter's.
         return result if result.entries == entry_sequences else replace(result, entries=entry_sequences)

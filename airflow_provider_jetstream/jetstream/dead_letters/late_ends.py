@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
@@ -24,20 +23,17 @@ if TYPE_CHECKING:
 LATE_ENDS: Final = "late-ends"
 
 
-def ended_late(status: object, entries: Sequence[Entry], completed_at: datetime | None) -> bool:
+def ended_late(entries: Sequence[Entry], completed_at: datetime | None) -> bool:
     """Return whether a job that is no dead letter ended after the server had reported its last delivery.
 
-    :param status: what it is
+    Only a completion tells. That a job is gone doesn't: it may have expired, or have been evicted, purged or deleted,
+    and the server reports no acknowledgement of a job that has used up its deliveries.
+
     :param entries: the entries about it
     :param completed_at: when its completion was stored, if it was
     """
-    reported = [entry.recorded_at for entry in entries if entry.kind == EntryKind.DELIVERIES]
-    if not reported:
-        return False
-    if completed_at is not None:
-        return completed_at > min(reported)
-    # A worker acknowledged it, or somebody deleted it: the server keeps a job that has used up its deliveries.
-    return status in (Status.GONE, Status.VANISHED)
+    reported = min((entry.recorded_at for entry in entries if entry.kind == EntryKind.DELIVERIES), default=None)
+    return reported is not None and completed_at is not None and completed_at > reported
 
 
 def late_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iterable[Finding]) -> tuple[Risk, ...]:
@@ -58,7 +54,7 @@ def _risk(name: str, snapshot: QueueSnapshot) -> Risk:
     return Risk(
         LATE_ENDS,
         f"jobs of consumer {name} of {snapshot.queue} ended after the server had reported that their deliveries were"
-        f" used up: workers take longer than its ack wait{wait} and report no progress (or somebody deleted the jobs),"
-        " so that the server gives a job to a second worker, and a redrive to a third, while the first still has it;"
+        f" used up: workers take longer than its ack wait{wait} and report no progress, so that the server gives a job"
+        " to a second worker, and a redrive to a third, while the first still has it;"
         " raise the ack wait, or have workers send in-progress signals",
     )
