@@ -182,3 +182,23 @@ def test_text_with_lost_bytes_is_not_stored(
     preview = preview_letters(spark, moved, queue, None, connection_options)
     assert sorted(preview.failed) == [4, 5]
     assert "expected the subject as it was" in preview.failed[4]
+
+
+def test_a_row_that_cannot_be_sent_fails_only_its_letter(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, 8)
+    letters = read_letters(spark, queue, connection_options)
+    number, subject = f.col("sequence"), f.col("subject")
+    odd = f.when(number == 1, f.concat(subject, f.lit(".*"))).when(number == 2, f.concat(subject, f.lit("\r\nPUB")))
+    odd = odd.when(number == 3, f.lit("")).when(number == 4, f.concat(subject, f.lit("\a"))).otherwise(subject)
+    value = f.when(number == 5, "x\r\nNats-Msg-Id: y").otherwise("x")
+    headers = f.array(f.struct(f.lit("Tag").alias("key"), value.alias("value")))
+    repaired = letters.select("sequence", odd.alias("subject"), "body", headers.alias("headers"))
+    preview = preview_letters(spark, repaired, queue, None, connection_options)
+    report = redrive_letters(spark, repaired, queue, None, connection_options)
+    assert sorted(report.redriven) == [6, 7, 8]
+    assert dict(report.failed) == preview.failed
+    for sequence, cause in enumerate(("wildcards", "control characters", "it is empty", "control characters"), 1):
+        assert cause in report.failed[sequence]
+    assert "expected text without line breaks" in report.failed[5]

@@ -96,6 +96,14 @@ async def sleep(seconds: float) -> None:
     await (asyncio.sleep(seconds) if _in_event_loop() else Sleep(seconds))
 
 
+async def in_thread(function: Callable[[], _Result]) -> _Result:
+    """Call a function that takes long: in a thread, so that the other tasks of the event loop run meanwhile.
+
+    Without an event loop nothing else would run, and the function is called here.
+    """
+    return await asyncio.to_thread(function) if _in_event_loop() else function()
+
+
 class _Slice(threading.local):
     """When a thread last let other tasks run, by its CPU time."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_ID
 from airflow_provider_jetstream.jetstream.errors import JobError
+from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, header_job_id
 from airflow_provider_jetstream.jetstream.queue.partitions import (
     partition_of,
@@ -108,11 +109,13 @@ def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
     """
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-            raise JobError(f"job {index} has a header {name!r}: expected a name of letters, digits and dashes")
+            raise JobError(
+                f"job {index} has a header {shown_value(name)}: expected a name of letters, digits and dashes"
+            )
         if name.lower().startswith("nats-"):
             raise JobError(f"job {index} sets {name}: headers starting with Nats- belong to the server")
         if not isinstance(value, str) or not _is_header_value(value):
-            raise JobError(f"job {index}, header {name}: expected text without line breaks, found {value!r}")
+            raise JobError(f"job {index}, header {name}: expected text without line breaks, found {shown_value(value)}")
 
 
 def _is_header_value(text: str) -> bool:

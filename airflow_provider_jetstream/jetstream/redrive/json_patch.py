@@ -14,6 +14,7 @@ from airflow_provider_jetstream.jetstream.redrive.json_text import (
     Node,
     Object,
     Scalar,
+    TextTooLongError,
     compacted,
     json_text,
     parse_json,
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 MOST_OPERATIONS: Final = 100
 # The record of a redrive, which is stored again and again, holds the patch.
 LONGEST_PATCH: Final = 16 * 1024
-# A larger one may take more than a second, which holds up the renewal of the lease, and a hundred times its memory.
+# A larger one may take more than a second, and a hundred times its memory.
 LARGEST_BODY: Final = 1024 * 1024
+# What a patch may make of it. What an operation adds counts even where a later one removes it again.
+LARGEST_RESULT: Final = 2 * LARGEST_BODY
 _MOST_VALUES: Final = 100_000
 # What each operation needs beside its path.
 _NEEDED: Final = {
@@ -35,6 +38,7 @@ _NEEDED: Final = {
     "remove": None,
 }
 _UNTOUCHED = "the letter is untouched"
+_TOO_LARGE = f"the patched body would have more than {LARGEST_RESULT} bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +90,13 @@ class JsonPatch:
             )
         try:
             before, value, after = parse_json(body.decode())
+            room = _Room(LARGEST_RESULT - len(body))
             for number, operation in enumerate(_operations(self.text), 1):
-                value = _applied(operation, number, value)
-            return f"{before}{json_text(value)}{after}".encode()
+                value = _applied(operation, number, value, room)
+            return f"{before}{json_text(value, LARGEST_RESULT)}{after}".encode()
+        except TextTooLongError:
+            # White space around one value is repeated for each that is added beside it.
+            raise RedriveError(f"{_TOO_LARGE}; {_UNTOUCHED}") from None
         except UnicodeDecodeError:
             raise RedriveError(
                 f"expected a body of JSON for the patch, found bytes that aren't UTF-8; {_UNTOUCHED}"
@@ -98,6 +106,18 @@ class JsonPatch:
         except RecursionError:
             # Copied into itself again and again, a body is deeper than what copies it can be.
             raise RedriveError(f"the patched body would have too many levels; {_UNTOUCHED}") from None
+
+
+@dataclass(slots=True)
+class _Room:
+    """What operations may still add to a body.
+
+    :param size: in bytes
+    :param values: by copies, in values
+    """
+
+    size: int
+    values: int = _MOST_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +132,25 @@ class _Operation:
     fields: dict[str, Any]
     patch: LibraryPatch
 
+    def take_room(self, value: Node, room: _Room) -> None:
+        """Take the room of what the operation is about to add; what is copied is measured, and not copied.
+
+        :param value: the body that it is applied to
+        :raises TextTooLongError: there is less
+        :raises ValueError: a copy has too many values or levels
+        """
+        added = self.fields.get("value") if self.name in ("add", "replace") else None
+        if self.name == "copy":
+            from jsonpointer import JsonPointer
+
+            added = JsonPointer(self.fields["from"]).resolve(value)
+            room.values -= _count(added, room.values + 1)
+            if room.values < 0:
+                raise ValueError(f"the body would have more than {_MOST_VALUES} values")
+        if added is not None:
+            text = json_text(added, max(room.size - len(self.path), 0))
+            room.size -= len(text.encode("utf-8", "surrogatepass")) + len(self.path)
+
     def applied(self, value: Node) -> Node:
         """Return a body with the change."""
         patch, added = self.patch, self.fields.get("value")
@@ -122,22 +161,23 @@ class _Operation:
         return changed
 
 
-def _applied(operation: _Operation, number: int, value: Node) -> Node:
+def _applied(operation: _Operation, number: int, value: Node, room: _Room) -> Node:
     from jsonpatch import JsonPatchException, JsonPatchTestFailed
     from jsonpointer import JsonPointerException
 
     where = f"operation {number} of the patch, {operation.name} {operation.path or 'the whole body'}"
     try:
-        value = operation.applied(value)
+        operation.take_room(value, room)
+        return operation.applied(value)
     except JsonPatchTestFailed:
         # Without the value: letters are counted by this text, and it is stored where bodies aren't shown.
         raise RedriveError(f"{where}: the body has another value there, or none; {_UNTOUCHED}") from None
     except (JsonPatchException, JsonPointerException):
         raise RedriveError(f"{where}: the body has no such place; {_UNTOUCHED}") from None
-    # A body that is copied into itself is twice as large, again and again.
-    if operation.name == "copy" and _count(value, _MOST_VALUES) >= _MOST_VALUES:
-        raise RedriveError(f"{where}: the body would have more than {_MOST_VALUES} values; {_UNTOUCHED}")
-    return value
+    except TextTooLongError:
+        raise RedriveError(f"{where}: {_TOO_LARGE}; {_UNTOUCHED}") from None
+    except ValueError as error:
+        raise RedriveError(f"{where}: {error}; {_UNTOUCHED}") from None
 
 
 def _count(value: Node, most: int) -> int:

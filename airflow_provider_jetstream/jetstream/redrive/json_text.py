@@ -10,7 +10,12 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal, InvalidOperation
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from airflow_provider_jetstream.jetstream.limits import MESSAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Deeper ones are refused: what reads and writes them calls itself for each level.
 MOST_LEVELS: Final = 100
@@ -125,14 +130,35 @@ def parse_json(text: str) -> tuple[str, Node, str]:
     return before, value, after
 
 
-def json_text(value: Node) -> str:
+def json_text(value: Node, most: int = MESSAGE) -> str:
     """Return the text of a value: what was parsed and not replaced is as it was.
 
+    :param most: how many bytes the text may have in UTF-8; parts beyond them aren't made. White space around one value
+        is repeated for each that is added beside it
+    :raises TextTooLongError: it has more
     :raises ValueError: it has too many levels
     """
-    parts: list[str] = []
+    parts = _Parts(most)
     _write(value, parts, 0)
     return "".join(parts)
+
+
+class TextTooLongError(ValueError):
+    """A text has more bytes than it may have."""
+
+
+class _Parts(list[str]):
+    """The parts of a text, bounded before each is added."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = self.room = most
+
+    def append(self, part: str) -> None:
+        self.room -= len(part) if part.isascii() else len(part.encode("utf-8", "surrogatepass"))
+        if self.room < 0:
+            raise TextTooLongError(f"expected at most {self.most} bytes, found more")
+        super().append(part)
 
 
 def compacted(value: Node) -> Node:
@@ -183,27 +209,29 @@ def _name_of(value: Object, name: str) -> str:
     return found.group() if found else json.dumps(name)
 
 
-def _write(value: Node, parts: list[str], level: int) -> None:
+def _write(value: Node, parts: _Parts, level: int) -> None:
     if isinstance(value, Scalar):
         parts.append(value.text)
-    elif level >= MOST_LEVELS:
+        return
+    if level >= MOST_LEVELS:
         raise _too_deep()
-    elif isinstance(value, Object):
-        parts.append("{")
-        for number, (name, item) in enumerate(value.items()):
-            parts.append("," if number else "")
-            parts.append(value.leads.get(name) or _new_lead(value, name))
-            _write(item, parts, level + 1)
-            parts.append(item.after)
-        parts += (value.closing, "}")
-    else:
-        parts.append("[")
-        for number, item in enumerate(value):
-            parts.append("," if number else "")
-            parts.append(value.gap if item.before is None else item.before)
-            _write(item, parts, level + 1)
-            parts.append(item.after)
-        parts += (value.closing, "]")
+    is_object = isinstance(value, Object)
+    parts.append("{" if is_object else "[")
+    for number, (lead, item) in enumerate(_members(value)):
+        if number:
+            parts.append(",")
+        parts.append(lead)
+        _write(item, parts, level + 1)
+        parts.append(item.after)
+    parts.append(value.closing)
+    parts.append("}" if is_object else "]")
+
+
+def _members(value: Object | Array) -> Iterator[tuple[str, Node]]:
+    """Return what an object or array holds, each value with the text before it."""
+    if isinstance(value, Object):
+        return ((value.leads.get(name) or _new_lead(value, name), item) for name, item in value.items())
+    return ((value.gap if item.before is None else item.before, item) for item in value)
 
 
 def _new_lead(value: Object, name: str) -> str:

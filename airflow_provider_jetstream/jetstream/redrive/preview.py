@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
-from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
+from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget, own_request, read_target
@@ -139,7 +139,7 @@ async def preview(
     state = target.snapshot.state
     room = StreamRoom(target.snapshot.config, state["messages"], state["bytes"])
     async for letter in scan.letters(request.selection):
-        preview_letter(
+        await preview_letter(
             *(result, request, letter, target, group_by, limits),
             room=None if choice.protocol == Protocol.IN_PLACE else room,
         )
@@ -148,7 +148,7 @@ async def preview(
     return result
 
 
-def preview_letter(
+async def preview_letter(
     result: Preview,
     request: RedriveRequest,
     letter: DeadLetter,
@@ -173,7 +173,7 @@ def preview_letter(
         result.parked += 1
         return
     try:
-        content = repaired_content(letter, request.transform, request.body_patch)
+        content = await new_content(letter, request.transform, request.body_patch)
         target.check_subject(content.subject, request.subject or letter.subject)
         job = redriven_job(letter, content, request.subject, limits)
         if room:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from airflow_provider_jetstream.jetstream.client.concurrency import in_thread
 from airflow_provider_jetstream.jetstream.client.headers import is_servers
+from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.contract import (
     REDRIVE_CONSUMER,
     REDRIVE_COUNT,
@@ -17,6 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.errors import JobError, RedriveError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
+from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import check_headers
 
@@ -32,6 +36,8 @@ ORIGIN_HEADERS = frozenset({REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, RED
 _MAX_VALUE = 500
 # The audit's record has to fit into a message, whatever the body.
 _MAX_CHANGES = 100_000
+# Smaller bodies are patched in less time than a thread needs to begin.
+_AT_ONCE = 4_096
 
 
 class _Unchanged:
@@ -40,6 +46,10 @@ class _Unchanged:
 
 
 UNCHANGED: Final = _Unchanged()
+
+# What code of an author may raise: of one letter, not of the redrive. That code runs between two awaits, so that a
+# cancellation that it raises isn't the redrive's; what Airflow raises to end the task is none of these.
+_FAULTS: Final = (Exception, asyncio.CancelledError, GeneratorExit)
 
 
 @checked_field_names(JobError)
@@ -76,6 +86,16 @@ class Content:
     subject: str | None = None
 
 
+async def new_content(letter: DeadLetter, transform: Transform | None, patch: JsonPatch | None) -> Content:
+    """Return what :func:`repaired_content` does; a patch of a large body is applied beside the event loop.
+
+    :raises RedriveError: as there
+    """
+    if patch is None or len(letter.body) < _AT_ONCE:
+        return repaired_content(letter, transform, patch)
+    return await in_thread(lambda: repaired_content(letter, transform, patch))
+
+
 def repaired_content(letter: DeadLetter, transform: Transform | None, patch: JsonPatch | None = None) -> Content:
     """Return the content of a letter's new job, repaired by a transform or a patch if there is one.
 
@@ -88,23 +108,45 @@ def repaired_content(letter: DeadLetter, transform: Transform | None, patch: Jso
         return Content(letter.body, own)
     try:
         repair = transform(letter)
-    except Exception as error:
-        raise RedriveError(f"the transform raised {type(error).__name__}: {error}; the letter is untouched") from error
+    except _FAULTS as error:
+        raise RedriveError(f"the transform raised {_described(error)}; the letter is untouched") from error
     if repair is None:
         return Content(letter.body, own)
     if not isinstance(repair, Repair):
+        if isinstance(repair, Coroutine):
+            # Python would warn that nobody awaits it.
+            repair.close()
         raise RedriveError(
             f"expected the transform to return a Repair, or None for no change, found {type(repair).__name__}; the"
             " letter is untouched"
         )
     try:
-        body = letter.body if repair.body is UNCHANGED else Job(repair.body).payload()
-        _check_headers(letter, repair.headers)
+        return _repaired(letter, repair, own)
     except JobError as error:
         raise RedriveError(f"the transform's repair can't be sent: {error}; the letter is untouched") from None
+    except _FAULTS as error:
+        # Values of an author's own classes may raise wherever they are looked at.
+        raise RedriveError(
+            f"the transform's repair can't be sent: it can't be read ({_described(error)}); the letter is untouched"
+        ) from error
+
+
+def _repaired(letter: DeadLetter, repair: Repair, own: Pairs) -> Content:
+    _check_subject(letter, repair.subject)
+    body = letter.body if repair.body is UNCHANGED else Job(repair.body).payload()
+    _check_headers(letter, repair.headers)
     unchanged = tuple(pair for pair in own if pair[0] not in repair.headers)
     added = tuple((name, value) for name, values in repair.headers.items() for value in _values(values))
     return Content(body, (*unchanged, *added), _changes(letter.body, body, own, repair.headers), repair.subject)
+
+
+def _described(error: BaseException) -> str:
+    """Return an error in a line that the report and the audit can hold, whatever an author's class makes of it."""
+    try:
+        text = one_line(str(error))
+    except Exception:  # noqa: BLE001 - an error that can't be shown is named by its type
+        text = None
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _patched(letter: DeadLetter, patch: JsonPatch, own: Pairs) -> Content:
@@ -116,9 +158,19 @@ def _patched(letter: DeadLetter, patch: JsonPatch, own: Pairs) -> Content:
     return Content(body, own, (_changes(letter.body, body, own, {}) or {}) | {"sha256": digests})
 
 
+def _check_subject(letter: DeadLetter, subject: object) -> None:
+    # What is stored already is the queue's business, whatever its characters.
+    if subject is None or subject == letter.subject:
+        return
+    if not isinstance(subject, str):
+        raise JobError(f"expected a subject as text, found {type(subject).__name__}")
+    if problem := subject_problem(subject, wildcards=False):
+        raise JobError(f"expected a subject that jobs can have, found {shown_value(subject)}: {problem}")
+
+
 def _check_headers(letter: DeadLetter, headers: object) -> None:
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
-        raise JobError(f"expected headers by name, found {headers!r}")
+        raise JobError(f"expected headers by name, found {shown_value(headers)}")
     if reserved := sorted(ORIGIN_HEADERS & set(headers)):
         raise JobError(f"expected the job's own headers, found {reserved[0]}, which records its redrives")
     for name, values in headers.items():
@@ -156,13 +208,22 @@ def _body_changes(before: bytes, after: bytes) -> dict[str, Any]:
     old, new = _object(before), _object(after)
     if old is None or new is None:
         return _digests(before, after)
-    fields = {
+    try:
+        fields = _field_changes(old, new)
+        json.dumps(fields, allow_nan=False)
+    except (ValueError, RecursionError):
+        # A number that JSON hasn't, or too many levels.
+        return _digests(before, after)
+    # Without a changed field only the JSON text differs.
+    return fields or _digests(before, after)
+
+
+def _field_changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    return {
         key: {"before": _short(old[key]) if key in old else None, "after": _short(new[key]) if key in new else None}
         for key in sorted({*old, *new})
         if key not in old or key not in new or old[key] != new[key]
     }
-    # Without a changed field only the JSON text differs.
-    return fields or _digests(before, after)
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

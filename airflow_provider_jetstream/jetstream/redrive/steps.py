@@ -34,7 +34,7 @@ from airflow_provider_jetstream.jetstream.redrive.finished_entries import Finish
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, parked_headers, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_originals
-from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
+from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.stored_letters import LEAST_OVERLAPPED, StoredBatch, StoredLetters
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
@@ -130,7 +130,7 @@ class Steps:
         fresh = [letter for letter in letters if letter.copy_sequence is None]
         to_park = [letter for letter in fresh if self._request.must_park(letter)]
         to_copy = [letter for letter in fresh if not self._request.must_park(letter)]
-        jobs = [job for letter in to_copy if (job := self._new_job(letter))]
+        jobs = [job for letter in to_copy if (job := await self._new_job(letter))]
         while begun or to_park or jobs:
             # What has no room now may have it once the originals of the others are removed.
             no_room = await self._room.for_copies(jobs)
@@ -161,7 +161,7 @@ class Steps:
 
         :return: the stream sequences of those that are recorded
         """
-        jobs = [replace(job, marked=False) for letter in letters if (job := self._new_job(letter))]
+        jobs = [replace(job, marked=False) for letter in letters if (job := await self._new_job(letter))]
         return await self._redrive([], [], jobs) if jobs else set()
 
     def unfinished(self, letters: Sequence[DeadLetter]) -> list[int]:
@@ -334,9 +334,9 @@ class Steps:
         batch.is_unknown |= isinstance(error, TransientError)
         self._report.add_failure(letter.sequence, str(error))
 
-    def _new_job(self, letter: DeadLetter) -> RedrivenJob | None:
+    async def _new_job(self, letter: DeadLetter) -> RedrivenJob | None:
         try:
-            content = repaired_content(letter, self._request.transform, self._request.body_patch)
+            content = await new_content(letter, self._request.transform, self._request.body_patch)
             self._check_subject(content.subject, self._request.subject or letter.subject)
             return redriven_job(letter, content, self._request.subject, self._limits)
         except CopyTooLargeError as error:

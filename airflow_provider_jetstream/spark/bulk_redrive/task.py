@@ -240,10 +240,9 @@ class _TaskRun:
         request = replace(self._task.request, transform=lambda letter: rows[letter.sequence].repair(letter))
         if self._task.dry_run:
             limits = CopyLimits.of(self._connection, self._snapshot.config, self._task.protocol, request.protocol)
+            target = RedriveTarget(self._queue, self._snapshot)
             for letter in letters:
-                preview_letter(
-                    *(self._preview, request, letter, RedriveTarget(self._queue, self._snapshot), BY_CAUSE, limits)
-                )
+                self._connection.run(preview_letter(self._preview, request, letter, target, BY_CAUSE, limits))
             return
         if self._intents is None:
             raise no_audit(self._queue.name)
