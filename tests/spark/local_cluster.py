@@ -23,6 +23,42 @@ def local_cluster(attempts: int = 4) -> SparkSession:
     return builder.config("spark.executor.extraJavaOptions", _FAST_START).getOrCreate()
 
 
+def two_hosts_session(master: str, partitions: int) -> SparkSession:
+    """Start a session on a cluster of two hosts, each of which runs one attempt at most of a task.
+
+    :param master: the cluster's
+    :param partitions: after a shuffle
+    """
+    settings = {
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": _FAST_START,
+        "spark.driver.extraJavaOptions": _FAST_START,
+        # Before the first job, so that both hosts get tasks.
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        "spark.cores.max": "2",
+        "spark.sql.shuffle.partitions": str(partitions),
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",
+        # A few rows in a batch, so that a task's rows are stored one batch after another.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "200ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.3",
+        "spark.speculation.minTaskRuntime": "500ms",
+        "spark.excludeOnFailure.enabled": "true",
+        "spark.excludeOnFailure.task.maxTaskAttemptsPerNode": "1",
+    }
+    # For one task only: the host still gets others.
+    for level in ("stage", "application"):
+        settings[f"spark.excludeOnFailure.{level}.maxFailedTasksPerExecutor"] = "1000"
+        settings[f"spark.excludeOnFailure.{level}.maxFailedExecutorsPerNode"] = "1000"
+    builder = _builder(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
 def local_session() -> SparkSession:
     """Start a session whose two tasks run in the driver's JVM."""
     return _builder("local[2]").config("spark.driver.extraJavaOptions", _FAST_START).getOrCreate()

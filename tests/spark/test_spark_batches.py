@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from failing_source import FailingDataSource
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
@@ -298,16 +297,6 @@ def _restart(server: NatsServer, stop: threading.Event) -> None:
         time.sleep(0.02)
     server.kill()
     server.start()
-
-
-def test_a_retried_task_stores_no_row_twice(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    spark.dataSource.register(FailingDataSource)
-    rows = spark.range(0, 20_000, 1, 2).select(f.lit("same").alias("value"))
-    rows.write.format("failing").options(**stream_options, subject=f"{stream.name}.a").mode("append").save()
-    assert stream.info().last == 20_000
 
 
 def test_the_error_names_the_rows_that_failed(

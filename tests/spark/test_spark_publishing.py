@@ -109,11 +109,13 @@ def test_writing_again_stores_no_row_twice(stream_options: dict[str, str], strea
     assert stream.info().last == 5000
 
 
-def test_another_row_at_the_same_position_is_no_duplicate(stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_only_the_same_row_of_the_same_write_is_a_duplicate(
+    stream_options: dict[str, str], stream: SourceStream
+) -> None:
     make_stream(stream)
     rows = [{"value": str(number).encode(), "subject": f"{stream.name}.a"} for number in range(10)]
     _write(stream_options, rows)
-    assert _write(stream_options, rows[::-1]).duplicates == 0
+    assert _write(stream_options, rows[::-1]).duplicates == 10
     assert _write(stream_options, [{**row, "subject": f"{stream.name}.b"} for row in rows]).duplicates == 0
     assert _write(stream_options, rows, identity="write:1").duplicates == 0
 
@@ -218,10 +220,8 @@ def test_rows_with_an_id_and_without_may_be_mixed(stream_options: dict[str, str]
     _write(stream_options, rows)
     ids = [row["headers"][0]["value"] for row in read_all(stream_options)]
     assert ids[1] == "mine"
-    assert [re.sub(r"[0-9a-f]{16}$", "…", msg_id) for msg_id in ids[::2]] == [
-        "write:0:0:…",
-        "write:0:2:…",
-    ]
+    assert re.fullmatch(r"write:0:0:[\w-]{24}", ids[0])
+    assert ids[2] == ids[0].replace("write:0:0:", "write:0:1:")
     assert _write(stream_options, rows).duplicates == 3
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.source.derived_ids import DerivedIds
 from airflow_provider_jetstream.spark.source.server_columns import SERVER_COLUMNS, add_server_headers
 from airflow_provider_jetstream.spark.wire.arrow_buffers import content_and_offsets
 
@@ -33,8 +34,9 @@ _NATS_PREFIX = "nats-"
 # Headers that the writer sets itself.
 _RESERVED = {"nats-msg-id", "nats-expected-stream"}
 _FORBIDDEN = ("\r", "\n")
+_BINARY_HEADERS = pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))
+_NO_TEXT = re.compile("[\ud800-\udfff]")
 _CHECKED_SUBJECTS = 100_000
-_DIGEST = 8
 _NULL = "its value is null: leave it out, or store a message without a body with nullValue=empty"
 _AROUND_ID = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n")
 
@@ -79,9 +81,8 @@ def check_schema(schema: StructType, subject: str | None) -> None:
 class RowEncoder:
     """Makes messages of one partition's rows.
 
-    A row without a message id gets one made of its position and its content: the same row at the same position gets the
-    same id when a task is retried, and a different row at that position gets a different id, so that no row is mistaken
-    for a duplicate.
+    A row without a message id gets one made of its message and of how many equal messages came before: a retried task
+    makes the same ids although a shuffle hands it the rows in another order.
 
     :param stream: the only stream that may store the messages
     :param subject: the default for rows without a subject
@@ -101,21 +102,19 @@ class RowEncoder:
     ) -> None:
         self._expected = f"\r\nNats-Expected-Stream: {stream}\r\n".encode()
         self._subject = subject.encode() if subject is not None else None
-        self._identity = f"{identity}:".encode()
+        self._derived_ids = DerivedIds(identity.encode())
         self._null_is_empty = null_is_empty
         self._drop_nats_headers = drop_nats_headers
-        self._index = 0
         self._subject_problems: dict[bytes | None, str | None] = {}
 
     def encode(self, batch: pa.RecordBatch) -> EncodedRows:
         """Encode the rows that follow those of the last call."""
-        count, problems = batch.num_rows, dict[int, str]()
+        problems: dict[int, str] = {}
         bodies = self._bodies(_column(batch, "value"), problems)
         subjects = self._subjects(_column(batch, "subject"), problems)
         own_lines = _header_lines(batch, problems, drop_nats=self._drop_nats_headers)
         lines = add_server_headers(own_lines, batch, problems)
-        ids = self._ids(_column(batch, "msg_id"), [subjects, b"\n", lines, b"\r\n", bodies], problems)
-        self._index += count
+        ids = self._ids(batch, [subjects, b"\n", lines, b"\r\n", bodies], problems)
         header_sizes = _AROUND_ID + len(self._expected) + _lengths(ids) + _lengths(lines)
         sizes = header_sizes + _lengths(bodies)
         start, middle, end = b"\r\nNATS/1.0\r\nNats-Msg-Id: ", self._expected, b"\r\n"
@@ -142,20 +141,22 @@ class RowEncoder:
                 problems.update(dict.fromkeys(_true_rows(same), problem))
         return _filled(subjects, b"")
 
-    def _ids(self, ids: pa.BinaryArray, content: Sequence[Any], problems: dict[int, str]) -> pa.BinaryArray:
+    def _ids(self, batch: pa.RecordBatch, message: Sequence[Any], problems: dict[int, str]) -> pa.BinaryArray:
+        ids = _column(batch, "msg_id")
         wrong = pc.or_(pc.equal(pc.binary_length(ids), 0), pc.match_substring_regex(ids, "[\r\n]"))
         for row in _true_rows(pc.fill_null(wrong, fill_value=False)):
             problems.setdefault(row, "its msg_id is empty or has more than one line")
         if not ids.null_count:
             return ids
-        # No subject contains a line feed, and header lines end with an empty one: no two rows make the same content.
-        contents = _joined(*content).to_pylist()
-        digests = b"".join([blake2b(value, digest_size=_DIGEST).digest() for value in contents]).hex().encode()
-        array = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(2 * _DIGEST), len(ids), [None, pa.py_buffer(digests)]
-        ).cast(pa.binary())
-        numbers = _digits(np.arange(self._index, self._index + len(ids)))
-        return pc.coalesce(ids, _joined(self._identity, numbers, b":", array))
+        # No subject contains a line feed, and header lines end with an empty one: no two messages have equal content.
+        contents = _joined(*message).to_pylist()
+        for row in problems:
+            contents[row] = _refused_content(batch, row)
+        if ids.null_count == len(ids):
+            return self._derived_ids.of(contents)
+        missing = pc.is_null(ids)
+        derived = self._derived_ids.of([contents[row] for row in _true_rows(missing)])
+        return pc.replace_with_mask(ids, missing, derived)
 
 
 @dataclass(frozen=True)
@@ -198,11 +199,11 @@ class PublishBatch:
     def message_id(self, index: int) -> str:
         """Return a row's message id."""
         msg_id: bytes = self.ids[index - self.start].as_py()
-        return msg_id.decode()
+        return msg_id.decode(errors="replace")
 
     def row_name(self, index: int) -> str:
         """Return a row's subject and message id, for errors."""
-        return f"{self.subject(index).decode()} {self.message_id(index)}"
+        return f"{self.subject(index).decode(errors='replace')} {self.message_id(index)}"
 
     def chunks(self, without: Sequence[int], rows: int, size: int) -> Iterator[tuple[int, int]]:
         """Divide the rows into chunks that are sent together.
@@ -221,6 +222,18 @@ class PublishBatch:
                 yield first, last
                 first = last
             first = edge + 1
+
+
+def _refused_content(batch: pa.RecordBatch, row: int) -> bytes:
+    """Return content without a line feed: a row that isn't stored mustn't count as equal to a message."""
+    return repr([_without_text(column)[0].as_py() for column in batch.slice(row, 1).columns]).encode()
+
+
+def _without_text(column: pa.Array) -> pa.Array:
+    """Return a column with bytes in place of text, which may not be UTF-8."""
+    if pa.types.is_list(column.type):
+        return column.cast(_BINARY_HEADERS)
+    return column.cast(pa.binary()) if pa.types.is_string(column.type) else column
 
 
 def _joined(*columns: pa.BinaryArray | bytes) -> pa.BinaryArray:
@@ -260,7 +273,7 @@ def _header_lines(batch: pa.RecordBatch, problems: dict[int, str], *, drop_nats:
     blocks: list[bytes] = []
     columns = SERVER_COLUMNS.items()
     reserved = {column.header.lower(): name for name, column in columns if name in batch.schema.names}
-    for row, found in enumerate(batch.column("headers").to_pylist()):
+    for row, found in enumerate(_decoded_headers(batch.column("headers"))):
         headers = [header for header in found or () if not (drop_nats and _is_of_server(header))]
         problem = next((problem for header in headers if (problem := _header_problem(header, reserved))), None)
         if problem:
@@ -271,6 +284,21 @@ def _header_lines(batch: pa.RecordBatch, problems: dict[int, str], *, drop_nats:
     return pa.array(blocks, pa.binary())
 
 
+def _decoded_headers(column: pa.ListArray) -> list[Any]:
+    """Return the rows' headers; bytes that aren't UTF-8 become surrogates, which no header may have."""
+    try:
+        rows: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        rows = _without_text(column).to_pylist()
+    else:
+        return rows
+
+    def decoded(header: dict[str, bytes | None]) -> dict[str, str]:
+        return {part: (text or b"").decode(errors="surrogateescape") for part, text in header.items()}
+
+    return [[header and decoded(header) for header in found or ()] for found in rows]
+
+
 def _is_of_server(header: dict[str, str] | None) -> bool:
     return bool(header and (header["key"] or "").lower().startswith(_NATS_PREFIX))
 
@@ -278,7 +306,10 @@ def _is_of_server(header: dict[str, str] | None) -> bool:
 def _subject_problem(raw_subject: bytes | None) -> str | None:
     if raw_subject is None:
         return "it has no subject, and there is no option subject"
-    subject = raw_subject.decode()
+    try:
+        subject = raw_subject.decode()
+    except UnicodeDecodeError:
+        return f"its subject {raw_subject[:80]!r} can't be used: expected UTF-8"
     problem = subject_problem(subject, wildcards=False)
     return f"its subject {subject[:80]!r} can't be used: {problem}" if problem else None
 
@@ -289,6 +320,8 @@ def _header_problem(header: dict[str, str] | None, columns: Mapping[str, str]) -
     :param columns: by header, the columns that set it
     """
     key, value = (header["key"] or "", header["value"] or "") if header else ("", "")
+    if not (key + value).isascii() and _NO_TEXT.search(key + value):
+        return f"its header {key[:80]!r} can't be used: expected UTF-8"
     if not key or ":" in key or any(character in key + value for character in _FORBIDDEN) or key != key.strip():
         return f"its header {key[:80]!r} can't be used: expected a name without colons, and one line"
     if key.lower() in _RESERVED:

@@ -129,6 +129,23 @@ def partition_number() -> int:
     return int(context.partitionId()) if context else 0
 
 
+def batch_identity(prefix: str | None) -> str:
+    """Return what identifies the task's query and batch; both outlive a restart of the query.
+
+    :param prefix: replaces the query's id
+    :raises SparkOptionError: Spark doesn't say which batch it is
+    """
+    context = TaskContext.get()
+    query, batch = (context.getLocalProperty(name) if context else None for name in (_QUERY, _BATCH))
+    if batch is None or (query := prefix or query) is None:
+        raise SparkOptionError(
+            f"expected the properties {_QUERY} and {_BATCH} in a task of a streaming query, found none: without them"
+            " equal rows of two batches would be stored once; write from foreachBatch, with a msgIdPrefix made of the"
+            " batch's number"
+        )
+    return f"{query}:{batch}"
+
+
 def row_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Divide batches: rows are copied while they are encoded, so few at a time where they are large."""
     for batch in batches:
@@ -177,11 +194,7 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish a partition of a batch."""
-        context = TaskContext.get()
-        # Both outlive a restart of the query, so that a batch that runs again makes the same ids.
-        query = self._writer.options.prefix or (context.getLocalProperty(_QUERY) if context else None)
-        batch = context.getLocalProperty(_BATCH) if context else None
-        return self._writer.write(f"{query}:{batch}", iterator)
+        return self._writer.write(batch_identity(self._writer.options.prefix), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
         """Log how many rows were stored."""
