@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from datetime import datetime, timedelta, tzinfo
+import sys
+from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
@@ -23,6 +24,8 @@ from testbed.rates import most_within
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+
+_CORE = "airflow_provider_jetstream.jetstream."
 
 
 @pytest.mark.parametrize(("rate", "letters", "most"), [(0.2, 3, 2), (1, 12, 10), (20, 230, 200)])
@@ -70,12 +73,14 @@ async def test_a_clock_that_is_off_neither_delays_a_redrive_nor_makes_it_early(
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
     await make_dead_letters(connection, queue, "ab")
     letters = (await find_dead_letters(connection, queue)).letters
-    for module in ("redrive", "in_place", "steps", "copies"):
-        monkeypatch.setattr(
-            f"airflow_provider_jetstream.jetstream.redrive.{module}.datetime", WrongClock, raising=False
-        )
+    # Wherever the package reads this machine's clock.
+    for module in [module for name, module in sys.modules.items() if name.startswith(_CORE)]:
+        if getattr(module, "datetime", None) is datetime:
+            monkeypatch.setattr(module, "datetime", WrongClock)
     async with asyncio.timeout(20):
         report = await redrive_dead_letters(connection, queue)
+    began = datetime.strptime(f"{report.redrive[:15]}Z", "%Y%m%dT%H%M%S%z")
+    assert abs((began - datetime.now(UTC)).total_seconds() - 60 * minutes) < 30, "expected the clock to be off"
     assert report.redriven == {1: 3, 2: 4}
     copies = {copy.sequence: copy for copy in await stream_messages(connection, name)}
     for letter in letters:

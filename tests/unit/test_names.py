@@ -67,9 +67,6 @@ _RETIRED_FUNCTIONS = _words(
     """
 )
 
-# Definitions that carry a retired name, and why.
-_OTHER_DEFINITIONS: dict[str, str] = {}
-
 # How a value came isn't what it is.
 _RETIRED_WORDS = {"told", "asked", "looked"}
 _RETIRED_VARIABLES = {"each"}
@@ -108,9 +105,8 @@ def retired_definitions(package: Package) -> list[str]:
                 retired = _RETIRED_FUNCTIONS
             else:
                 continue
-            name = f"{module.name}.{node.name}"
-            if node.name.strip("_") in retired and name not in _OTHER_DEFINITIONS:
-                offenders.append(f"{name} (line {node.lineno})")
+            if node.name.strip("_") in retired:
+                offenders.append(f"{module.name}.{node.name} (line {node.lineno})")
     return offenders
 
 
@@ -150,12 +146,6 @@ def test_no_class_or_function_has_a_retired_name(package: Package) -> None:
 
 def test_no_value_is_named_after_how_it_came(package: Package) -> None:
     _assert_none(retired_words(package))
-
-
-def test_docs_say_why_a_name_stayed(package: Package) -> None:
-    decisions = (package.root.parent / "docs" / "decisions.md").read_text(encoding="utf-8")
-    stayed = [name for name in _OTHER_DEFINITIONS if f"`{name.rpartition('.')[2]}`" not in decisions]
-    _assert_none(stayed)
 
 
 def test_a_retired_name_is_found(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import zoneinfo
 from datetime import UTC, datetime, timedelta, timezone
 from hashlib import sha256
@@ -157,8 +158,7 @@ def test_an_unusable_time_zone_is_refused(job: Job, message: str) -> None:
 
 def test_a_machine_without_a_time_zone_database_leaves_the_check_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither the system's folders nor the package tzdata, as in small images.
-    monkeypatch.setattr("importlib.resources.files", _nothing)
-    monkeypatch.setattr("importlib.resources.open_binary", _nothing, raising=False)
+    monkeypatch.setitem(sys.modules, "tzdata", None)
     zoneinfo.reset_tzpath([])
     ZoneInfo.clear_cache()
     try:
@@ -168,10 +168,6 @@ def test_a_machine_without_a_time_zone_database_leaves_the_check_to_the_server(m
             _prepared(Job(b"", id="a", every="@daily", time_zone=""), _queue())
     finally:
         zoneinfo.reset_tzpath()
-
-
-def _nothing(*_: object, **__: object) -> None:
-    raise FileNotFoundError
 
 
 def test_a_schedule_is_the_job_with_its_headers_on_a_subject_of_its_own() -> None:
