@@ -14,6 +14,7 @@ from nats.js.errors import APIError
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
+from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
@@ -280,7 +281,7 @@ class ModelledQueue:
                 await self.redrive(how)
             await self.work(100, "ack")
             found = await find_dead_letters(self.environment.product, self.queue)
-            if found.uncertain and self.evidence_lost and time.monotonic() > decided_from:
+            if self.evidence_lost and time.monotonic() > decided_from and await self._unaccounted():
                 await self._decide()
             await asyncio.sleep(0.2)
             return not (self.model.problems() or found.letters or found.uncertain)
@@ -291,12 +292,15 @@ class ModelledQueue:
         problems = [*self.model.problems(), *(f"dead letter {letter.sequence}" for letter in found.letters)]
         if problems or found.uncertain:
             raise ModelError(
-                f"in the end {found.uncertain} uncertain ({found.unaccounted}), {'; '.join(problems)};"
+                f"in the end {found.uncertain} uncertain ({await self._unaccounted()}), {'; '.join(problems)};"
                 f" {'; '.join(map(str, found.risks))}; {', '.join(map(str, self.model.jobs.values()))}"
             )
 
+    async def _unaccounted(self) -> tuple[tuple[int, int], ...]:
+        return (await account_for_jobs(self.environment.product, self.queue)).unaccounted
+
     async def _decide(self) -> None:
-        """Do what people do about uncertain jobs, who know from the workers which are done."""
+        """Do what people do about unaccounted jobs, who know from the workers which are done."""
         undone = [job for job in self.model.jobs.values() if not job.done and job.possible & GONE_OR_DEAD]
         for job in undone:
             sequence = self.model.last_sequence(job.body)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message_reader import get_message
     from airflow_provider_jetstream.jetstream.client.pool import shared_connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+    from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount, account_for_jobs
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
     from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
     from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
@@ -139,6 +140,7 @@ __all__ = [
     "JetStreamDisabledError",
     "JetStreamProviderError",
     "Job",
+    "JobAccount",
     "JobError",
     "JobNotSerializableError",
     "JobReport",
@@ -198,6 +200,7 @@ __all__ = [
     "WorkQueue",
     "WrongStreamError",
     "abort_redrive",
+    "account_for_jobs",
     "apply",
     "cancel",
     "check_drained",
@@ -245,6 +248,7 @@ __getattr__ = lazy_exports(
         "client.message_reader": ["get_message"],
         "client.pool": ["shared_connection"],
         "client.settings": ["ConnectionSettings", "connection_settings"],
+        "dead_letters.account": ["JobAccount", "account_for_jobs"],
         "dead_letters.death": ["Death", "Reason"],
         "dead_letters.diagnose": ["Diagnosis", "diagnose_dead_letters"],
         "dead_letters.find": ["Findings", "find_dead_letters"],

@@ -1,4 +1,4 @@
-"""The archive: reads the server's copy of a job that is gone, and deletes copies that nothing needs any more.
+"""The archive: reads the server's copy of a job that is gone.
 
 An archive has its own sequences. The server adds the job's stream sequence and time to the headers of each copy, and
 both increase along the archive, so a copy is found by binary search. Usually the first guess is right, since the
@@ -109,37 +109,10 @@ class ArchiveReader:
             copy = await self._first_copy(lambda _: True)
         return job_sequence(copy) if copy else None
 
-    async def first_time(self) -> datetime | None:
-        """Return when the first job was stored of which there is a copy; ``None`` without any."""
-        sequence = await self.first_job()
-        copy = await self.find(sequence) if sequence else None
-        return copy.stored_at if copy else None
-
     async def first_job_since(self, moment: datetime) -> int | None:
         """Return the stream sequence of the first job that was stored since a moment, if there is a copy of one."""
         copy = await self._first_copy(lambda copy: _stored_at(copy) >= moment)
         return job_sequence(copy) if copy else None
-
-    async def has_releasable(self, below: int, before: datetime) -> bool:
-        """Return whether :meth:`release` would delete any copy."""
-        copy = await self._next_copy(self.first) if self.first < self.last else None
-        return copy is not None and not _is_needed(copy, below, before)
-
-    async def release(self, below: int, before: datetime) -> int:
-        """Delete the copies of jobs that have ended, and return their number.
-
-        :param below: the first stream sequence in the work queue whose copy is still needed
-        :param before: only copies of jobs that were stored before this time
-        """
-        needed = await self._first_copy(lambda copy: _is_needed(copy, below, before))
-        # Never the last copy: that would save nothing, and its sequence shows how far the archive has got.
-        keep = needed.sequence if needed else self.last
-        if keep <= self.first:
-            return 0
-        # A purge harms a work queue that holds dead letters; the archive is no work queue.
-        answer = await self.connection.api(f"STREAM.PURGE.{self.stream}", {"seq": keep})
-        self.first = keep
-        return int(answer.get("purged", 0))
 
     async def _first_copy(self, matches: Callable[[StoredMessage], bool]) -> StoredMessage | None:
         """Find the first copy of this queue's jobs that matches, where all later copies match too."""
@@ -202,10 +175,6 @@ def job_sequence(copy: StoredMessage) -> int:
     """Return the stream sequence of the job that a message of an archive is a copy of; 0 where it is no copy."""
     text = _added(copy, _SEQUENCE) or ""
     return int(text) if _WHOLE.fullmatch(text) else 0
-
-
-def _is_needed(copy: StoredMessage, below: int, before: datetime) -> bool:
-    return job_sequence(copy) >= below or _stored_at(copy) >= before
 
 
 def _stored_at(copy: StoredMessage) -> datetime:

@@ -150,9 +150,9 @@ def run_audit_subject(queue: str, run: str) -> str:
     return f"audit.{queue}.runs.{run}"
 
 
-def ledger_subject(queue: str) -> str:
-    """Return the subject on which scans record how far the ends of a queue's jobs are accounted for."""
-    return f"audit.{queue}.ledger"
+def account_subject(queue: str) -> str:
+    """Return the subject on which accounts of a queue's jobs are stored."""
+    return f"audit.{queue}.account"
 
 
 def intent_filter(queue: object) -> str:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters import preservation
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
@@ -147,28 +145,3 @@ async def test_letters_without_an_advisory_are_counted(connection: NatsPyConnect
 async def test_a_queue_that_is_not_there_is_named(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(NotFoundError, match=name):
         await summarise_dead_letters(connection, small_queue(name))
-
-
-async def test_archive_copies_are_purged_only_after_every_letter_was_classified(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
-    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
-    assert queue.archive is not None
-    await publish_jobs(connection, queue, ["done"])
-    (job,) = await pull_jobs(connection, queue, 1)
-    await job.ack()
-    await make_dead_letters(connection, queue, ["dead"])
-
-    async def archived() -> int:
-        assert queue.archive is not None
-        return int((await stream_info(connection, queue.archive.name))["state"]["messages"])
-
-    before = await archived()
-    await summarise_dead_letters(connection, queue, Selection(parked=True))
-    assert await archived() == before
-    await summarise_dead_letters(connection, queue, Selection(reasons=frozenset({Reason.UNDELIVERABLE})))
-    assert await archived() == before
-    summary = await summarise_dead_letters(connection, queue, Selection(error_class="of none"))
-    assert (summary.dead, summary.preserved) == (0, 1)
-    assert await archived() < before

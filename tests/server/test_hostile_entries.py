@@ -65,7 +65,7 @@ async def test_a_scan_and_a_redrive_pass_by_what_somebody_hostile_has_stored(
                 f"completed.{name}.{CONSUMER}.99",
                 f"handled.{name}.99",
                 f"audit.{name}.letters.1",
-                f"audit.{name}.ledger",
+                f"audit.{name}.account",
             ),
             *(f"audit.{name}.intents.x", f"audit.{name}.runs.x", f"cancelled.{name}.x", f"published.{name}.x"),
         ):

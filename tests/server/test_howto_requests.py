@@ -14,6 +14,7 @@ import pytest
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -58,9 +59,9 @@ async def test_a_report_accounts_for_a_job_that_is_gone_and_ends_a_letter(
     await acknowledge_jobs(admin, queue, NAMED - 1)
     # Gone, and nothing says how.
     await admin.api("STREAM.MSG.DELETE.orders_stream", {"seq": NAMED})
-    assert (await find_dead_letters(admin, queue)).unaccounted == ((NAMED, NAMED),)
+    assert (await account_for_jobs(admin, queue)).unaccounted == ((NAMED, NAMED),)
     assert (await answer_of(terminal))["stream"] == "orders_stream-audit"
-    assert (await find_dead_letters(admin, queue)).unaccounted == ()
+    assert (await account_for_jobs(admin, queue)).unaccounted == ()
 
     for suffix in ("", "-audit", "-events", "-dead", "-archive"):
         await admin.api(f"STREAM.DELETE.orders_stream{suffix}")

@@ -185,7 +185,7 @@ async def test_a_run_that_stays_open_continues_until_it_is_finished(connection: 
 async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_no_second_copy(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    # The lease, the redrive, the intent, and the record of one letter or the ledger's: it can't be released then.
+    # The lease, the redrive, the intent, and the record of one letter: it can't be released then.
     audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 4}
     queue = await make_queue(connection, name, audit=audit, consumer={"ack_wait": "50ms"})
     monkeypatch.setattr(lease, "LEASE_SECONDS", 4.0)

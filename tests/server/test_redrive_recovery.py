@@ -6,20 +6,16 @@ import asyncio
 import json
 from collections import Counter
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit.intent import archive_floor, read_open_intents
 from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import intent_filter, letter_audit_subject
-from airflow_provider_jetstream.jetstream.dead_letters import preservation
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, UnreachableError
 from airflow_provider_jetstream.jetstream.redrive import copies, requeueing, stored_letters
@@ -341,23 +337,6 @@ async def test_a_redrive_leaves_one_intent_for_a_batch_and_nothing_open(
     assert lease.open_since is None
 
 
-async def test_the_archive_is_needed_from_an_open_intent_on(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = await begin(connection, name)
-    with killed(monkeypatch, "store_jobs"):
-        await redrive_dead_letters(connection, queue, COPY)
-    audit = await AuditLog.open(connection, queue, (await stream_info(connection, name))["created"])
-    assert audit is not None
-    lease = await read_lease(connection, audit.stream, name)
-    assert lease is not None
-    assert lease.open_since is not None
-    assert sorted(await read_open_intents(connection, audit, lease.open_since)) == [1, 2, 3]
-    assert await archive_floor(connection, audit) == 4
-    await redrive_dead_letters(connection, queue, COPY)
-    assert await archive_floor(connection, audit) is None
-
-
 async def test_what_is_no_intent_is_passed_over(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -414,20 +393,3 @@ async def test_letters_of_a_try_that_was_cut_off_count_as_resumed(
         await redrive_dead_letters(connection, queue, request)
     report = await redrive_dead_letters(connection, queue, request)
     assert (dict(report.redriven), report.resumed, report.awaited_sequences()) == ({1: 4, 2: 5, 3: 6}, 3, {4, 5, 6})
-
-
-async def test_the_archive_keeps_the_copies_that_tell_what_became_of_a_letter(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
-    queue = await begin(connection, name, consumer={"ack_wait": "50ms", "sample_freq": "100%"})
-    await summarise_dead_letters(connection, queue)
-    with killed(monkeypatch, "store_jobs"):
-        await redrive_dead_letters(connection, queue, COPY)
-    await publish_jobs(connection, queue, "x")
-    done = await work(connection, queue)
-    assert done.pop("x") == 1
-    await summarise_dead_letters(connection, queue)
-    # The letters' own copies aren't needed, since their bodies are preserved.
-    assert (await stream_info(connection, f"{name}-archive"))["state"]["first_seq"] == 4
-    assert await finish(connection, queue, PARK, done) == dict.fromkeys("abc", 1)

@@ -172,7 +172,7 @@ def leased_scan_requests(name: str) -> list[str]:
         f"$JS.API.STREAM.MSG.GET.{name}-audit",
         f"audit.{name}.lease",
         *scan_requests(name),
-        # The audit isn't empty any more: what the ledger and each letter's last record say.
+        # The audit isn't empty any more: records about many letters, and each letter's last one.
         *[f"$JS.API.STREAM.MSG.GET.{name}-audit"] * 3,
         # The redrive itself, which may have been begun, and what people asked of it.
         *[f"$JS.API.STREAM.MSG.GET.{name}-audit"] * 2,

@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters import preservation
+from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -233,7 +233,7 @@ async def redrives(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
 
 
 async def redrives_all_ways(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
-    for flow in (redrives, requeues, scans, release, while_a_job_runs(redrives_once)):
+    for flow in (redrives, requeues, scans, accounts, while_a_job_runs(redrives_once)):
         await reset(admin, "redriver")
         await flow(settings, admin)
 
@@ -262,12 +262,11 @@ async def scans(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
         await summarise_dead_letters(connection, QUEUE)
 
 
-async def release(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
-    # Copies of jobs that are done, in the archive.
+async def accounts(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
     await publish(admin, QUEUE, ["a job", "a job"], subject=SUBJECT)
     await do_jobs(settings_of_admin(settings), admin)
     async with connect(settings) as connection:
-        await summarise_dead_letters(connection, QUEUE)
+        await account_for_jobs(connection, QUEUE)
 
 
 async def waits_for_a_running_job(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
@@ -352,11 +351,12 @@ async def monitors(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
         for reader in (connection, await read_ahead(connection, queue.name, queue.companion_names())):
             scan = await Scan.begin(reader, queue)
             async for _ in scan.pages(Selection()):
-                pass
-            await scan.account(as_recorded=True)
-        await find_dead_letters(connection, queue)
+                await find_dead_letters(connection, queue)
         redrive = await record_redrive(admin, queue)
         assert redrive in {found.id for found in await list_redrives(connection, queue)}
+        report = await publish(admin, QUEUE, ["deleted"], subject=SUBJECT)
+        await admin.api("STREAM.MSG.DELETE.orders", {"seq": max(report.sequences)})
+        assert (await account_for_jobs(connection, queue)).unaccounted_count
         await pause_redrive(connection, queue, redrive, who="Ann Lee")
         with suppress(ApiError):
             await admin.api("STREAM.DELETE.airflow_monitor")
@@ -400,7 +400,6 @@ async def reports_on_spark(settings: ConnectionSettings, admin: NatsPyConnection
 async def _scan_all(connection: BlockingConnection) -> tuple[pa.Table, Scan]:
     await connection.discover_capabilities(("orders", *QUEUE.companion_names()))
     scan = await Scan.begin(connection, await discover_queue(connection, "orders"))
-    await scan.account(as_recorded=True)
     return await scanned_jobs(scan, Selection()), scan
 
 
@@ -425,7 +424,6 @@ _STATES: dict[Role, dict[str, _Flow]] = {
         _PROBE: while_a_job_runs(redrives_once),
         "requeueing in place": requeues,
         "copies of bodies, before they are gone": scans,
-        "copies of jobs that have ended": release,
         _DEAD_LETTERS: capturing_advisories_only(redrives_once),
         **{
             f"$JS.API.STREAM.INFO.{stream}": without(stream, redrives_once)
@@ -500,7 +498,6 @@ async def test_a_role_needs_every_line_of_its_policy(
 ) -> None:
     caplog.set_level(logging.INFO, "airflow_provider_jetstream")
     monkeypatch.setattr(reconciler, "INTERVAL", 0.1)
-    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
     problem, logged = await run(server, role, role, caplog, None)
     assert problem == ""
     assert "doesn't let" not in logged

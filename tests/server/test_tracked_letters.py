@@ -30,8 +30,6 @@ from testbed.dead_letters import (
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 def counted(summary: Summary, *, with_times: bool) -> dict[str, Any]:
     """Return what a summary counts."""
-    names = ("dead", "ranges", "uncertain", "unaccounted", "undeliverable", "dismissed")
+    names = ("dead", "ranges", "uncertain", "undeliverable", "dismissed")
     groups = {key: (group.count, group.example) for key, group in summary.groups.items()}
     times = {key: (group.first, group.last) for key, group in summary.groups.items()} if with_times else {}
     return {name: getattr(summary, name) for name in names} | {"groups": groups, "times": times}
@@ -94,32 +92,6 @@ async def test_looks_count_what_a_scan_counts_whatever_happens_to_letters(
     summary = await same_as_scan(connection, queue, letters)
     assert 3 not in {first for first, _ in summary.ranges}
     assert terminated in {last for _, last in summary.ranges}
-
-
-async def test_a_look_sorts_new_entries_only_for_the_ledger(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a", "b", "c"])
-    letters = await TrackedLetters.prove(connection, queue)
-    # Three advisories, and three copies.
-    known, starts = 6, list[int]()
-    added = EntryIndex.added
-
-    def recorded(index: EntryIndex, start: int, stop: int, since: datetime) -> list[tuple[int, int, bool]]:
-        # The ledger reads what is stored meanwhile into an index of its own.
-        if len(index) > known:
-            starts.append(start)
-        return added(index, start, stop, since)
-
-    monkeypatch.setattr(EntryIndex, "added", recorded)
-    # A job that is gone has to be accounted for.
-    await publish_jobs(connection, queue, ["done"])
-    for job in await pull_jobs(connection, queue, 1):
-        await job.ack_sync()
-    await make_dead_letters(connection, queue, ["d"])
-    assert await letters.update(connection)
-    assert min(starts) == known
 
 
 async def die_silently(connection: NatsPyConnection, queue: WorkQueue, body: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tracemalloc
 from array import array
 from datetime import UTC, datetime, timedelta
@@ -16,7 +15,6 @@ from airflow_provider_jetstream.jetstream.dead_letters import entry_order
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_order import EntryOrder
-from airflow_provider_jetstream.jetstream.dead_letters.index_ranges import IndexRanges
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -119,35 +117,3 @@ def test_entries_keep_their_order_however_far_each_is_from_its_place(
     positions = sorted(range(len(jobs)), key=jobs.__getitem__)
     assert list(order.after(after)) == [position for position in positions if jobs[position] > after]
     assert order.of(after) == [position for position in positions if jobs[position] == after]
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 12) | st.integers(2**61, 2**64 - 1), entries_of_any_kind), max_size=40),
-    st.sets(st.integers(1, 40)),
-    st.integers(0, 40),
-)
-def test_ranges_of_an_index_grow_with_its_entries(
-    added: list[tuple[int, Entry]], deleted: set[int], first_part: int
-) -> None:
-    index, ranges = EntryIndex(), IndexRanges()
-    entries = [(job, entry._replace(sequence=number)) for number, (job, entry) in enumerate(added, 1)]
-    for job, entry in entries[:first_part]:
-        index.add(job, entry)
-    asyncio.run(ranges.update(index, START))
-    for job, entry in entries[first_part:]:
-        index.add(job, entry)
-    asyncio.run(ranges.update(index, START))
-    assert_ranges(ranges, entries)
-    stored = SequenceSet(1, len(entries), frozenset(deleted))
-    index.drop_missing(stored)
-    asyncio.run(ranges.update(index, START))
-    assert_ranges(ranges, [(job, entry) for job, entry in entries if entry.sequence not in deleted])
-
-
-def assert_ranges(ranges: IndexRanges, entries: list[tuple[int, Entry]]) -> None:
-    # No stream comes as far as an entry may state.
-    later = [(job, entry.kind) for job, entry in entries if entry.recorded_at >= START and job < 2**62]
-    ends, copies = {EntryKind.TERMINATION, EntryKind.PARKED}, {EntryKind.COPY, EntryKind.PROVEN_COPY}
-    assert set(ranges.known) == {job for job, _ in entries if job < 2**62}
-    assert set(ranges.ended) == {job for job, kind in later if kind in ends}
-    assert set(ranges.copied) == {job for job, kind in later if kind in copies}

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
 from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.contract import (
@@ -211,19 +210,6 @@ async def read_open_intents(
             if recorded.get(letter, 0) < sequence:
                 opened.setdefault(letter, []).append(OpenIntent(sequence, message_id, record.begun_at or at, record))
     return opened
-
-
-async def archive_floor(connection: Connection, audit: AuditLog) -> int | None:
-    """Return the stream sequence from which copies in the archive are evidence of what became of letters.
-
-    :return: ``None`` where no copy is needed for that
-    """
-    lease = await read_lease(connection, audit.stream, audit.queue)
-    if lease is None or lease.open_since is None:
-        return None
-    opened = (await read_open_intents(connection, audit, lease.open_since)).values()
-    targets = (found.intent.target for intents in opened for found in intents)
-    return min((target.last + 1 for target in targets if target.stream == audit.queue), default=None)
 
 
 async def _last_records(connection: Connection, audit: AuditLog, start: int) -> dict[int, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, HIGHEST_JOB, Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_order import EntryOrder
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.packed_column import PackedColumn
@@ -172,28 +172,12 @@ class EntryIndex:
                 current = sequence
 
     def has_end(self, sequence: int, since: datetime) -> bool:
-        """Return whether a job is one of :meth:`jobs_with_ends`."""
-        entries = self.entries_of(sequence)
-        return any(entry.kind in ENDS and entry.recorded_at >= since for entry in entries)
-
-    def jobs_with_ends(self, since: datetime) -> Iterator[int]:
-        """Return in no order the stream sequences of the jobs of which an entry states how they left the queue.
+        """Return whether an entry states how a job left the queue.
 
         :param since: entries of earlier times are about other jobs
         """
-        entries = self.added(0, len(self), since)
-        return (job for job, kind, is_later in entries if kind in ENDS and is_later and job < HIGHEST_JOB)
-
-    def added(self, start: int, stop: int, since: datetime) -> list[tuple[int, int, bool]]:
-        """Return a part of the entries in the order in which they were added.
-
-        :param start: how many entries are before the first one
-        :param stop: how many there are up to the last one
-        :return: of each entry that isn't dropped the job, the kind, and whether it is of no earlier time than ``since``
-        """
-        first, part = (since - _EPOCH) // _MICROSECOND, slice(start, stop)
-        columns = zip(self._sequences[part], self._kinds[part], self._recorded_at[part], strict=True)
-        return [(job, kind, recorded_at >= first) for job, kind, recorded_at in columns if kind]
+        entries = self.entries_of(sequence)
+        return any(entry.kind in ENDS and entry.recorded_at >= since for entry in entries)
 
     def last_recorded(self) -> dict[str, datetime]:
         """Return by consumer when its last entry was recorded."""

@@ -30,11 +30,9 @@ class Findings:
 
     :param letters: dead letters, in the order of the jobs
     :param dismissed: jobs that have entries in the dead letter queue and are no dead letters
-    :param uncertain: how many more jobs may be dead: letters that can't be identified yet, and unaccounted jobs
+    :param uncertain: how many more jobs may be dead: letters that can't be identified yet
     :param undeliverable: how many jobs match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
-    :param unaccounted: the jobs that are gone without evidence of their end, as ranges of first and last; a selection
-        of their sequences finds them
     """
 
     letters: tuple[DeadLetter, ...]
@@ -42,7 +40,6 @@ class Findings:
     uncertain: int
     undeliverable: int
     risks: tuple[Finding, ...]
-    unaccounted: tuple[tuple[int, int], ...] = ()
 
 
 async def find_dead_letters(
@@ -65,9 +62,7 @@ async def find_dead_letters(
     async for page in scan.pages(selection):
         letters += page.letters
         dismissed += page.dismissed
-    unaccounted = tuple((await scan.account(persist=False)).unaccounted.pairs())
-    counts = scan.uncertain, scan.undeliverable
-    return Findings(tuple(letters), tuple(dismissed), *counts, scan.risks, unaccounted)
+    return Findings(tuple(letters), tuple(dismissed), scan.uncertain, scan.undeliverable, scan.risks)
 
 
 REPORTED_RANGES = 1_000
@@ -85,11 +80,7 @@ class Summary:
     :param ranges: their stream sequences as ranges of first and last; the first thousand
     :param ranges_left_out: how many ranges there are beyond those
     :param groups: the groups; one of all letters where ``group_by`` is empty
-    :param uncertain: how many more jobs may be dead: letters that can't be identified yet, and unaccounted jobs; not
-        counted in ``dead``
-    :param unaccounted: the stream sequences of the jobs that are gone without evidence of their end, as ranges of first
-        and last; the first thousand
-    :param unaccounted_left_out: how many ranges there are beyond those
+    :param uncertain: how many more jobs may be dead: letters that can't be identified yet; not counted in ``dead``
     :param undeliverable: how many jobs match no consumer
     :param dismissed: how many jobs with entries are no dead letters, by status
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
@@ -103,8 +94,6 @@ class Summary:
     ranges_left_out: int = 0
     groups: LetterGroups = field(default_factory=LetterGroups)
     uncertain: int = 0
-    unaccounted: list[tuple[int, int]] = field(default_factory=list)
-    unaccounted_left_out: int = 0
     undeliverable: int = 0
     dismissed: dict[str, int] = field(default_factory=dict)
     risks: tuple[Finding, ...] = ()
@@ -125,11 +114,6 @@ class Summary:
             self.ranges.append((letter.sequence, letter.sequence))
         elif not self.ranges_left_out:
             self.ranges[-1] = (self.ranges[-1][0], letter.sequence)
-
-    def set_unaccounted(self, ranges: list[tuple[int, int]]) -> None:
-        """State the jobs that are gone without evidence of their end."""
-        self.unaccounted = ranges[:REPORTED_RANGES]
-        self.unaccounted_left_out = len(ranges[REPORTED_RANGES:])
 
     def reached(self, count: int, age: timedelta = timedelta()) -> bool:
         """Return whether a group is large and old enough.
@@ -169,8 +153,6 @@ class Summary:
             ],
             "groups_left_out": len(largest[_REPORTED_GROUPS:]),
             "uncertain": self.uncertain,
-            "unaccounted": [list(span) for span in self.unaccounted],
-            "unaccounted_left_out": self.unaccounted_left_out,
             "undeliverable": self.undeliverable,
             "dismissed": dict(self.dismissed),
             "kept": self.preserved,
@@ -206,7 +188,7 @@ async def summarise_dead_letters(
     scan.page_size = _PAGE
     preserver = BodyPreserver(connection, scan)
     summary = Summary(datetime.now(UTC), fields)
-    # A body may be purged from the archive only if every letter was classified, so the uncounted ones are read too.
+    # The bodies of letters that aren't counted are copied, too.
     read_all = not selection.parked and Reason.UNDELIVERABLE not in (selection.reasons or ())
     async for page in scan.pages(Selection(vanished=selection.vanished) if read_all else selection):
         await scan.record_handled()
@@ -215,12 +197,8 @@ async def summarise_dead_letters(
         for letter in page.letters:
             if selection.matches(letter, now):
                 summary.add(letter)
-    ledger = await scan.account()
-    if read_all:
-        await preserver.release_archive()
     summary.at = datetime.now(UTC)
     summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
-    summary.set_unaccounted(list(ledger.unaccounted.pairs()))
     summary.dismissed = {status.value: count for status, count in sorted(scan.dismissed.items())}
     summary.risks, summary.preserved = scan.risks, preserver.preserved
     return summary

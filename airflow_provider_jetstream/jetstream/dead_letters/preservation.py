@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.audit.intent import archive_floor
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, pause_if_due
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
@@ -16,15 +13,13 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, stor
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_filter, copy_subject
-from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom, eviction_limits, stored_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
@@ -32,18 +27,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The archive holds a job's copy at least this long.
-_MIN_COPY_AGE = timedelta(minutes=1)
-# The dead letter queue stores an advisory a moment after the server has published it.
-_ADVISORY_DELAY = timedelta(seconds=2)
-
 # Before other tasks of the event loop may run.
 _MADE_AT_ONCE = 16
-_WITHOUT_BODY = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION})
 
 
 class BodyPreserver:
-    """Copies the bodies of dead letters into the dead letter queue, then purges archive copies of jobs that ended.
+    """Copies the bodies of dead letters into the dead letter queue.
 
     :param scan: the scan that finds the letters
     """
@@ -93,40 +82,6 @@ class BodyPreserver:
                 fitting.append(letter)
         return fitting
 
-    async def release_archive(self, unclassified: Iterable[int] = ()) -> int:
-        """Purge the archive's copies that aren't needed any more, and return how many.
-
-        These are the copies of jobs that have ended, up to the first job that the ledger doesn't account for, or that
-        has no copy in the dead letter queue; young copies stay. The scan has to have classified every job. Waits until
-        two seconds after the scan began.
-
-        :param unclassified: jobs of which entries were read after those of the scan
-        """
-        scan = self._scan
-        consumers = scan.snapshot.consumers.values()
-        if scan.archive is None or not scan.complete or scan.undeliverable or not consumers:
-            return 0
-        last = int(scan.snapshot.state["last_seq"])
-        ended = min(consumer.settled if consumer.pending or consumer.in_flight else last for consumer in consumers)
-        needed, before = min(scan.unpreserved | {ended + 1}), scan.snapshot.taken_at - _MIN_COPY_AGE
-        if not await scan.archive.has_releasable(needed, before):
-            return 0
-        ledger = await scan.account()
-        # What has no copy any more can't be needed.
-        kept = ledger.needed.first_from(await scan.archive.first_job() or 0)
-        needed = min(needed, ledger.last + 1, needed if kept is None else kept)
-        if scan.audit and (floor := await archive_floor(scan.connection, scan.audit)):
-            needed = min(needed, floor)
-        if not await scan.archive.has_releasable(needed, before):
-            return 0
-        await asyncio.sleep((scan.loaded_at + _ADVISORY_DELAY - datetime.now(UTC)).total_seconds())
-        # Advisories of jobs that ended just before the scan may have been stored after it.
-        later = await read_index(
-            scan.connection, scan.dead_letter_queue, scan.queue.name, scan.snapshot.created, scan.index.read_to + 1
-        )
-        unpreserved = (job for job, entries in later.jobs() if any(entry.kind in _WITHOUT_BODY for entry in entries))
-        return await scan.archive.release(min([needed, *unpreserved, *unclassified]), before)
-
     async def _copy(self, letters: Sequence[DeadLetter]) -> int:
         """Copy letters at once; return how many copies the dead letter queue has stored."""
         messages: list[tuple[str, bytes]] = []
@@ -152,10 +107,8 @@ class BodyPreserver:
         return copied
 
     def _note(self, letter: DeadLetter, ack: PubAck) -> None:
-        if ack.stream == self._scan.dead_letter_queue:
-            self._scan.unpreserved.discard(letter.sequence)
-            if not ack.duplicate:
-                self.copies.add(ack.sequence, letter)
+        if ack.stream == self._scan.dead_letter_queue and not ack.duplicate:
+            self.copies.add(ack.sequence, letter)
 
     async def _stored_anew(
         self, letter: DeadLetter, subject: str, headers: Headers, ack: PubAck | ApiError | TransientError

@@ -18,14 +18,13 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.concurrency import in_order
+from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.dead_letters.account import unaccounted_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.continued_index import current_index
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.handled import record_handled
-from airflow_provider_jetstream.jetstream.dead_letters.index_ranges import IndexRanges
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks
-from airflow_provider_jetstream.jetstream.dead_letters.ledger import Ledger, last_ledger
-from airflow_provider_jetstream.jetstream.dead_letters.ledger_update import account
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     Reconciliation,
     jobs_without_entry,
@@ -34,7 +33,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
 from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status, is_preserved
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
@@ -81,8 +80,6 @@ class Scan:
     :param archive: the archive, if it exists
     :param loaded_at: when the snapshot was taken
     :param dismissed: how many jobs with entries were no dead letters, by status
-    :param unpreserved: jobs without a copy in the dead letter queue whose archived body may still be needed
-    :param complete: whether every job was classified
     :param page_size: how many letters are held in memory at once
     """
 
@@ -99,13 +96,9 @@ class Scan:
     _classifier: Classifier
     _reconnects: int
     dismissed: Counter[Status] = field(default_factory=Counter)
-    unpreserved: set[int] = field(default_factory=set)
     _newly_handled: list[LetterRecord] = field(default_factory=list)
-    complete: bool = False
     page_size: int = PAGE
     _is_whole: bool = True
-    _ledger: Ledger | None = None
-    _index_ranges: IndexRanges = field(default_factory=IndexRanges)
 
     @classmethod
     async def begin(
@@ -197,8 +190,8 @@ class Scan:
 
     @property
     def uncertain(self) -> int:
-        """How many more jobs may be dead; of those that are gone only as far as :meth:`account` has looked."""
-        return self.reconciliation.uncertain + (self._ledger.uncertain if self._ledger else 0)
+        """How many more jobs may be dead."""
+        return self.reconciliation.uncertain
 
     @property
     def undeliverable(self) -> int:
@@ -219,7 +212,6 @@ class Scan:
             (job for job in jobs if wanted is None or job[0] in wanted), selection, ahead
         ):
             yield page
-        self.complete |= selection.sequences is None and after == 0
 
     def classified(self, jobs: Iterable[Job], selection: Selection, ahead: int = 0) -> AsyncGenerator[Page, None]:
         """Classify jobs, which are in order, as :meth:`pages` does."""
@@ -227,38 +219,19 @@ class Scan:
         batches = iter(lambda: list(islice(remaining, self.page_size)), [])
         return in_order((self._page(batch, selection, ahead) for batch in batches), ahead)
 
-    async def account(self, *, persist: bool = True, as_recorded: bool = False) -> Ledger:
-        """Find the jobs that are gone without evidence of their end; only the first call looks.
-
-        :param persist: whether to record in the audit how far the ledger has come, so that the next scan reads less
-        :param as_recorded: whether to return only what an earlier scan has recorded
-        """
-        if self._ledger is None and as_recorded:
-            self._ledger = await last_ledger(self.connection, self.context, self.archive)
-            self.risks += self._ledger.findings
-        elif self._ledger is None:
-            parts = (self.connection, self.context, self.snapshot, self.index, self.archive, self._classifier)
-            self._ledger = await account(*parts, ranges=self._index_ranges, persist=persist)
-            self.risks += self._ledger.findings
-        return self._ledger
-
-    async def sort_for_ledger(self) -> None:
-        """Sort the jobs of all entries for :meth:`account`; that of a later look sorts those of its entries only."""
-        if self.archive:
-            await self._index_ranges.update(self.index, self.snapshot.created_at)
-
     async def named_unaccounted(self, selection: Selection) -> Iterable[int]:
         """Return the jobs that are gone without evidence of their end and whose sequences a selection names."""
         if not selection.sequences or not selection.names_unaccounted or not self._is_whole:
             return ()
-        certain = {*self.reconciliation.orphans, *self.reconciliation.doubtful}
-        since = self.snapshot.created_at
-        if all(job in certain or self.index.has_end(job, since) for job in selection.sequences):
+        certain, since = {*self.reconciliation.orphans, *self.reconciliation.doubtful}, self.snapshot.created_at
+        named = [job for job in selection.sequences if not (job in certain or self.index.has_end(job, since))]
+        stored = await stored_sequences(self.connection, self.snapshot.queue, self.snapshot.state)
+        if all(stored.exact and (job in stored or job > stored.last) for job in named):
             return ()
-        unaccounted = (await self.account(persist=False)).unaccounted
-        named = {job for job in selection.sequences if job in unaccounted}
-        self._classifier.named_unaccounted |= named
-        return (job for job in named if job not in self.index)
+        unaccounted = await unaccounted_jobs(self.connection, self.queue, self.snapshot)
+        found = {job for job in named if job in unaccounted}
+        self._classifier.named_unaccounted |= found
+        return (job for job in found if job not in self.index)
 
     async def record_handled(self) -> None:
         """Record in the audit the jobs of the last page of which the audit doesn't know yet that they are handled."""
@@ -324,9 +297,7 @@ class Scan:
     async def _page(self, batch: Sequence[Job], selection: Selection, ahead: int) -> Page:
         letters: list[DeadLetter] = []
         dismissed: list[NotDead] = []
-        for (_, entries), result in zip(batch, await self._classify_all(batch), strict=True):
-            if self.archive and not is_preserved(entries, result):
-                self.unpreserved.add(result.sequence)
+        for result in await self._classify_all(batch):
             if isinstance(result, NotDead):
                 dismissed.append(result)
             elif result.death.reason == Reason.UNDELIVERABLE and not selection.selects_undeliverable:

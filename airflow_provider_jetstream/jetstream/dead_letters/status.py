@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.entry import COPIES
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
 
@@ -98,12 +93,3 @@ class Page:
 
     letters: tuple[DeadLetter, ...]
     dismissed: tuple[NotDead, ...]
-
-
-def is_preserved(entries: Sequence[Entry], result: DeadLetter | NotDead) -> bool:
-    """Return whether a job has a copy in the dead letter queue, or needs none."""
-    if not isinstance(result, NotDead):
-        return result.preserved
-    if result.status == Status.VANISHED:
-        return any(entry.kind in COPIES for entry in entries)
-    return result.status in (Status.COMPLETED, Status.HANDLED) or not result.stored

@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 _PAGE = 128
 # More new messages, or jobs that may have changed, than these are read ahead.
 _FEW = 4
-# The ledger reads every entry's number: with many letters it is brought up to date less often.
-_FEW_LETTERS = 5_000
-_LEDGER_SECONDS = 30.0
 _MOST_COUNTS = 256
 
 
@@ -80,7 +77,6 @@ class TrackedLetters:
         self._open: dict[int, NotDead] = {}
         self._ended: dict[int, Status] = {}
         self._dismissed: Counter[Status] = Counter()
-        self._accounted_at = time.monotonic()
         self._counts: dict[tuple[Selection, tuple[GroupField, ...]], LetterCount] = {}
 
     @classmethod
@@ -107,11 +103,8 @@ class TrackedLetters:
             await tracked._take(page)
             await sleep(time.thread_time() - worked if in_background else 0)
             worked = time.thread_time()
-        await scan.account()
         # The copies of a first look are as many as the letters.
         await tracked._read_entries(scan.connection, scan.snapshot, tracked._preserver.copies.last)
-        await scan.sort_for_ledger()
-        await tracked._preserver.release_archive(tracked._unclassified)
         return tracked
 
     @property
@@ -164,7 +157,6 @@ class TrackedLetters:
             return False
         for name, consumer in snapshot.consumers.items():
             self._settled[name] = max(self._settled[name], consumer.settled)
-        await self._account()
         return True
 
     async def summary(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
@@ -178,8 +170,6 @@ class TrackedLetters:
         summary = Summary(now, group_by, groups=groups, ranges=ranges, ranges_left_out=ranges_left_out)
         summary.dead = sum(group.count for group in groups.values())
         summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
-        ledger = await scan.account()
-        summary.set_unaccounted(list(ledger.unaccounted.pairs()))
         summary.dismissed = {status.value: count for status, count in sorted(self._dismissed.items()) if count}
         summary.risks, summary.preserved = scan.risks, self._preserver.preserved
         return summary
@@ -305,20 +295,3 @@ class TrackedLetters:
     def _late_ends(self) -> tuple[Finding, ...]:
         """Return what looks found of late ends: they are known of jobs that may be read only once."""
         return tuple(risk for risk in self._scan.risks if risk.name == LATE_ENDS)
-
-    async def _account(self) -> None:
-        """Bring the ledger up to date, unless that was done a moment ago and there are many letters."""
-        now = time.monotonic()
-        if len(self.table) > _FEW_LETTERS and now - self._accounted_at < _LEDGER_SECONDS:
-            self._scan.risks += (await self._scan.account()).findings
-            return
-        self._accounted_at = now
-        scan = self._scan
-        if scan.archive:
-            # That of the changed jobs knows the ack metrics of these only.
-            classifier = await scan.context.classifier(
-                *(scan.connection, scan.index), archive=scan.archive, audit=scan.audit, inconsistent_consumers=()
-            )
-            scan = replace(scan, _classifier=classifier)
-        self._scan = replace(scan, _ledger=None)
-        await self._scan.account()

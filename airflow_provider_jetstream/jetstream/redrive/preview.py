@@ -51,7 +51,7 @@ class Preview:
     :param changed: how many of the redriven would get another body or other headers, by a transform or a patch
     :param groups: the letters by cause
     :param sample: the first few letters; with a patch, the first few that it changes
-    :param uncertain: more jobs that may be dead: they can't be identified yet, or are gone unaccounted for
+    :param uncertain: more jobs that may be dead: they can't be identified yet
     :param undeliverable: jobs that match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     """
@@ -125,7 +125,6 @@ async def preview(
         *(request, scan.snapshot, connection.api_level, scan.context.handler_names), target=target.other_snapshot
     )
     await require_sequences(scan, request.selection)
-    await scan.account(persist=False)
     result = Preview(
         choice.protocol,
         choice.guarantee,

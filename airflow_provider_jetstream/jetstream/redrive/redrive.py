@@ -215,7 +215,6 @@ async def _redrive_once(
             *(request, scan.snapshot, connection.api_level, scan.context.handler_names), target=target.other_snapshot
         )
         log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.reason, choice.guarantee)
-        await scan.account()
         intents = IntentLog(connection, scan.audit, lease.operation)
         running = RunProgress(scan.audit, supervision, progress)
         redrive = RedriveStep(

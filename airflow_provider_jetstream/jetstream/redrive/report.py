@@ -80,7 +80,7 @@ class RedriveReport:
     :param gone: sequences of jobs that are no dead letters (any more)
     :param left_to_handlers: sequences of dead letters whose entries a handler of the dead letter queue still has
     :param entries_left: entries that the dead letter queue doesn't allow to be removed; later scans ignore them
-    :param uncertain: more jobs that may be dead: they can't be identified yet, or are gone unaccounted for
+    :param uncertain: more jobs that may be dead: they can't be identified yet
     :param undeliverable: jobs that match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     :param resumed: how many of the redriven and parked letters an earlier try had handled

@@ -9,6 +9,7 @@ from airflow_provider_jetstream.jetstream.audit.redrive_record import redrive_co
 from airflow_provider_jetstream.jetstream.contract import (
     SAMPLE_STREAM,
     SAMPLE_SUBJECT,
+    account_subject,
     audit_filter,
     cancellation_filter,
     consumer_completion_filter,
@@ -204,6 +205,10 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
     if queue.audit:
         yield _api("STREAM.INFO", queue.audit.name, "the redrives of the queue")
         yield _sends(redrive_control_subject(queue.name, "*"), "pausing, resuming and aborting redrives")
+        yield _sends(account_subject(queue.name), "the accounts that people ask for")
+    for stream in (queue.events, queue.archive):
+        if stream:
+            yield _api("STREAM.INFO", stream.name, "how far an account reads")
     for request in ("STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET", "DIRECT.GET"):
         yield _api(request, SAMPLE_STREAM, "the history of all queues")
     yield _sends(SAMPLE_SUBJECT, "the history of all queues")
@@ -231,10 +236,6 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
         yield from _claims(queue.name, queue.dead_letters)
     yield _sends(parked_filter(queue.name), "parked letters")
     yield _sends(copy_filter(queue.name), "copies of bodies, before they are gone")
-    if queue.archive:
-        yield _api("STREAM.PURGE", queue.archive.name, "copies of jobs that have ended")
-    if queue.audit:
-        yield _api("STREAM.PURGE", queue.audit.name, "older states of the ledger")
     if queue.events:
         yield _sends(manifest_filter(queue.name), "which task's jobs were redriven")
         yield _api("STREAM.PURGE", queue.events.name, "parts of what the task had published before")

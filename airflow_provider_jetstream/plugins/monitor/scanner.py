@@ -138,7 +138,6 @@ class Scanner:
         index = await self._update_index(queue_scan, scan) if queue_scan.can_reuse(scan) else None
         if index is None:
             index = await self._read_all(queue_scan, scan)
-        await scan.account(as_recorded=True)
         queue_scan.index, queue_scan.scan, queue_scan.risks = index, scan, scan.risks
         seconds, lost = time.monotonic() - started, scan.dismissed[Status.LOST]
         queue_scan.counts = _counts(index, scan.uncertain, seconds, lost)
@@ -228,8 +227,6 @@ async def _throttled_pages(scan: Scan, selection: EveryLetter) -> AsyncGenerator
     worked = time.thread_time()
     async for page in scan.pages(selection):
         yield page.letters
-        # The page copies no bodies and leaves the archive alone.
-        scan.unpreserved.clear()
         # The other half of the core is the API server's, whose threads share one interpreter lock.
         await asyncio.sleep(time.thread_time() - worked)
         worked = time.thread_time()

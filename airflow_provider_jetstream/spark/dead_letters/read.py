@@ -84,16 +84,13 @@ async def _scan(connection: BlockingConnection, queue: Any, selection: Selection
     declared = await load_queue(connection, queue)
     await connection.discover_capabilities(stream.name for stream in (declared, *declared.companions()))
     scan = await Scan.begin(connection, declared, vanished=selection.vanished)
-    await scan.account(as_recorded=True)
     return await scanned_jobs(scan, selection), scan
 
 
 def _log_scan(jobs: pa.Table, scan: Scan) -> None:
     log.info("Entries about %d jobs in %s to classify", jobs.num_rows, scan.dead_letter_queue)
     if scan.uncertain:
-        log.warning(
-            "%d more jobs may be dead: they can't be identified yet, or are gone unaccounted for", scan.uncertain
-        )
+        log.warning("%d more jobs may be dead: they can't be identified yet", scan.uncertain)
     if scan.undeliverable:
         log.warning("%d jobs of %s match no consumer", scan.undeliverable, scan.queue.name)
     for risk in scan.risks:

@@ -1,4 +1,4 @@
-"""The ledger: jobs that are gone without evidence of their end are counted, named, and come back only by name."""
+"""The account: jobs that are gone without evidence of their end are named, and come back only by name."""
 
 from __future__ import annotations
 
@@ -6,31 +6,28 @@ import asyncio
 import json
 import os
 import signal
-from datetime import timedelta
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
+    account_subject,
     completion_subject,
     handled_subject,
-    ledger_subject,
 )
-from airflow_provider_jetstream.jetstream.dead_letters import ledger_evidence, ledger_update, preservation
+from airflow_provider_jetstream.jetstream.dead_letters import account as account_module
+from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import change_stream, make_terminated_letters, request_for
@@ -48,7 +45,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
 
     from nats.aio.msg import Msg
 
@@ -57,6 +54,11 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 SAMPLED = {"sample_freq": "100%"}
+
+
+async def unaccounted(connection: NatsPyConnection, queue: WorkQueue) -> list[tuple[int, int]]:
+    """Make an account, and return the jobs that it names."""
+    return list((await account_for_jobs(connection, queue)).unaccounted)
 
 
 async def terminate(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[int]:
@@ -81,7 +83,6 @@ async def full_dead_letter_queue(connection: NatsPyConnection, name: str, **fiel
 async def test_jobs_terminated_while_the_dead_letter_queue_is_full_are_found_and_redriven_by_their_sequences(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
     queue = await full_dead_letter_queue(connection, name)
     bodies = ["first", "second", "third"]
     await publish_jobs(connection, queue, bodies)
@@ -89,13 +90,13 @@ async def test_jobs_terminated_while_the_dead_letter_queue_is_full_are_found_and
     await publish_jobs(connection, queue, ["last"])
     await process_all(connection, queue)
     for _ in range(3):
-        summary = await summarise_dead_letters(connection, queue)
-        assert (summary.dead, summary.uncertain, summary.unaccounted) == (1, 3, [(5, 7)])
-        assert summary.as_json()["unaccounted"] == [[5, 7]]
-        assert {"unaccounted-jobs"} <= {risk.name for risk in summary.risks}
+        account = await account_for_jobs(connection, queue)
+        assert (account.jobs, account.stored, account.ended, account.unaccounted) == (8, 1, 4, ((5, 7),))
+        assert account.as_json()["unaccounted_sequences"] == [[5, 7]]
+        assert str(account) == f"8 jobs of {name}: 1 stored, 4 ended, 3 unaccounted (5-7)"
     # A redrive of all leaves them alone.
     report = await redrive_dead_letters(connection, queue)
-    assert (set(report.redriven), report.uncertain) == ({1}, 3)
+    assert (set(report.redriven), report.uncertain) == ({1}, 0)
     assert await process_all(connection, queue) == {"dead": 1}
     named = Selection(sequences=frozenset(lost))
     findings = await find_dead_letters(connection, queue, named)
@@ -106,8 +107,8 @@ async def test_jobs_terminated_while_the_dead_letter_queue_is_full_are_found_and
     report = await redrive_dead_letters(connection, queue, request_for(lost))
     assert (set(report.redriven), report.failures) == (set(lost), 0)
     assert await process_all(connection, queue) == dict.fromkeys(bodies, 1)
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.dead, summary.uncertain, summary.unaccounted) == (0, 0, [])
+    assert (await summarise_dead_letters(connection, queue)).dead == 0
+    assert await unaccounted(connection, queue) == []
     with pytest.raises(DeadLetterGoneError):
         await redrive_dead_letters(connection, queue, request_for(lost))
 
@@ -120,52 +121,48 @@ async def test_jobs_that_somebody_purged_or_deleted_are_unaccounted(
     await publish_jobs(connection, queue, ["done", "held", "waiting"])
     done, _ = await pull_jobs(connection, queue, 2)
     await done.ack_sync()
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    assert await unaccounted(connection, queue) == []
     if purged:
         await connection.api(f"STREAM.PURGE.{name}")
     else:
         for sequence in (2, 3):
             await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.dead, summary.uncertain, summary.unaccounted) == (0, 2, [(2, 3)])
+    assert await unaccounted(connection, queue) == [(2, 3)]
     report = await redrive_dead_letters(connection, queue, request_for([2, 3]))
     assert set(report.redriven) == {2, 3}
     assert await process_all(connection, queue) == {"held": 1, "waiting": 1}
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    assert await unaccounted(connection, queue) == []
 
 
 async def test_a_report_of_a_handler_accounts_for_a_job(connection: NatsPyConnection, name: str) -> None:
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "ab")
     first, second = await terminate(connection, queue, 2)
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(first, second)]
+    assert await unaccounted(connection, queue) == [(first, second)]
     await connection.request(handled_subject(name, first), b"{}")
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.uncertain, summary.unaccounted) == (1, [(second, second)])
+    assert await unaccounted(connection, queue) == [(second, second)]
     with pytest.raises(DeadLetterGoneError):
         await redrive_dead_letters(connection, queue, request_for([first]))
 
 
-async def test_a_queue_whose_jobs_leave_no_evidence_has_a_risk_and_keeps_its_copies(
+async def test_the_ends_of_jobs_that_leave_no_evidence_are_not_known(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, "abc")
     await process_all(connection, queue)
     for _ in range(2):
-        summary = await summarise_dead_letters(connection, queue)
-        assert (summary.uncertain, summary.unaccounted) == (0, [])
-        (risk,) = (risk for risk in summary.risks if risk.name == "ends-unknown")
-        assert "whether 3 jobs" in risk
-        assert "sample_freq" in risk
+        account = await account_for_jobs(connection, queue)
+        assert (account.unaccounted, account.unknown, account.unknown_share) == ((), ((1, 3),), 1.0)
+        (why,) = account.why_unknown
+        assert "sample_freq" in why
     assert await stored_count(connection, f"{name}-archive") == 3
     # A worker that stores completions is a source of ends from then on.
     await publish_jobs(connection, queue, "de")
     await store_completion(connection, queue, 4)
     for message in await pull_jobs(connection, queue, 2):
         await message.ack_sync()
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(5, 5)]
+    assert await unaccounted(connection, queue) == [(5, 5)]
 
 
 async def test_an_event_that_comes_a_moment_later_counts(connection: NatsPyConnection, name: str) -> None:
@@ -174,40 +171,26 @@ async def test_an_event_that_comes_a_moment_later_counts(connection: NatsPyConne
     await store_completion(connection, queue, 1)
     for message in await pull_jobs(connection, queue, 2):
         await message.ack_sync()
-    looking = asyncio.create_task(summarise_dead_letters(connection, queue))
+    accounting = asyncio.create_task(account_for_jobs(connection, queue))
     await asyncio.sleep(0.3)
     await store_completion(connection, queue, 2)
-    assert (await looking).uncertain == 0
+    assert (await accounting).unaccounted == ()
 
 
-async def test_events_are_read_once_over_all_scans(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_event_is_read_once_over_all_accounts(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await publish_jobs(connection, queue, map(str, range(200)))
     await process_all(connection, queue)
-    read: list[int] = []
-
-    async def counted(connection: NatsPyConnection, info: Mapping[str, Any], start: int) -> AsyncGenerator[Any, None]:
-        async for message in read_bulk(connection, info, start):
-            if info["config"]["name"] == f"{name}-events":
-                read.append(message.sequence)
-            yield message
-
-    monkeypatch.setattr(ledger_evidence, "read_bulk", counted)
+    sent: list[int] = []
     for _ in range(3):
-        assert (await summarise_dead_letters(connection, queue)).uncertain == 0
-    assert read == list(range(1, 201))
-    await publish_jobs(connection, queue, ["new"])
-    await process_all(connection, queue)
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
-    assert read[200:] == [201]
-    # One checkpoint is kept.
-    subjects = (await connection.api(f"STREAM.INFO.{name}-audit", {"subjects_filter": ledger_subject(name)}))["state"]
-    assert subjects["subjects"] == {ledger_subject(name): 1}
+        before = connection.client.stats["out_msgs"]
+        assert await unaccounted(connection, queue) == []
+        sent.append(connection.client.stats["out_msgs"] - before)
+    assert sent[0] > 200
+    assert max(sent[1:]) < 30
 
 
-async def test_a_crash_of_the_server_leaves_done_jobs_uncertain_and_never_redriven_by_themselves(
+async def test_jobs_whose_metric_a_crash_of_the_server_lost_are_never_redriven_by_themselves(
     own_nats: NatsServer, name: str
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
@@ -222,12 +205,12 @@ async def test_a_crash_of_the_server_leaves_done_jobs_uncertain_and_never_redriv
         await asyncio.to_thread(own_nats.restart)
         await eventually(lambda: connection.client.is_connected)
         again = await process_all(connection, queue, within=30)
-        summary = await summarise_dead_letters(connection, queue)
+        account = await account_for_jobs(connection, queue)
         metrics = await stored_count(connection, f"{name}-events")
         print(f"{600 - metrics} of 600 jobs lost their metric, {len(again)} were done again")
-        assert (summary.dead, summary.uncertain) == (0, 600 - metrics)
+        assert account.unaccounted_count == 600 - metrics
         report = await redrive_dead_letters(connection, queue)
-        assert (len(report.redriven), report.uncertain) == (0, 600 - metrics)
+        assert (len(report.redriven), report.uncertain) == (0, 0)
         assert await stored_count(connection, name) == 0
 
 
@@ -241,33 +224,33 @@ async def test_an_entry_that_a_handler_has_removed_accounts_for_its_job(
     async for message in pull(connection.client, f"{name}-dead", "handler", batch=2, expires=2):
         await connection.client.request(message.reply, b"+ACK", timeout=5)
     summary = await summarise_dead_letters(connection, queue)
-    assert (summary.dead, summary.ranges, summary.uncertain) == (1, [(3, 3)], 0)
+    assert (summary.dead, summary.ranges) == (1, [(3, 3)])
+    assert await unaccounted(connection, queue) == []
 
 
 @pytest.mark.parametrize("archived", [True, False])
 async def test_an_entry_about_used_up_deliveries_does_not_account_for_a_job_that_is_gone(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, *, archived: bool
+    connection: NatsPyConnection, name: str, *, archived: bool
 ) -> None:
-    if not archived:
-        # The archive drops what the dead letter queue has copies of.
-        monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_dead_letters(connection, queue, "ab")
     await summarise_dead_letters(connection, queue)
+    if not archived:
+        await connection.api(f"STREAM.PURGE.{name}-archive")
     # A consumer that is created anew delivers it once more, so that it needn't be a dead letter that somebody deletes.
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     await provision(connection, queue)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.dead, summary.uncertain, summary.unaccounted) == (0, 1, [(1, 1)])
+    assert (await summarise_dead_letters(connection, queue)).dead == 0
+    assert await unaccounted(connection, queue) == [(1, 1)]
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
     found = await find_dead_letters(connection, queue, Selection(sequences=frozenset({1})))
     assert [(letter.body, letter.death.reason) for letter in found.letters] == [(b"a", Reason.UNACCOUNTED)]
     assert found.letters[0].source == (BodySource.ARCHIVE if archived else BodySource.COPY)
     assert set((await redrive_dead_letters(connection, queue, request_for([1]))).redriven) == {1}
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.dead, summary.uncertain, summary.unaccounted) == (0, 0, [])
+    assert (await summarise_dead_letters(connection, queue)).dead == 0
+    assert await unaccounted(connection, queue) == []
 
 
 async def test_a_dead_letter_that_was_deleted_counts_until_it_is_reported(
@@ -278,10 +261,11 @@ async def test_a_dead_letter_that_was_deleted_counts_until_it_is_reported(
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     for vanished in (True, False):
         found = await find_dead_letters(connection, queue, Selection(vanished=vanished))
-        assert ({letter.sequence for letter in found.letters}, found.uncertain) == ({1, 2} if vanished else {2}, 1)
+        assert {letter.sequence for letter in found.letters} == ({1, 2} if vanished else {2})
+    assert await unaccounted(connection, queue) == [(1, 1)]
     await connection.request(handled_subject(name, 1), b"{}")
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.dead, summary.uncertain, summary.unaccounted) == (1, 0, [])
+    assert (await summarise_dead_letters(connection, queue)).dead == 1
+    assert await unaccounted(connection, queue) == []
 
 
 async def test_evidence_about_an_earlier_stream_or_another_domain_does_not_count(
@@ -297,7 +281,7 @@ async def test_evidence_about_an_earlier_stream_or_another_domain_does_not_count
     await connection.client.jetstream().publish(f"{ACK_METRIC}.{name}.{CONSUMER}", json.dumps(metric).encode())
     await publish_jobs(connection, queue, "ab")
     await connection.api(f"STREAM.PURGE.{name}")
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(1, 2)]
+    assert await unaccounted(connection, queue) == [(1, 2)]
 
 
 async def test_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnection, name: str) -> None:
@@ -306,26 +290,13 @@ async def test_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnecti
     await make_dead_letters(connection, queue, "ab")
     await redrive_dead_letters(connection, queue)
     await process_all(connection, queue)
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    assert await unaccounted(connection, queue) == []
     # As when they expire after a day.
     await connection.api(f"STREAM.PURGE.{name}")
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    assert await unaccounted(connection, queue) == []
     await publish_jobs(connection, queue, "c")
     await connection.api(f"STREAM.PURGE.{name}")
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 1
-
-
-async def test_copies_that_the_archive_drops_by_its_limits_are_named(connection: NatsPyConnection, name: str) -> None:
-    queue = await full_dead_letter_queue(connection, name)
-    await publish_jobs(connection, queue, "abc")
-    lost = await terminate(connection, queue, 3)
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 3
-    await change_stream(connection, f"{name}-archive", max_msgs=2)
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.uncertain, summary.unaccounted) == (3, [(lost[0], lost[-1])])
-    risks = {risk.name: risk for risk in summary.risks}
-    assert f"({lost[0]})" in risks["copies-dropped"]
-    assert f"({lost[1]}-{lost[2]})" in risks["unaccounted-jobs"]
+    assert (await account_for_jobs(connection, queue)).unaccounted_count == 1
 
 
 async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
@@ -340,25 +311,9 @@ async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
         return await stored_count(connection, f"{name}-events") == 0
 
     await eventually(dropped)
-    summary = await summarise_dead_letters(connection, queue)
-    assert summary.uncertain == 0
-    assert "ends-unknown" in {risk.name for risk in summary.risks}
-
-
-async def test_more_events_than_one_scan_reads_are_read_by_the_next(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger_evidence, "MOST_MESSAGES", 4)
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, map(str, range(10)))
-    await process_all(connection, queue)
-    uncertain: list[int] = []
-    for _ in range(4):
-        summary = await summarise_dead_letters(connection, queue)
-        uncertain.append(summary.uncertain)
-        assert ("ledger-behind" in {risk.name for risk in summary.risks}) == bool(summary.uncertain)
-        assert summary.unaccounted == []
-    assert uncertain == [6, 2, 0, 0]
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.unknown, account.ended) == ((), ((1, 3),), 0)
+    assert f"{name}-events has dropped" in account.why_unknown[0]
 
 
 async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job(
@@ -368,22 +323,21 @@ async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job
         stored = await stored_sequences(connection, stream, state)
         return SequenceSet(stored.first, stored.last, exact=False)
 
-    monkeypatch.setattr(ledger_update, "stored_sequences", inexact)
+    monkeypatch.setattr(account_module, "stored_sequences", inexact)
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "abcde")
     lost = await terminate(connection, queue, 2)
     await pull_jobs(connection, queue, 1)
     for _ in range(2):
-        summary = await summarise_dead_letters(connection, queue)
-        assert summary.unaccounted == [(lost[0], lost[-1])]
+        assert await unaccounted(connection, queue) == [(lost[0], lost[-1])]
 
 
-async def test_without_an_audit_each_scan_looks_from_the_beginning(connection: NatsPyConnection, name: str) -> None:
+async def test_without_an_audit_each_account_reads_from_the_beginning(connection: NatsPyConnection, name: str) -> None:
     queue = await full_dead_letter_queue(connection, name, audit=False)
     await publish_jobs(connection, queue, "a")
     lost = await terminate(connection, queue, 1)
     for _ in range(2):
-        assert (await summarise_dead_letters(connection, queue)).unaccounted == [(lost[0], lost[0])]
+        assert await unaccounted(connection, queue) == [(lost[0], lost[0])]
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"no json", b'{"version": 1, "open": "AAAA"}'])
@@ -391,23 +345,9 @@ async def test_a_checkpoint_that_is_none_is_replaced(connection: NatsPyConnectio
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "a")
     lost = await terminate(connection, queue, 1)
-    await connection.request(ledger_subject(name), body)
+    await connection.request(account_subject(name), body)
     for _ in range(2):
-        assert (await summarise_dead_letters(connection, queue)).unaccounted == [(lost[0], lost[0])]
-
-
-async def test_an_idle_queue_costs_one_request_more(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "ab")
-    await summarise_dead_letters(connection, queue)
-    before = connection.client.stats["out_msgs"]
-    await summarise_dead_letters(connection, queue)
-    cost = connection.client.stats["out_msgs"] - before
-    await process_all(connection, queue)
-    await summarise_dead_letters(connection, queue)
-    before = connection.client.stats["out_msgs"]
-    await summarise_dead_letters(connection, queue)
-    assert connection.client.stats["out_msgs"] - before == cost + 1
+        assert await unaccounted(connection, queue) == [(lost[0], lost[0])]
 
 
 async def test_a_job_that_expired_while_a_worker_had_it_is_a_letter_and_not_unaccounted(
@@ -424,8 +364,8 @@ async def test_a_job_that_expired_while_a_worker_had_it_is_a_letter_and_not_unac
 
     await eventually(expired)
     for _ in range(2):
-        summary = await summarise_dead_letters(connection, queue)
-        assert (summary.ranges, summary.unaccounted) == ([(1, 1)], [(2, 2)])
+        assert (await summarise_dead_letters(connection, queue)).ranges == [(1, 1)]
+        assert await unaccounted(connection, queue) == [(2, 2)]
 
 
 async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPyConnection, name: str) -> None:
@@ -436,7 +376,7 @@ async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPy
     # Nothing reports that the worker terminates it.
     await change_stream(connection, f"{name}-dead", subjects=[f"dead.{name}.>", f"parked.{name}.>"])
     await terminate(connection, queue, 1)
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(1, 1)]
+    assert await unaccounted(connection, queue) == [(1, 1)]
 
 
 async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
@@ -446,8 +386,7 @@ async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
     await make_dead_letters(connection, queue, "ab")
     await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
     await process_all(connection, queue)
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.uncertain, summary.unaccounted) == (0, [])
+    assert await unaccounted(connection, queue) == []
 
 
 async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyConnection, name: str) -> None:
@@ -457,8 +396,8 @@ async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyCon
     await connection.request(completion_subject(name, CONSUMER, 3), b"{}")
     await publish_jobs(connection, queue, "c")
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 3})
-    summary = await summarise_dead_letters(connection, queue)
-    assert (summary.ranges, summary.uncertain) == ([(2, 2)], 0)
+    assert (await summarise_dead_letters(connection, queue)).ranges == [(2, 2)]
+    assert await unaccounted(connection, queue) == []
 
 
 @pytest.mark.since_server("2.11", "direct gets in batches")
@@ -475,11 +414,11 @@ async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name:
     await eventually(reported)
     await publish_jobs(connection, queue, "ab")
     before = connection.client.stats["out_msgs"]
-    assert (await find_dead_letters(connection, queue)).uncertain == 0
+    assert await unaccounted(connection, queue) == []
     # Single reads would be three thousand.
     assert connection.client.stats["out_msgs"] - before < 60
     await connection.api(f"STREAM.PURGE.{name}")
-    assert (await find_dead_letters(connection, queue)).unaccounted == ((3_001, 3_002),)
+    assert await unaccounted(connection, queue) == [(3_001, 3_002)]
 
 
 async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_place(
@@ -491,10 +430,9 @@ async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_pl
     await pull_jobs(connection, queue, 1)
     # The server says that it was deleted while a worker had it, as of jobs that were done just before a crash.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
-    await summarise_dead_letters(connection, queue)
     report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
-    assert (set(report.redriven), report.uncertain) == ({1}, 1)
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(2, 2)]
+    assert set(report.redriven) == {1}
+    assert await unaccounted(connection, queue) == [(2, 2)]
     report = await redrive_dead_letters(connection, queue, request_for([2]))
     assert set(report.redriven) == {2}
 
@@ -507,50 +445,27 @@ async def test_an_unaccounted_job_can_be_parked(connection: NatsPyConnection, na
     assert list(report.parked) == [1]
     (letter,) = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
     assert (letter.sequence, letter.body, letter.death.reason) == (1, b"a", Reason.UNACCOUNTED)
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(2, 2)]
+    assert await unaccounted(connection, queue) == [(2, 2)]
 
 
-async def test_what_ended_while_no_acknowledgement_was_stored_is_unknown(
+async def test_what_ended_while_no_acknowledgement_was_stored_is_not_known(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await publish_jobs(connection, queue, "a")
     await process_all(connection, queue)
-    await summarise_dead_letters(connection, queue)
+    assert await unaccounted(connection, queue) == []
     config = await change_stream(connection, f"{name}-events", subjects=[f"completed.{name}.>"])
-    await summarise_dead_letters(connection, queue)
+    assert await unaccounted(connection, queue) == []
     await publish_jobs(connection, queue, "bc")
     await process_all(connection, queue)
     await change_stream(connection, f"{name}-events", subjects=config["subjects"])
-    summary = await summarise_dead_letters(connection, queue)
-    assert summary.uncertain == 0
-    assert ["(2-3)" in risk for risk in summary.risks if risk.name == "ends-unknown"] == [True]
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.unknown) == ((), ((2, 3),))
     await publish_jobs(connection, queue, "d")
     await connection.api(f"STREAM.PURGE.{name}")
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(4, 4)]
-
-
-async def test_looking_without_a_sensor_stores_nothing(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "ab")
-    await connection.api(f"STREAM.PURGE.{name}")
-    assert (await find_dead_letters(connection, queue)).uncertain == 2
-    assert (await preview(connection, queue, request_for([1]))).uncertain == 2
-    assert await stored_count(connection, f"{name}-audit") == 0
-
-
-async def test_the_page_shows_what_was_recorded_last(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "ab")
-    await connection.api(f"STREAM.PURGE.{name}")
-    scan = await Scan.begin(connection, queue)
-    assert ((await scan.account(as_recorded=True)).unaccounted.count, scan.uncertain) == (0, 0)
-    await summarise_dead_letters(connection, queue)
-    scan = await Scan.begin(connection, queue)
-    before = connection.client.stats["out_msgs"]
-    assert ((await scan.account(as_recorded=True)).unaccounted.count, scan.uncertain) == (2, 2)
-    assert connection.client.stats["out_msgs"] - before == 2
-    assert "unaccounted-jobs" in {risk.name for risk in scan.risks}
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.unknown) == (((4, 4),), ((2, 3),))
 
 
 async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknown(
@@ -559,54 +474,82 @@ async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknow
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await publish_jobs(connection, queue, "a")
     await process_all(connection, queue)
-    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    assert await unaccounted(connection, queue) == []
     await publish_jobs(connection, queue, "b")
     await process_all(connection, queue)
     await connection.api(f"STREAM.DELETE.{name}-events")
     await provision(connection, queue)
     await publish_jobs(connection, queue, "c")
     await connection.api(f"STREAM.PURGE.{name}")
-    summary = await summarise_dead_letters(connection, queue)
-    assert summary.unaccounted == [(3, 3)]
-    assert ["(2)" in risk for risk in summary.risks if risk.name == "ends-unknown"] == [True]
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.unknown) == (((3, 3),), ((2, 2),))
 
 
-async def test_an_audit_that_was_created_anew_loses_no_unaccounted_job(connection: NatsPyConnection, name: str) -> None:
+@pytest.mark.parametrize("by", ["max_msgs", "purge", "purge of the audit"])
+async def test_where_evidence_was_dropped_the_ends_of_jobs_are_not_known(
+    connection: NatsPyConnection, name: str, by: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "abcdef")
+    await process_all(connection, queue)
+    if by == "purge of the audit":
+        await make_terminated_letters(connection, queue, "t")
+        await redrive_dead_letters(connection, queue)
+        await connection.api(f"STREAM.PURGE.{name}-audit")
+    elif by == "purge":
+        await connection.api(f"STREAM.PURGE.{name}-events", {"seq": 5})
+    else:
+        await change_stream(connection, f"{name}-events", max_msgs=2)
+    account = await account_for_jobs(connection, queue)
+    lost = ((7, 7),) if "audit" in by else ((1, 4),)
+    assert (account.unaccounted, account.unknown) == ((), lost)
+    assert f"{account.unknown_share:.3f}" == ("0.143" if "audit" in by else "0.667")
+    # What comes later isn't in doubt.
+    deleted = await publish_jobs(connection, queue, ["later"])
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": deleted[0]})
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.unknown) == (((deleted[0], deleted[0]),), lost)
+
+
+async def test_an_audit_that_was_created_anew_has_lost_what_was_done_to_letters(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await publish_jobs(connection, queue, "ab")
     await process_all(connection, queue)
     await publish_jobs(connection, queue, "c")
     await connection.api(f"STREAM.PURGE.{name}")
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(3, 3)]
+    assert await unaccounted(connection, queue) == [(3, 3)]
     await connection.api(f"STREAM.DELETE.{name}-audit")
     await provision(connection, queue)
-    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(3, 3)]
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.unknown, account.ended) == ((), ((3, 3),), 2)
 
 
-async def test_two_scans_at_once_agree(connection: NatsPyConnection, name: str) -> None:
+async def test_accounts_at_once_agree(connection: NatsPyConnection, name: str) -> None:
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "ab")
     lost = await terminate(connection, queue, 2)
-    summaries = await asyncio.gather(*(summarise_dead_letters(connection, queue) for _ in range(3)))
-    summaries.append(await summarise_dead_letters(connection, queue))
-    assert [summary.unaccounted for summary in summaries] == [[(lost[0], lost[1])]] * 4
+    named = await asyncio.gather(*(unaccounted(connection, queue) for _ in range(3)))
+    assert [*named, await unaccounted(connection, queue)] == [[(lost[0], lost[1])]] * 4
 
 
 @pytest.mark.parametrize("count", [2, 9])
-async def test_accounting_takes_no_request_for_each_letter(connection: NatsPyConnection, name: str, count: int) -> None:
+async def test_an_account_of_letters_takes_no_request_for_each(
+    connection: NatsPyConnection, name: str, count: int
+) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_terminated_letters(connection, queue, ["x"] * count)
     await publish_jobs(connection, queue, "y")
-    scan = await Scan.begin(connection, queue)
+    assert await unaccounted(connection, queue) == []
     before = connection.client.stats["out_msgs"]
-    assert (await scan.account()).uncertain == 0
-    # The queue's gaps, both streams, the archive's first copy twice for a ledger that begins; its record, and the
-    # removal of earlier ones.
-    assert connection.client.stats["out_msgs"] - before <= 7
+    assert await unaccounted(connection, queue) == []
+    # The snapshot takes seven; then the queue, the streams, their last messages, the checkpoint and its successor.
+    assert connection.client.stats["out_msgs"] - before <= 20
 
 
 @pytest.mark.parametrize("limits", [{"max_bytes": 10, "discard": "new"}, {"max_msg_size": 10}, {"deny_purge": True}])
-async def test_an_audit_that_does_not_store_the_ledger_hides_no_job(
+async def test_an_audit_that_does_not_store_the_account_hides_no_job(
     connection: NatsPyConnection, name: str, limits: dict[str, Any]
 ) -> None:
     queue = await full_dead_letter_queue(connection, name)
@@ -614,7 +557,7 @@ async def test_an_audit_that_does_not_store_the_ledger_hides_no_job(
     lost = await terminate(connection, queue, 1)
     await change_stream(connection, f"{name}-audit", **limits)
     for _ in range(2):
-        assert (await summarise_dead_letters(connection, queue)).unaccounted == [(lost[0], lost[0])]
+        assert await unaccounted(connection, queue) == [(lost[0], lost[0])]
 
 
 class Life:
@@ -660,24 +603,21 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_whatever_happens_the_ledger_names_the_lost_jobs_and_no_other(
+async def test_whatever_happens_the_account_names_the_lost_jobs_and_no_other(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(ledger_update, "_PAUSES", (0.05, 0.2))
-    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
-    monkeypatch.setattr(preservation, "_ADVISORY_DELAY", timedelta(seconds=0.2))
+    monkeypatch.setattr(account_module, "_PAUSES", (0.05, 0.2))
     queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "30s", "max_ack_pending": -1})
     life = Life(connection, queue, seed)
-    unaccounted: set[int] = set()
-    for step in range(8):
+    named: set[int] = set()
+    for _ in range(8):
         await life.happen()
-        found = summarise_dead_letters if step % 3 else find_dead_letters
-        ranges = (await found(connection, queue)).unaccounted
-        unaccounted = {sequence for first, last in ranges for sequence in range(first, last + 1)}
-        assert life.lost <= unaccounted
-    # What was stored too late for the last look counts in the next one.
-    ranges = (await summarise_dead_letters(connection, queue)).unaccounted
-    assert {sequence for first, last in ranges for sequence in range(first, last + 1)} == life.lost
+        pairs = await unaccounted(connection, queue)
+        named = {sequence for first, last in pairs for sequence in range(first, last + 1)}
+        assert life.lost <= named
+    # What was stored too late for the last account counts in the next one.
+    pairs = await unaccounted(connection, queue)
+    assert {sequence for first, last in pairs for sequence in range(first, last + 1)} == life.lost
     letters = await find_dead_letters(connection, queue, Selection(sequences=frozenset(life.lost)))
     assert {letter.sequence for letter in letters.letters} == life.lost
     print(f"{len(life.lost)} jobs lost without evidence")

@@ -1,0 +1,454 @@
+"""The account of a queue: which of its jobs are gone, and of which of them nothing says how they ended.
+
+A work queue removes a job whatever happened to it. A job that is gone is accounted for by its completion, its ack
+metric, an entry that says that it was terminated or parked, a record of the audit, or the report of a handler;
+otherwise it is *unaccounted*: somebody deleted it, it expired, or it was terminated while nothing captured that. Where
+its evidence may have been stored once and be gone, what became of it is *not known*. No redrive takes such a job unless
+a person names it.
+
+An account reads the queue first and then each companion up to its last message *after* that. What the companions state
+about jobs that the queue's snapshot doesn't have yet is stored in the checkpoint, with the positions.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import compress, islice
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.account_checkpoint import (
+    AccountCheckpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
+from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges, ranges_text
+from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences, stream_info
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import reserved_subjects
+from airflow_provider_jetstream.jetstream.dead_letters.account_evidence import CLOCK_DIFFERENCE, EndEvidence
+from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.queue.end_evidence import ALL_SAMPLED, ack_metric_filter, sampled_percent
+from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+# The server stores what it reports about a job a moment after the job is gone; a loaded one takes longer.
+_PAUSES = (0.05, 0.2, 0.75, 2.0)
+_REPORTED_RANGES = 1_000
+_AT_ONCE = 512
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class JobAccount:
+    """What became of the jobs that a queue has ever stored.
+
+    :param queue: the work queue
+    :param at: as of when, by the server's clock
+    :param jobs: how many jobs it has ever stored: the stream's last sequence
+    :param stored: how many of them are stored
+    :param unaccounted: those that are gone without evidence of their end, as ranges of first and last sequence
+    :param unknown: those that are gone and of whose end there may have been evidence, as ranges
+    :param why_unknown: why that isn't known, a clause each
+    """
+
+    queue: str
+    at: datetime
+    jobs: int
+    stored: int
+    unaccounted: tuple[tuple[int, int], ...] = ()
+    unknown: tuple[tuple[int, int], ...] = ()
+    why_unknown: tuple[str, ...] = ()
+
+    @property
+    def gone_count(self) -> int:
+        """How many jobs are gone."""
+        return self.jobs - self.stored
+
+    @property
+    def unaccounted_count(self) -> int:
+        """How many jobs are gone without evidence of their end."""
+        return _count(self.unaccounted)
+
+    @property
+    def unknown_count(self) -> int:
+        """Of how many jobs that are gone the end isn't known."""
+        return _count(self.unknown)
+
+    @property
+    def ended(self) -> int:
+        """How many jobs are gone with evidence of their end."""
+        return max(0, self.gone_count - self.unaccounted_count - self.unknown_count)
+
+    @property
+    def unknown_share(self) -> float:
+        """The share of the jobs that are gone of which the end isn't known."""
+        return self.unknown_count / self.gone_count if self.gone_count > 0 else 0.0
+
+    def __str__(self) -> str:
+        text = f"{self.jobs} jobs of {self.queue}: {self.stored} stored, {self.ended} ended"
+        text += f", {self.unaccounted_count} unaccounted"
+        if self.unaccounted:
+            text += f" ({ranges_text(_ranges(self.unaccounted))})"
+        if self.unknown:
+            text += f", {self.unknown_count} not known ({self.unknown_share:.1%} of those gone)"
+        return text
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the account for an XCom or a script: counts, and the first thousand ranges of sequences."""
+        return {
+            "queue": self.queue,
+            "at": self.at.isoformat(),
+            "jobs": self.jobs,
+            "stored": self.stored,
+            "gone": self.gone_count,
+            "ended": self.ended,
+            "unaccounted": self.unaccounted_count,
+            "unaccounted_sequences": [list(pair) for pair in self.unaccounted[:_REPORTED_RANGES]],
+            "not_known": self.unknown_count,
+            "not_known_share": round(self.unknown_share, 6),
+            "not_known_sequences": [list(pair) for pair in self.unknown[:_REPORTED_RANGES]],
+            "why_not_known": list(self.why_unknown),
+        }
+
+    @classmethod
+    def of(cls, checkpoint: AccountCheckpoint) -> JobAccount:
+        """Return the account that a checkpoint states."""
+        return cls(
+            checkpoint.stream,
+            checkpoint.taken_at,
+            checkpoint.last,
+            checkpoint.stored,
+            tuple(checkpoint.unaccounted.pairs()),
+            tuple(checkpoint.unknown.pairs()),
+            checkpoint.why_unknown,
+        )
+
+
+async def account_for_jobs(connection: Connection, queue: WorkQueue) -> JobAccount:
+    """Find the jobs of a queue that are gone without evidence of their end.
+
+    What is settled is stored in the queue's audit, so that the next account reads only what is new.
+
+    :raises NotFoundError: the queue doesn't exist
+    """
+    return JobAccount.of(await _Accounting(connection, queue, await take_snapshot(connection, queue)).run())
+
+
+async def last_account(connection: Connection, queue: WorkQueue, created: str) -> JobAccount | None:
+    """Return the account of a queue that was made last; ``None`` where none is stored.
+
+    :param created: when the work queue was created, in the server's own text
+    """
+    if queue.audit is None:
+        return None
+    try:
+        checkpoint = await read_checkpoint(connection, queue.audit.name, queue.name, created)
+    except NotFoundError:
+        return None
+    return JobAccount.of(checkpoint) if checkpoint.taken_at > _ALWAYS else None
+
+
+async def unaccounted_jobs(connection: Connection, queue: WorkQueue, snapshot: QueueSnapshot) -> SequenceRanges:
+    """Return the jobs that are gone without evidence of their end, and store nothing.
+
+    :param snapshot: the queue as it was read before
+    """
+    return (await _Accounting(connection, queue, snapshot).run(persist=False)).unaccounted
+
+
+class _Accounting:
+    def __init__(self, connection: Connection, queue: WorkQueue, snapshot: QueueSnapshot) -> None:
+        self._connection, self._queue, self._snapshot = connection, queue, snapshot
+        self._letters = queue.dead_letters.name if queue.dead_letters else None
+        self._events = queue.events.name if queue.events else None
+        self._audit = queue.audit.name if queue.audit else None
+        # Since when the companions have all evidence that wasn't read before, and why not since earlier.
+        self._complete_since, self._why_incomplete = _ALWAYS, ""
+        self._why: list[str] = []
+        self._companions: dict[str, Mapping[str, Any]] = {}
+
+    async def run(self, *, persist: bool = True) -> AccountCheckpoint:
+        connection, name = self._connection, self._queue.name
+        before = AccountCheckpoint(stream=name, created=self._snapshot.created)
+        if self._audit and self._audit in self._snapshot.companions:
+            before = await read_checkpoint(connection, self._audit, name, self._snapshot.created)
+        self._info = await stream_info(connection, name)
+        taken_at = datetime.fromisoformat(self._info["ts"])
+        stored = await stored_sequences(connection, name, self._info["state"])
+        last = stored.last
+        settled = before
+        if last < before.last:
+            # The server has lost jobs that it had stored, gives their sequences to others, and stores others again.
+            lost = SequenceRanges.between(last + 1, before.last)
+            again = SequenceRanges.between(max(1, stored.first), last if stored.exact else 0)
+            again -= SequenceRanges.of(stored.deleted)
+            settled = before.model_copy(
+                update={
+                    "last": last,
+                    "taken_at": taken_at,
+                    "open": (before.open | again) - lost,
+                    "early": SequenceRanges(),
+                    "unaccounted": before.unaccounted - lost - again,
+                    "unknown": before.unknown - lost - again,
+                }
+            )
+        self._before = settled
+        self._evidence = EndEvidence(connection, self._snapshot, settled, self._letters)
+        opened = settled.open | (SequenceRanges.between(settled.last + 1, last) - settled.early)
+        await self._read()
+        gone = await self._without_evidence(opened, stored)
+        # Evidence about jobs that don't exist yet can't be true.
+        newest = int((await stream_info(connection, name))["state"]["last_seq"])
+        ended, reopened, later = self._evidence.ended, self._evidence.reopened, SequenceRanges.between(last + 1, newest)
+        deleted = settled.deleted | self._evidence.deleted
+        accounted = await self._letters_and_handled(gone, deleted)
+        gone -= accounted
+        unaccounted, unknown = await self._divide(gone, last)
+        known = settled.unaccounted - ended - reopened
+        known -= await self._letters_and_handled(known & self._evidence.deleted, deleted)
+        unknown = (unknown | settled.unknown) - ended - reopened
+        stays = ((opened | reopened) & SequenceRanges.between(1, last)) - ended - gone - accounted
+        account = AccountCheckpoint(
+            stream=name,
+            created=self._snapshot.created,
+            last=last,
+            stored=self._info["state"]["messages"] if not stored.exact else stored.count(1, last),
+            taken_at=taken_at,
+            read=self._evidence.read_to,
+            open=stays,
+            deleted=deleted & (stays | later),
+            early=((settled.early | ended) & later) - reopened,
+            unaccounted=unaccounted | known,
+            unknown=unknown,
+            why_unknown=tuple(dict.fromkeys((*settled.why_unknown, *self._why))) if unknown else (),
+            consumers=self._sampled(),
+            completing=tuple(sorted(self._evidence.completing)),
+            revision=before.revision,
+        )
+        if persist and self._audit and self._audit in self._companions:
+            await write_checkpoint(connection, self._companions[self._audit], account)
+        return account
+
+    async def _read(self) -> None:
+        """Read what the companions have stored since they were read last, up to their last messages now."""
+        infos: dict[str, Mapping[str, Any]] = {}
+        # The audit's position is read last and the audit first: an end that is read has all requeueing before it.
+        for name in (self._events, self._letters, self._audit):
+            if name and name in self._snapshot.companions:
+                infos[name] = await stream_info(self._connection, name)
+        for name, info in reversed(infos.items()):
+            skew = _skew(self._info, info)
+            self._note_gap(name, info, skew)
+            await self._evidence.read(info, skew)
+        self._companions = infos
+
+    def _note_gap(self, name: str, info: Mapping[str, Any], skew: timedelta) -> None:
+        """Note since when a companion has all that was stored there and wasn't read yet."""
+        config, state, read = info["config"], info["state"], self._evidence.read_to.get(name)
+        since, why = _ALWAYS, ""
+        is_same = read is not None and read.created == info["created"]
+        if not is_same:
+            since, why = datetime.fromisoformat(info["created"]), f"{name} is younger than they are"
+        if int(state["first_seq"]) > (read.to if read and is_same else 0) + 1:
+            now = datetime.fromisoformat(info["ts"])
+            first = datetime.fromisoformat(state["first_ts"]) if state["messages"] else now
+            limits = any(config.get(limit, -1) > 0 for limit in ("max_msgs", "max_bytes"))
+            if name == self._letters and not limits:
+                # Redrives remove entries, and record that. What somebody purges are dead letters that nothing brought
+                # back: their jobs are unaccounted.
+                max_age = timedelta(microseconds=config.get("max_age", 0) / 1_000)
+                first = now - max_age if max_age else _ALWAYS
+            if first > since:
+                since, why = first, f"{name} has dropped what it stored before {first:%Y-%m-%d %H:%M:%S} UTC"
+        # Streams that are created together are created by one server.
+        if why and since > self._snapshot.created_at and since + skew > self._complete_since:
+            self._complete_since, self._why_incomplete = since + skew, why
+
+    async def _without_evidence(self, opened: SequenceRanges, stored: SequenceSet) -> SequenceRanges:
+        """Return the open jobs that are gone without evidence; reads again, since it may come a bit later."""
+        gone = await self._missing(opened - self._evidence.ended, stored)
+        for pause in _PAUSES:
+            if not gone:
+                break
+            await sleep(pause)
+            await self._read()
+            gone -= self._evidence.ended
+        return gone
+
+    async def _missing(self, opened: SequenceRanges, stored: SequenceSet) -> SequenceRanges:
+        """Return which open jobs weren't stored in the snapshot."""
+        below = opened & SequenceRanges.between(1, stored.first - 1)
+        if stored.exact:
+            return below | (opened & SequenceRanges.of(stored.deleted))
+        # Too many are deleted for one answer of the server. As many as are stored, none of them is gone.
+        rest = opened - below
+        if rest.count <= self._info["state"]["messages"]:
+            return below
+        # What is yet to be delivered is stored, or looked at later.
+        consumers = self._snapshot.consumers.values()
+        horizon = min((consumer.delivered for consumer in consumers if consumer.pending), default=stored.last)
+        gone = below
+        for some in _batches(rest & SequenceRanges.between(stored.first, horizon)):
+            gone |= SequenceRanges.of(compress(some, await map_concurrently(self._is_gone, some)))
+        return gone
+
+    async def _is_gone(self, sequence: int) -> bool:
+        return await get_message(self._connection, self._queue.name, sequence) is None
+
+    async def _letters_and_handled(self, gone: SequenceRanges, deleted: SequenceRanges) -> SequenceRanges:
+        """Return the jobs without evidence of their end that expired in flight, or whose entries a handler removed."""
+        accounted, info = SequenceRanges(), self._companions.get(self._letters or "")
+        if not gone or info is None:
+            return accounted
+        handlers = await read_handlers(self._connection, info["config"], self._queue.name)
+        if not (gone & deleted or (handlers and self._audit)):
+            return accounted
+        snapshot = self._snapshot
+        index = await read_index(self._connection, info["config"]["name"], snapshot.queue, snapshot.created)
+        if handlers and self._audit:
+            with_entries = frozenset(job for job in gone if job in index)
+            handled = await self._evidence.jobs_with_removed_entries(self._audit, with_entries)
+            accounted |= SequenceRanges.of(handled) & gone
+        if in_doubt := (gone & deleted) - accounted:
+            classifier = await ScanContext(self._queue, snapshot, False, handlers).classifier(  # noqa: FBT003
+                *(self._connection, index),
+                archive=await self._archive(),
+                audit=AuditLog.from_snapshot(self._connection, self._queue, snapshot),
+                inconsistent_consumers=(),
+            )
+            for some in _batches(in_doubt):
+                jobs = await classifier.classify_all([(job, index.entries_of(job)) for job in some])
+                accounted |= SequenceRanges.of(job.sequence for job in jobs if not _is_open(job))
+        return accounted
+
+    async def _divide(self, gone: SequenceRanges, last: int) -> tuple[SequenceRanges, SequenceRanges]:
+        """Divide jobs without evidence into those of which there would be some, and the others; leave out no jobs."""
+        unknown = SequenceRanges()
+        if not gone:
+            return gone, unknown
+        archive = await self._archive()
+        if self._complete_since > self._snapshot.created_at:
+            first = await self._first_job_since(self._complete_since, archive, last)
+            unknown = gone & SequenceRanges.between(1, first - 1)
+            gone -= unknown
+            self._why += [self._why_incomplete] if unknown else []
+        unproved = self._unproved_consumers()
+        if gone and (unproved or not self._snapshot.consumers):
+            self._why.append(self._why_unproved(unproved))
+        if unproved == self._snapshot.consumers.keys():
+            return SequenceRanges(), unknown | gone
+        subjects = self._snapshot.config.get("subjects") or []
+        reserved = [
+            reserved.subjects
+            for reserved in reserved_subjects(self._snapshot.queue)
+            if covered_by_any(subjects, reserved.subjects)
+        ]
+        if not reserved and not unproved:
+            return gone, unknown
+        jobs, of_unproved = SequenceRanges(), SequenceRanges()
+        for some in _batches(gone):
+            copies = await map_concurrently(archive.find, some) if archive else [None] * len(some)
+            kinds = [_kind_of(copy.subject if copy else None, self._snapshot, reserved, unproved) for copy in copies]
+            jobs |= SequenceRanges.of(compress(some, (kind is True for kind in kinds)))
+            of_unproved |= SequenceRanges.of(compress(some, (kind is False for kind in kinds)))
+        return jobs, unknown | of_unproved
+
+    async def _archive(self) -> ArchiveReader | None:
+        return await ArchiveReader.open(self._connection, self._queue, self._snapshot.created_at)
+
+    async def _first_job_since(self, moment: datetime, archive: ArchiveReader | None, last: int) -> int:
+        """Return the lowest sequence from which on every job is known to be stored since a moment."""
+        if archive and (job := await archive.first_job_since(moment)):
+            return job
+        low, high = max(1, int(self._info["state"]["first_seq"])), last + 1
+        while low < high:
+            middle = (low + high) // 2
+            message = await next_message(self._connection, self._queue.name, middle, ">")
+            if message is not None and message.stored_at < moment:
+                low = message.sequence + 1
+            else:
+                high = middle
+        message = await next_message(self._connection, self._queue.name, low, ">")
+        return min(message.sequence if message else last + 1, last + 1)
+
+    def _sampled(self) -> dict[str, bool]:
+        """Return by consumer whether the server reports each of its acknowledgements, and the events store that."""
+        events = self._companions.get(self._events or "")
+        config = events["config"] if events else {}
+        captured = covered_by_any(config.get("subjects") or [], ack_metric_filter(self._queue.name))
+        # All metrics of a consumer have one subject.
+        is_captured = captured and config.get("max_msgs_per_subject", -1) <= 0
+        every = sampled_percent(ALL_SAMPLED)
+        return {
+            name: is_captured and sampled_percent(consumer.sample_freq) >= every
+            for name, consumer in self._snapshot.consumers.items()
+        }
+
+    def _unproved_consumers(self) -> set[str]:
+        """Return the consumers whose jobs may have ended without evidence since the last account."""
+        if self._events not in self._companions:
+            return set(self._snapshot.consumers)
+        before = self._before.consumers
+        sampled = {name for name, is_sampled in self._sampled().items() if is_sampled and before.get(name, True)}
+        return self._snapshot.consumers.keys() - sampled - self._evidence.completing
+
+    def _why_unproved(self, consumers: set[str]) -> str:
+        if self._events not in self._companions:
+            return "no events stream stores the ends of jobs: declare events"
+        names = ", ".join(sorted(consumers))
+        if not names:
+            return "no consumer is left"
+        return f"{self._events} has no ack metrics and no completions of {names}: set sample_freq to 100%"
+
+
+def _kind_of(subject: str | None, snapshot: QueueSnapshot, reserved: list[str], unproved: set[str]) -> bool | None:
+    """Return whether a job's end would have left evidence; ``None`` for what is no job.
+
+    :param subject: by its copy in the archive, if there is one
+    """
+    if (subject and covered_by_any(reserved, subject)) or (subject is None and reserved):
+        # A marker or a schedule, of which the archive has no copy.
+        return None
+    consumer = snapshot.consumer_for(subject) if subject else None
+    return not (consumer.name in unproved if consumer else unproved)
+
+
+def _skew(queue: Mapping[str, Any], companion: Mapping[str, Any]) -> timedelta:
+    """Return how much the clocks of two streams' servers may differ."""
+    leaders = {(info.get("cluster") or {}).get("leader") for info in (queue, companion)}
+    return timedelta() if len(leaders) == 1 else CLOCK_DIFFERENCE
+
+
+def _is_open(job: object) -> bool:
+    """Return whether the entries of a job that is gone leave open how it ended."""
+    return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.VANISHED)
+
+
+def _count(pairs: tuple[tuple[int, int], ...]) -> int:
+    return sum(last - first + 1 for first, last in pairs)
+
+
+def _ranges(pairs: tuple[tuple[int, int], ...]) -> SequenceRanges:
+    return SequenceRanges(array("Q", (bound for first, last in pairs for bound in (first, last + 1))))
+
+
+def _batches(sequences: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    remaining = iter(sequences)
+    return iter(lambda: tuple(islice(remaining, _AT_ONCE)), ())

@@ -1,0 +1,239 @@
+"""Reads the evidence of how jobs ended, from the companions of a queue: each message once over all accounts."""
+
+from __future__ import annotations
+
+from array import array
+from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
+from airflow_provider_jetstream.jetstream.archive import republished_message, republishing_stream
+from airflow_provider_jetstream.jetstream.audit.account_checkpoint import ReadPosition
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
+from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
+from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
+from airflow_provider_jetstream.jetstream.contract import (
+    completion_filter,
+    entry_copies_filter,
+    handled_filter,
+    letter_audit_subject,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, HIGHEST_JOB, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from airflow_provider_jetstream.jetstream.audit.account_checkpoint import AccountCheckpoint
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+_DIGITS = 19
+# Sequences in memory before they become ranges.
+_MOST_SEQUENCES = 50_000
+# The clocks of two servers of a cluster differ by less.
+CLOCK_DIFFERENCE = timedelta(minutes=5)
+
+
+class EndEvidence:
+    """Which jobs of a queue ended, as far as its companions were read.
+
+    Everything counts from the time on at which the queue's stream was created: the sequences of an earlier stream of
+    its name are other jobs.
+
+    :param snapshot: the queue
+    :param checkpoint: the last account: evidence about later jobs counts only if it was stored later
+    :param dead_letter_queue: the dead letter queue's stream, if the queue declares one
+    :ivar read_to: how far each companion was read, by its name
+    :ivar completing: the consumers of which a completion is stored
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        snapshot: QueueSnapshot,
+        checkpoint: AccountCheckpoint,
+        dead_letter_queue: str | None,
+    ) -> None:
+        self._connection, self._snapshot, self._checkpoint = connection, snapshot, checkpoint
+        self._dead_letter_queue = dead_letter_queue
+        self._parser = EntryParser(snapshot.queue, snapshot.created, connection.domain)
+        self.read_to: dict[str, ReadPosition] = dict(checkpoint.read)
+        self.completing = set(checkpoint.completing)
+        self._ended, self._deleted = _Growing(), _Growing()
+        queue = snapshot.queue
+        self._kinds: dict[str, Callable[[StoredMessage], Iterable[int]]] = {
+            completion_filter(queue).removesuffix(">"): self._ends_by_completion,
+            ack_metric_filter(queue).removesuffix("*"): self._ends_by_metric,
+            letter_audit_subject(queue, 0).removesuffix("0"): self._ends_by_record,
+            letter_range_filter(queue).removesuffix("*.*"): self._ends_by_range,
+            handled_filter(queue).removesuffix("*"): self._ends_by_report,
+            entry_copies_filter(queue).removesuffix(">"): lambda copy: self._ends_by_entry(self._read_copy(copy)),
+        }
+        # Jobs that were requeued in place, and so have yet to end.
+        self._requeued_at: dict[int, datetime] = {}
+        self._reopened: set[int] = set()
+
+    @property
+    def reopened(self) -> SequenceRanges:
+        """The jobs that were requeued in place and haven't ended since."""
+        return SequenceRanges.of(self._reopened)
+
+    @property
+    def ended(self) -> SequenceRanges:
+        """The jobs that ended."""
+        return self._ended.ranges() - self.reopened
+
+    @property
+    def deleted(self) -> SequenceRanges:
+        """The jobs of which the server reported that they were deleted in flight, also of some that were done."""
+        return self._deleted.ranges()
+
+    async def read(self, info: Mapping[str, Any], skew: timedelta) -> None:
+        """Read what a companion has stored since the last call; the audit before the others.
+
+        A job that was requeued in place ends after the audit's record of that.
+
+        :param info: the server's STREAM.INFO of the companion, later than the snapshot
+        :param skew: how much the clock of the companion's server may differ from that of the queue's
+        """
+        name, state = info["config"]["name"], info["state"]
+        position = await self._position(info)
+        async for message in read_bulk(self._connection, info, position + 1):
+            if message.stored_at < self._snapshot.created_at or is_server_made(message):
+                continue
+            for sequence in self._ends(name, message):
+                self._end(sequence, message.stored_at, skew)
+        last = max(position, int(state["last_seq"]))
+        self.read_to[name] = ReadPosition(created=info["created"], to=last, time=state["last_ts"])
+
+    async def _position(self, info: Mapping[str, Any]) -> int:
+        """Return how far a companion was read; 0 where it is another stream, or lost messages that were read."""
+        read = self.read_to.get(name := info["config"]["name"])
+        if read is None or read.created != info["created"] or int(info["state"]["last_seq"]) < read.to:
+            return 0
+        if not read.to:
+            return 0
+        message = await get_message(self._connection, name, read.to)
+        return 0 if message and message.stored_at != datetime.fromisoformat(read.time) else read.to
+
+    def _ends(self, stream: str, message: StoredMessage) -> Iterable[int]:
+        """Return the jobs of which a message states that they ended; note what else it states."""
+        for prefix, read in self._kinds.items():
+            if message.subject.startswith(prefix):
+                return read(message)
+        is_entry = stream == self._dead_letter_queue and self._parser.is_entry(message.subject)
+        return self._ends_by_entry(self._parser.parse(message)) if is_entry else ()
+
+    def _ends_by_completion(self, message: StoredMessage) -> Iterable[int]:
+        *_, consumer, sequence = message.subject.split(".")
+        self.completing.add(consumer)
+        return (_number(sequence),)
+
+    def _ends_by_metric(self, message: StoredMessage) -> Iterable[int]:
+        metric = parse_advisory(message.data)
+        is_own = isinstance(metric, AckMetric) and metric.is_of_server(self._snapshot.queue, self._connection.domain)
+        return (metric.stream_seq,) if isinstance(metric, AckMetric) and is_own else ()
+
+    def _ends_by_report(self, message: StoredMessage) -> Iterable[int]:
+        return (_number(message.subject.rpartition(".")[2]),)
+
+    async def jobs_with_removed_entries(self, audit: str, stored: frozenset[int]) -> set[int]:
+        """Return the jobs that had entries and have none: a handler of the dead letter queue removed the entries.
+
+        :param audit: the audit's stream, which has copies of all entries
+        :param stored: the jobs that have entries
+        """
+        jobs = set[int]()
+        async for message in read_range(self._connection, audit, entry_copies_filter(self._snapshot.queue)):
+            job = self._read_copy(message)
+            if job and job[1].kind != EntryKind.DELETION and job[1].recorded_at >= self._snapshot.created_at:
+                jobs.add(job[0])
+        return jobs - stored
+
+    def _ends_by_record(self, message: StoredMessage) -> Iterable[int]:
+        try:
+            record = LetterRecord.model_validate_json(message.data)
+        except ValidationError:
+            return ()
+        is_own = record.created == self._snapshot.created
+        return self._acted_on([record.sequence], message, in_place=record.in_place) if is_own else ()
+
+    def _ends_by_range(self, message: StoredMessage) -> Iterable[int]:
+        record = parse_range(message)
+        if record is None or record.created != self._snapshot.created:
+            return ()
+        return self._acted_on(record.sequences(), message, in_place=record.in_place)
+
+    def _acted_on(self, sequences: Iterable[int], message: StoredMessage, *, in_place: bool) -> Iterable[int]:
+        if not in_place:
+            return sequences
+        for sequence in sequences:
+            self._reopened.add(sequence)
+            self._requeued_at[sequence] = message.stored_at
+        return ()
+
+    def _ends_by_entry(self, job: tuple[int, Entry] | None) -> Iterable[int]:
+        # A job that used up its deliveries stays stored: only when it is gone does its entry say how it ended. Nor does
+        # a worker's copy: the worker may have been stopped before it terminated the job.
+        if job is None or job[1].recorded_at < self._snapshot.created_at:
+            return ()
+        if job[1].kind == EntryKind.DELETION and job[0] < HIGHEST_JOB:
+            self._deleted.add(job[0])
+        return (job[0],) if job[1].kind in ENDS else ()
+
+    def _read_copy(self, copy: StoredMessage) -> tuple[int, Entry] | None:
+        message = republished_message(copy)
+        if republishing_stream(copy) != self._dead_letter_queue or not self._parser.is_entry(message.subject):
+            return None
+        try:
+            return self._parser.parse(message) if message.stored_at.tzinfo else None
+        except ValueError:
+            # The time of a copy that the server didn't make.
+            return None
+
+    def _end(self, sequence: int, at: datetime, skew: timedelta) -> None:
+        requeued_at = self._requeued_at.get(sequence)
+        is_earlier_job = sequence > self._checkpoint.last and at < self._checkpoint.taken_at - skew
+        if 0 < sequence < HIGHEST_JOB and not is_earlier_job and not (requeued_at and at <= requeued_at):
+            self._ended.add(sequence)
+            self._reopened.discard(sequence)
+
+
+class _Growing:
+    """A set of sequences in ranges of about one size, so that none is joined often."""
+
+    def __init__(self) -> None:
+        self._parts: list[SequenceRanges] = []
+        self._new: array[int] = array("Q")
+
+    def add(self, sequence: int) -> None:
+        self._new.append(sequence)
+        if len(self._new) >= _MOST_SEQUENCES:
+            self._join()
+
+    def ranges(self) -> SequenceRanges:
+        self._join()
+        return reduce(or_, self._parts, SequenceRanges())
+
+    def _join(self) -> None:
+        if self._new:
+            self._parts.append(SequenceRanges.of(self._new))
+            self._new = array("Q")
+        while len(self._parts) > 1 and len(self._parts[-1].bounds) * 2 >= len(self._parts[-2].bounds):
+            last = self._parts.pop()
+            self._parts[-1] |= last
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else 0

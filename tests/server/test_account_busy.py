@@ -1,0 +1,290 @@
+"""The account of a queue whose jobs come and end meanwhile: no job that was done is ever called unaccounted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream import (
+    JobAccount,
+    account_for_jobs,
+    connect,
+    connection_settings,
+    find_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.contract import completion_subject
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from testbed.dead_letters import make_terminated_letters, request_for
+from testbed.foreign_programs import pull
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+SAMPLED = {"sample_freq": "100%"}
+PATIENT = SAMPLED | {"ack_wait": "30s", "max_ack_pending": -1}
+
+
+class Interleaved:
+    """A connection before each of whose requests something else happens."""
+
+    def __init__(self, connection: NatsPyConnection, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self._connection, self._meanwhile, self._open = connection, meanwhile, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def api(self, *arguments: Any, **options: Any) -> Any:
+        await self._happen()
+        return await self._connection.api(*arguments, **options)
+
+    async def api_request(self, *arguments: Any, **options: Any) -> Any:
+        await self._happen()
+        return await self._connection.api_request(*arguments, **options)
+
+    async def _happen(self) -> None:
+        if self._open:
+            self._open = False
+            await self._meanwhile()
+            self._open = True
+
+
+async def done_job(connection: NatsPyConnection, queue: WorkQueue, *, is_completed: bool = False) -> None:
+    """Publish a job and have it done; where ``is_completed``, by a worker that stores completions."""
+    await publish_jobs(connection, queue, ["done"])
+    (message,) = await pull_jobs(connection, queue, 1)
+    if is_completed:
+        sequence = message.metadata.sequence.stream
+        await connection.request(completion_subject(queue.name, CONSUMER, sequence), b"{}")
+    await message.ack_sync()
+
+
+async def all_told(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
+    """Wait until the events stream holds so many ends."""
+
+    async def is_told() -> bool:
+        return await stored_count(connection, f"{queue.name}-events") >= count
+
+    await eventually(is_told)
+
+
+@pytest.mark.parametrize("completed", [True, False])
+async def test_jobs_that_come_and_are_done_between_any_two_reads_are_accounted_for(
+    connection: NatsPyConnection, name: str, *, completed: bool
+) -> None:
+    queue = await make_queue(connection, name, consumer=({} if completed else SAMPLED) | {"ack_wait": "30s"})
+    done = 0
+
+    async def meanwhile() -> None:
+        nonlocal done
+        await done_job(connection, queue, is_completed=completed)
+        done += 1
+        await all_told(connection, queue, done)
+
+    await meanwhile()
+    for _ in range(4):
+        account = await account_for_jobs(Interleaved(connection, meanwhile), queue)
+        assert (account.unaccounted, account.unknown, account.stored) == ((), (), 0)
+        assert account.ended == account.jobs
+    account = await account_for_jobs(connection, queue)
+    assert (account.ended, account.unaccounted) == (done, ())
+    assert done > 20
+
+
+async def test_a_queue_of_a_hundred_jobs_a_second_with_accounts_by_two_people_all_the_time(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    (deleted,) = await publish_jobs(connection, queue, ["deleted"])
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": deleted})
+    running, accounts = True, list[JobAccount]()
+
+    async def publish() -> None:
+        nonlocal running
+        for _ in range(40):
+            await publish_jobs(connection, queue, ["x"] * 10)
+            await asyncio.sleep(0.1)
+        running = False
+
+    async def work() -> None:
+        while running or await stored_count(connection, name):
+            async for message in pull(connection.client, name, CONSUMER, batch=50, expires=0.2):
+                await message.ack()
+
+    async def account() -> None:
+        async with connect(connection_settings({"servers": (nats.url,)})) as own:
+            while running:
+                accounts.append(await account_for_jobs(own, queue))
+
+    await asyncio.gather(publish(), work(), account(), account())
+    assert {account.unaccounted for account in accounts} == {((deleted, deleted),)}
+    assert {account.unknown_count for account in accounts} == {0}
+    last = await account_for_jobs(connection, queue)
+    assert (last.jobs, last.ended, last.unaccounted) == (401, 400, ((deleted, deleted),))
+    print(f"{len(accounts)} accounts")
+
+
+async def test_a_job_that_is_deleted_or_purged_is_named_also_one_that_was_seen_as_a_dead_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, ["dead", "dead too"])
+    await publish_jobs(connection, queue, ["waiting"])
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 2]
+    assert (await account_for_jobs(connection, queue)).unaccounted == ()
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
+    assert (await account_for_jobs(connection, queue)).unaccounted == ((2, 2),)
+    await connection.api(f"STREAM.PURGE.{name}")
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.stored, account.ended) == (((1, 3),), 0, 0)
+    # Redriven by their sequences, and by a handler's word.
+    report = await redrive_dead_letters(connection, queue, request_for([1, 3]))
+    assert set(report.redriven) == {1, 3}
+    assert await process_all(connection, queue) == {"dead": 1, "waiting": 1}
+    assert (await account_for_jobs(connection, queue)).unaccounted == ((2, 2),)
+
+
+async def test_a_redrive_of_named_sequences_takes_no_job_whose_end_is_stored(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, ["done", "deleted"])
+    (done,) = await pull_jobs(connection, queue, 1)
+    await done.ack_sync()
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
+    await all_told(connection, queue, 1)
+    named = Selection(sequences=frozenset({1, 2}))
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue, named)).letters] == [2]
+    # Looking stores nothing.
+    assert await stored_count(connection, f"{name}-audit") == 0
+    with pytest.raises(DeadLetterGoneError):
+        await redrive_dead_letters(connection, queue, request_for([1, 2]))
+    with pytest.raises(DeadLetterGoneError):
+        await redrive_dead_letters(connection, queue, request_for([1]))
+    assert set((await redrive_dead_letters(connection, queue, request_for([2]))).redriven) == {2}
+    assert await process_all(connection, queue) == {"deleted": 1}
+    assert (await account_for_jobs(connection, queue)).unaccounted == ()
+
+
+async def test_copies_in_the_archive_stay_whatever_became_of_their_jobs(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, ["dead"])
+    await done_job(connection, queue)
+    await find_dead_letters(connection, queue)
+    await redrive_dead_letters(connection, queue)
+    await process_all(connection, queue)
+    await account_for_jobs(connection, queue)
+    await account_for_jobs(connection, queue)
+    assert await stored_count(connection, f"{name}-archive") == 3
+
+
+async def test_an_account_goes_on_where_the_last_one_was_when_the_server_was_restarted(
+    own_nats: NatsServer, name: str
+) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, name, consumer=PATIENT)
+        await publish_jobs(connection, queue, ["deleted", *map(str, range(20))])
+        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
+        done = await pull_jobs(connection, queue, 20)
+        for message in done[:10]:
+            await message.ack_sync()
+        await all_told(connection, queue, 10)
+        assert (await account_for_jobs(connection, queue)).unaccounted == ((1, 1),)
+    await asyncio.to_thread(own_nats.restart)
+    async with connect(settings) as connection:
+        for message in done[10:]:
+            await connection.request(message.reply, b"+ACK")
+        await all_told(connection, queue, 20)
+        account = await account_for_jobs(connection, queue)
+        assert (account.jobs, account.stored, account.ended, account.unaccounted) == (21, 0, 20, ((1, 1),))
+
+
+async def test_a_job_that_is_requeued_in_place_and_done_while_an_account_is_made_is_accounted_for(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, "abcdefgh")
+    requests = 0
+
+    async def meanwhile() -> None:
+        # At each fourth request, so that all of them come between some two reads of some account.
+        nonlocal requests
+        requests += 1
+        if requests % 4 == 0 and await stored_count(connection, name):
+            await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+            (message,) = await pull_jobs(connection, queue, 1)
+            await message.ack_sync()
+            for other in await pull_jobs(connection, queue, await stored_count(connection, name)):
+                await other.nak()
+
+    while await stored_count(connection, name):
+        account = await account_for_jobs(Interleaved(connection, meanwhile), queue)
+        assert account.unaccounted == ()
+    account = await account_for_jobs(connection, queue)
+    assert (account.ended, account.unaccounted) == (8, ())
+
+
+async def test_a_terminated_job_that_is_redriven_while_an_account_is_made_is_accounted_for(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+
+    async def meanwhile() -> None:
+        await make_terminated_letters(connection, queue, ["t"])
+        await redrive_dead_letters(connection, queue)
+        await process_all(connection, queue)
+
+    await meanwhile()
+    account = await account_for_jobs(Interleaved(connection, meanwhile), queue)
+    assert account.unaccounted == ()
+    assert (await account_for_jobs(connection, queue)).unaccounted == ()
+
+
+async def test_evidence_about_jobs_that_do_not_exist_yet_proves_nothing_about_them(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, ["first"])
+    for sequence in (2, 3, 2**40):
+        await connection.request(completion_subject(name, CONSUMER, sequence), b"{}")
+    assert (await account_for_jobs(connection, queue)).unaccounted == ()
+    await publish_jobs(connection, queue, ["second", "third"])
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await account_for_jobs(connection, queue)).unaccounted == ((1, 3),)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+async def test_a_queue_without_an_archive_or_dead_letters_is_accounted_for(
+    connection: NatsPyConnection, name: str, *, archive: bool
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED, archive=archive, dead_letters=None)
+    await done_job(connection, queue)
+    await publish_jobs(connection, queue, ["deleted"])
+    await connection.api(f"STREAM.PURGE.{name}")
+    await all_told(connection, queue, 1)
+    for _ in range(2):
+        account = await account_for_jobs(connection, queue)
+        assert (account.ended, account.unaccounted, account.unknown) == (1, ((2, 2),), ())
+    assert json.loads(json.dumps(account.as_json()))["unaccounted"] == 1
