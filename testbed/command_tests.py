@@ -54,6 +54,7 @@ TESTS: Final[dict[str, dict[str, str]]] = {
     },
     "docs/connection.md": {"": f"{_SETTINGS}::test_the_hook_reads_the_connection_with_several_servers"},
     "docs/dead-letters.md": {
+        "jetstream-queue account": f"{_READERS}::test_an_account_names_the_jobs_that_are_gone_without_evidence",
         "nats request handled": f"{_REQUESTS}::test_a_report_accounts_for_a_job_that_is_gone_and_ends_a_letter",
         "nats request dead": f"{_REQUESTS}::test_a_record_by_hand_makes_the_letter_what_it_says",
     },

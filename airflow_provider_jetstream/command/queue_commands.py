@@ -1,4 +1,4 @@
-"""The sub-commands ``queues`` and ``queue``: what queues are and hold, and their declarations."""
+"""The sub-commands ``queues``, ``queue`` and ``account``: what queues are and hold, and their declarations."""
 
 from __future__ import annotations
 
@@ -66,6 +66,14 @@ def add_queue_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     lint.set_defaults(run=_lint)
     add_queue_argument(lint, several=True)
     lint.add_argument("--running", action="store_true", help="of a file: look at the queue on the server too")
+    account = commands.add_parser(
+        "account",
+        parents=parents,
+        help="which jobs are gone without evidence of their end; exit code 1 if any",
+        description="Reads what was stored since the last account. Jobs that it names come back by sequence only.",
+    )
+    account.set_defaults(run=_account)
+    add_queue_argument(account)
 
 
 async def _queues(options: argparse.Namespace, out: Output) -> ExitCode:
@@ -255,3 +263,22 @@ async def _lint(options: argparse.Namespace, out: Output) -> ExitCode:
         if not warnings:
             out.text("nothing found")
     return ExitCode.FINDINGS if warnings else ExitCode.DONE
+
+
+async def _account(options: argparse.Namespace, out: Output) -> ExitCode:
+    from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
+
+    async with opened(options, out) as connection:
+        account = await account_for_jobs(connection, await read_queue(connection, options.queue))
+    if out.as_json:
+        out.document(account.as_json())
+    else:
+        out.text(str(account))
+        for why in account.why_unknown:
+            out.text(f"not known: {why}")
+    if account.unaccounted:
+        out.note(
+            "Find out what became of the unaccounted jobs; bring back those that weren't done with"
+            f" jetstream-queue redrive start {account.queue} --sequence N"
+        )
+    return ExitCode.FINDINGS if account.unaccounted else ExitCode.DONE

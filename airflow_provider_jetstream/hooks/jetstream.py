@@ -8,6 +8,7 @@ from airflow_provider_jetstream.connection_form import FIELD_BEHAVIOUR
 from airflow_provider_jetstream.hooks.connection_widgets import form_widgets
 from airflow_provider_jetstream.hooks.job_operations import JobOperations
 from airflow_provider_jetstream.hooks.job_waits import JobWaits
+from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount, account_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.find import (
     Findings,
@@ -196,6 +197,18 @@ class JetStreamHook(JobOperations, JobWaits):
         return await self.awaited(
             summarise_dead_letters, load_queue(queue), select, group_fields(group_by), census=flag("census", census)
         )
+
+    def account(self, queue: QueueSource) -> JobAccount:
+        """Find the jobs that are gone without evidence of their end; what is settled isn't read again.
+
+        :return: counts, and the jobs as ranges of sequences; its ``as_json()`` fits an XCom
+        :raises NotFoundError: the queue doesn't exist
+        """
+        return self.blocking(account_for_jobs, load_queue(queue))
+
+    async def aaccount(self, queue: QueueSource) -> JobAccount:
+        """Do what :meth:`account` does, awaited."""
+        return await self.awaited(account_for_jobs, load_queue(queue))
 
     def redrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> RedriveReport:
         """Bring dead letters back as jobs with fresh deliveries.

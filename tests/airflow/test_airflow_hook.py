@@ -30,6 +30,7 @@ BLOCKING: dict[str, Callable[[JetStreamHook, str], Any]] = {
     "cancel": lambda hook, name: hook.cancel(queue_of(name), "a"),
     "find_dead_letters": lambda hook, name: hook.find_dead_letters(queue_of(name)),
     "scan_dead_letters": lambda hook, name: hook.scan_dead_letters(queue_of(name)),
+    "account": lambda hook, name: hook.account(queue_of(name)),
     "redrive": lambda hook, name: hook.redrive(queue_of(name)),
     "preview_redrive": lambda hook, name: hook.preview_redrive(queue_of(name)),
     "test_connection": lambda hook, name: hook.test_connection(),
@@ -72,6 +73,8 @@ def test_blocking_methods(settings: ConnectionSettings, name: str) -> None:
     assert hook.scan_dead_letters(queue, ONLY_TWO, ["reason"]).ranges == [(2, 2)]
     assert hook.preview_redrive(queue, RedriveRequest(ONLY_TWO)).redriven == 1
     assert hook.redrive(queue, RedriveRequest(ONLY_TWO)).redriven == {2: 3}
+    account = hook.account(queue)
+    assert (account.jobs, account.stored, account.ended, account.unaccounted) == (3, 2, 1, ())
 
 
 async def test_awaitable_twins(settings: ConnectionSettings, name: str) -> None:
@@ -85,6 +88,7 @@ async def test_awaitable_twins(settings: ConnectionSettings, name: str) -> None:
     assert (await hook.ascan_dead_letters(queue, {"sequences": [2]}, ["reason"])).ranges == [(2, 2)]
     assert (await hook.apreview_redrive(queue, RedriveRequest(ONLY_TWO))).redriven == 1
     assert (await hook.aredrive(queue, RedriveRequest(ONLY_TWO))).redriven == {2: 3}
+    assert (await hook.aaccount(queue)).ended == 1
     async with hook.shared() as first, hook.shared() as second:
         assert first is second
 

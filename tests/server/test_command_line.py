@@ -133,6 +133,22 @@ async def test_letters_are_listed_selected_grouped_shown_and_diagnosed(
     await command(nats, "letters", "show", name, 99, code=5)
 
 
+async def test_an_account_is_made_of_a_queue_and_names_what_was_purged(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
+    await publish_jobs(connection, queue, ["a", "b"])
+    account = await as_json(nats, "account", name)
+    assert (account["jobs"], account["stored"], account["unaccounted"], account["not_known"]) == (2, 2, 0, 0)
+    await connection.api(f"STREAM.PURGE.{name}")
+    account = await as_json(nats, "account", name, code=1)
+    assert (account["gone"], account["unaccounted_sequences"]) == (2, [[1, 2]])
+    assert f"2 jobs of {name}: 0 stored, 0 ended, 2 unaccounted (1-2)" in await command(nats, "account", name, code=1)
+    await command(nats, "redrive", "start", name, "--sequence", "1-2")
+    assert await stored_count(connection, name) == 2
+    await command(nats, "account", name)
+
+
 async def test_jobs_are_found_where_they_are_stored_and_cancelled(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_let
 from airflow_provider_jetstream.jetstream.roles.permissions import permissions
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.code_blocks import ROOT, code_blocks
-from testbed.dead_letters import stream_messages
+from testbed.dead_letters import acknowledge_jobs, stream_messages
 from testbed.ports import free_port
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
 from testbed.terminal import terminal_env
@@ -87,6 +87,17 @@ async def completions(connection: NatsPyConnection, queue: WorkQueue) -> dict[in
     assert queue.events
     found = [parse_advisory(each.data) for each in await stream_messages(connection, queue.events.name, "completed.>")]
     return {each.stream_seq: each for each in found if isinstance(each, Completion)}
+
+
+async def test_an_account_names_the_jobs_that_are_gone_without_evidence(
+    terminal: Terminal, admin: NatsPyConnection
+) -> None:
+    queue = await make_queue(admin, "orders", consumer={"sample_freq": "100%"})
+    await publish_jobs(admin, queue, ["done", "deleted", "waiting"])
+    await acknowledge_jobs(admin, queue, 1)
+    await admin.api("STREAM.MSG.DELETE.orders", {"seq": 2})
+    shown = await asyncio.to_thread(terminal.run, code=ExitCode.FINDINGS)
+    assert "3 jobs of orders: 1 stored, 1 ended, 1 unaccounted (2)" in shown
 
 
 async def test_the_handler_of_the_page_does_gives_up_and_delays_jobs(
