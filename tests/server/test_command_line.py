@@ -26,6 +26,7 @@ from testbed.queues import (
     publish_jobs,
     pull_jobs,
     small_queue,
+    stored_count,
     wait_for_entries,
 )
 
