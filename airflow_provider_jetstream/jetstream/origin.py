@@ -11,6 +11,7 @@ from hashlib import sha256
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+from uuid import UUID
 
 from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN_ID, TASK_ID
 
@@ -18,11 +19,59 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _KEY_DIGITS = 32
+# The version of UUIDs that begin with the time.
+_ORDERED = 7
 # Of a message id, and their alphabet in Base64.
 DIGEST_BYTES = 16
 URL_SAFE = bytes.maketrans(b"+/", b"-_")
 _SHORT_DIGEST = re.compile("[0-9A-Za-z_-]{22}")
 _KEY = re.compile(f"[0-9a-f]{{{_KEY_DIGITS}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTry:
+    """What Airflow tells a try of a task about itself, which tells runs of one name apart.
+
+    A run has no id of its own: a run that was deleted and made again, and the run of another Airflow deployment with
+    the same DAG, have the same names.
+
+    :param run_started: when its DAG run was started, as text; clearing a run that has ended starts it anew
+    :param clear_number: how often the run was cleared
+    :param number: the number of the try, which only grows within a run
+    :param try_id: Airflow's id of the try
+    :param dag_version: Airflow's id of the version of the DAG, another one in each deployment
+    """
+
+    run_started: str | None = None
+    clear_number: int | None = None
+    number: int | None = None
+    try_id: str | None = None
+    dag_version: str | None = None
+
+    def follows(self, earlier: TaskTry, *, raised_tries: bool) -> int:
+        """Return how surely this try is of the same run as an earlier one: 0 for another run, at most 3.
+
+        :param raised_tries: whether this try has a higher ``max_tries``, as after a clear
+        """
+        if self.try_id is not None and self.try_id == earlier.try_id:
+            return 3
+        if self.run_started == earlier.run_started:
+            # ``dag.test()`` starts each run at its logical date.
+            return 0 if self._begins_anew(earlier) else 2
+        if None in (self.clear_number, earlier.clear_number):
+            was_cleared = raised_tries
+        else:
+            was_cleared = (self.clear_number or 0) > (earlier.clear_number or 0)
+        return int(was_cleared and (self.number or 0) >= (earlier.number or 0) and not self._begins_anew(earlier))
+
+    def _begins_anew(self, earlier: TaskTry) -> bool:
+        """Return whether it has no higher number than an earlier try, and was made after that one."""
+        if None in (self.number, earlier.number, self.try_id, earlier.try_id):
+            return False
+        ids = [UUID(str(try_id)) for try_id in (self.try_id, earlier.try_id)]
+        # Ids of version 7 begin with the time. The process of a try that Airflow has given up may still go on.
+        is_later = any(given.version != _ORDERED for given in ids) or ids[0].int > ids[1].int
+        return is_later and (self.number or 0) <= (earlier.number or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +88,9 @@ class Origin:
     :param operation: one of several calls of the task that publish; each has its own jobs
     :param max_tries: Airflow's number of the task's tries, which a clear raises and a retry doesn't; absent where no
         Airflow tells them apart
+    :param attempt: what tells the run from others of its name
+    :param run: what stands for the run in the ids of its jobs besides its name; that of ``attempt`` where absent
+    :param is_further_run: whether a run of the same name has the manifest of that name
     """
 
     dag_id: str
@@ -49,6 +101,9 @@ class Origin:
     idempotency_key: str | None = None
     operation: str | None = None
     max_tries: int | None = field(default=None, compare=False)
+    attempt: TaskTry | None = field(default=None, compare=False)
+    run: str | None = field(default=None, compare=False)
+    is_further_run: bool = field(default=False, compare=False)
 
     @property
     def key(self) -> str:
@@ -59,12 +114,25 @@ class Origin:
     @property
     def manifest_key(self) -> str:
         """The key of the manifest: one token, the task's unless runs share a manifest or its calls have their own."""
-        if self.idempotency_key is None and self.operation is None:
+        if self.is_key_of_manifest:
             return self.key
         run = self.run_id if self.idempotency_key is None else {"idempotency_key": self.idempotency_key}
         operation = [] if self.operation is None else [{"operation": self.operation}]
-        fields = [self.dag_id, run, self.task_id, self.map_index, *operation]
+        further = [{"run": self.run}] if self.is_further_run else []
+        fields = [self.dag_id, run, self.task_id, self.map_index, *operation, *further]
         return sha256(json.dumps(fields).encode()).hexdigest()[:_KEY_DIGITS]
+
+    @property
+    def is_key_of_manifest(self) -> bool:
+        """Whether the manifest has the key of the task."""
+        return self.idempotency_key is None and self.operation is None and not self.is_further_run
+
+    @property
+    def run_mark(self) -> str | None:
+        """What stands for the run in the ids of its jobs besides its name; ``None`` where nothing does."""
+        if self.idempotency_key is not None:
+            return None
+        return self.run if self.run is not None or self.attempt is None else self.attempt.run_started
 
     def headers(self) -> dict[str, str]:
         """Return the four ``Airflow-*`` headers that name the origin."""
@@ -87,7 +155,8 @@ class Origin:
         # One part more than with a key that happens to be a run's id.
         run = (self.run_id,) if self.idempotency_key is None else ("idempotency_key", self.idempotency_key)
         operation = () if self.operation is None else ("operation", self.operation)
-        return ShortDigests(self.dag_id, *run, self.task_id, self.map_index, *operation, self.round)
+        mark = () if self.run_mark is None else ("run", self.run_mark)
+        return ShortDigests(self.dag_id, *run, self.task_id, self.map_index, *operation, *mark, self.round)
 
     def long_message_id(self, key: str | int) -> str:
         """Return the ``Nats-Msg-Id`` that earlier versions gave to the job."""

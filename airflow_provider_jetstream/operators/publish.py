@@ -121,7 +121,7 @@ class JetStreamPublishOperator(PublishArguments):
             self.note_work(summary)
             return json_result(bounded_result(summary))
         if ends is None:
-            advised_by = self._origin(context).manifest_key if report.advised else None
+            advised_by = report.manifest_key if report.advised else None
             self.defer_waiting(cursor, report.awaited(), summary, advised_by)
         return self.finish(summary, ends.as_json())
 
@@ -180,7 +180,7 @@ class JetStreamPublishOperator(PublishArguments):
             origin,
             info=info,
             cursor=asdict(cursor) if cursor else None,
-            have_ended=partial(self._have_ended, connection, cursor, origin) if cursor else None,
+            have_ended=partial(self._have_ended, connection, cursor) if cursor else None,
         )
         if begun.manifest is None:
             self._warn_of_late_retries(queue)
@@ -227,6 +227,7 @@ class JetStreamPublishOperator(PublishArguments):
         if cursor is not None:
             prepared.then(_refuse_schedule)
             known = NotedIds(begun, self._names)
+        origin = begun.origin or origin
         pages = AdvisoryPages(connection, queue, origin.manifest_key, origin)
         reserved: Iterable[OutgoingJob] = prepared
         if cursor is not None and begun.manifest:
@@ -247,9 +248,10 @@ class JetStreamPublishOperator(PublishArguments):
         await pages.record(report.advised)
         return report
 
-    async def _have_ended(self, connection: Connection, cursor: Cursor, origin: Origin, head: ManifestHead) -> bool:
+    async def _have_ended(self, connection: Connection, cursor: Cursor, head: ManifestHead) -> bool:
         """Return whether all jobs of an earlier try have ended, whose waiting was over before they had."""
-        sequences = await read_manifest_sequences(connection, cursor.events, cursor.queue, origin.manifest_key)
+        key = head.manifest_origin.manifest_key if head.manifest_origin else ""
+        sequences = await read_manifest_sequences(connection, cursor.events, cursor.queue, key)
         if sequences is None:
             return False
         resumed = cursor.resumed(head.position("events_from") or 1, head.position("dead_letters_from") or 1)

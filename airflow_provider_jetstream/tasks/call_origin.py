@@ -11,9 +11,9 @@ from airflow.sdk import get_current_context
 from airflow_provider_jetstream.tasks.identity import origin_of
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry
 
-_calls: Counter[tuple[str, int]] = Counter()
+_calls: Counter[tuple[str, TaskTry | None]] = Counter()
 
 
 def call_origin() -> Origin | None:
@@ -30,6 +30,6 @@ def call_origin() -> Origin | None:
         return None
     # The same in a retry, and another one where Airflow runs the task anew after a clear.
     origin = replace(origin_of(context), max_tries=instance.max_tries)
-    call = _calls[origin.key, instance.try_number]
-    _calls[origin.key, instance.try_number] += 1
+    call = _calls[origin.key, origin.attempt]
+    _calls[origin.key, origin.attempt] += 1
     return replace(origin, operation=f"call-{call}") if call else origin

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,7 +27,33 @@ def origin_of(context: Context, idempotency_key: str | None = None, operation: s
         idempotency_key=idempotency_key,
         operation=operation,
         max_tries=getattr(instance, "max_tries", None),
+        attempt=_task_try(context),
     )
+
+
+def _task_try(context: Context) -> TaskTry:
+    instance, run = context["ti"], context.get("dag_run")
+    started = getattr(run, "start_date", None)
+    try_id = _uuid_text(getattr(instance, "id", None))
+    version = getattr(instance, "dag_version_id", None)
+    return TaskTry(
+        run_started=started.astimezone(UTC).isoformat() if isinstance(started, datetime) else None,
+        clear_number=_number(getattr(run, "clear_number", None)),
+        number=_number(getattr(instance, "try_number", None)),
+        try_id=try_id,
+        dag_version=None if version is None else str(version),
+    )
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _uuid_text(value: object) -> str | None:
+    try:
+        return str(UUID(str(value)))
+    except ValueError:
+        return None
 
 
 def audit_identity(context: Context) -> dict[str, Any]:

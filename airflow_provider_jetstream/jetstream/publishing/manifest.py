@@ -11,12 +11,16 @@ from __future__ import annotations
 import time
 from array import array
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import manifest_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.origin import TaskTry
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import (
     ManifestHead,
@@ -50,6 +54,11 @@ _SAVE_INTERVAL = 10.0
 # Most tasks spare the request for records that nothing needs any more; the others examine as many as these leave.
 _REMOVAL_INTERVAL = 32
 
+# How many other runs of one name a manifest can name.
+_MAX_FURTHER_RUNS: Final = 8
+# What :meth:`TaskTry.follows` returns at least for a try of the same run; less after a clear.
+_SAME_START: Final = 2
+
 _WRONG_STREAM: Final = 10060
 
 
@@ -66,6 +75,8 @@ class Manifest:
         self._queue = queue
         self._origin = origin
         self._key = key or origin.key
+        # That of the first run of this name; another run of the same name has one of its own.
+        self._first_key = self._key
         has_own_key = self._key == origin.manifest_key != origin.key
         self._idempotency_key = origin.idempotency_key if has_own_key else None
         self._operation = origin.operation if has_own_key else None
@@ -112,9 +123,15 @@ class Manifest:
         else:
             self._begun = record
             return record, self._known
+        stored, is_own = await self._find_own(self._records, record.created)
+        if is_own:
+            record = record.model_copy(update={"is_further_run": self._origin.is_further_run})
+        else:
+            record = await self._begin_further_run(self._records, record, stored)
+            stored = None
 
         earlier_head: ManifestHead | None = None
-        ended_at = await self._ended_at(record, have_ended)
+        ended_at = await self._ended_at(record, stored.record if stored else None, have_ended)
 
         def next_round(earlier: ManifestHead | None) -> ManifestHead | None:
             nonlocal earlier_head
@@ -126,7 +143,7 @@ class Manifest:
                 return resumed_head(earlier, record, self._origin)
             return following_head(record, earlier, number=earlier.round + 1)
 
-        self._stored = await self._records.update(self._key, next_round)
+        self._stored = await self._records.update(self._key, next_round, stored)
         self._begun = begun = self._stored.record if self._stored else record
         if earlier_head is not None:
             self._known = await read_stored_jobs(
@@ -134,12 +151,75 @@ class Manifest:
             )
         return begun, self._known
 
+    async def _find_own(self, records: ManifestStore, created: str | None = None) -> tuple[StoredHead | None, bool]:
+        """Find the manifest of the run among those of all runs of its name.
+
+        :param created: when the queue's stream was created; manifests about an earlier one are anybody's
+        :return: the manifest, and true; or that of the first run, and false where none is the run's
+        """
+        first = await records.read(self._first_key)
+        attempt, earlier = self._origin.attempt, first.record.attempt if first else None
+        if first is None or attempt is None or earlier is None or self._idempotency_key is not None:
+            return first, True
+        if created not in (None, first.record.created):
+            return first, True
+        found = [first]
+        if self._is_followed(first.record) < _SAME_START:
+            runs = [replace(self._origin, run=run, is_further_run=True) for run in first.record.further_runs]
+            heads = await map_concurrently(lambda origin: records.read(origin.manifest_key), runs)
+            found += [head for head in heads if head and head.record.created == first.record.created]
+
+        def likelihood(head: StoredHead) -> tuple[int, bool, int, datetime]:
+            noted = head.record.attempt or TaskTry()
+            is_same_version = noted.dag_version is not None and noted.dag_version == attempt.dag_version
+            return self._is_followed(head.record), is_same_version, noted.number or 0, head.record.began_at
+
+        likeliest = max(found, key=likelihood)
+        if not self._is_followed(likeliest.record):
+            return first, False
+        if likeliest is not first:
+            self._become_further_run(likeliest.record.run or "")
+        return likeliest, True
+
+    def _is_followed(self, earlier: ManifestHead) -> int:
+        """Return how surely a manifest is one that this try goes on with."""
+        if self._origin.attempt is None or earlier.attempt is None:
+            return _SAME_START
+        tries, earlier_tries = self._origin.max_tries, earlier.max_tries
+        raised_tries = tries is not None and earlier_tries is not None and tries > earlier_tries
+        return self._origin.attempt.follows(earlier.attempt, raised_tries=raised_tries)
+
+    async def _begin_further_run(
+        self, records: ManifestStore, record: ManifestHead, first: StoredHead | None
+    ) -> ManifestHead:
+        """Note in the manifest of the first run that another run of its name has one of its own."""
+        mark, attempt = record.run, self._origin.attempt
+        runs = [first.record.run, *first.record.further_runs] if first else []
+        if mark is None or mark in runs:
+            # ``dag.test()`` gives a run that is made again the same start.
+            mark = f"{mark or ''}/{attempt.try_id if attempt and attempt.try_id else uuid4().hex}"
+
+        def noted(stored: ManifestHead | None) -> ManifestHead | None:
+            if stored is None or mark in stored.further_runs:
+                return None
+            return stored.model_copy(update={"further_runs": [*stored.further_runs, mark][-_MAX_FURTHER_RUNS:]})
+
+        await records.update(self._first_key, noted, first)
+        self._become_further_run(mark)
+        return record.model_copy(update={"run": mark, "is_further_run": True})
+
+    def _become_further_run(self, mark: str) -> None:
+        self._origin = replace(self._origin, run=mark, is_further_run=True)
+        self._key = self._origin.manifest_key
+        self._rows = ManifestRows(self._connection, self._queue, self._key)
+
     async def _ended_at(
-        self, record: ManifestHead, have_ended: Callable[[ManifestHead], Awaitable[bool]] | None
+        self,
+        record: ManifestHead,
+        earlier: ManifestHead | None,
+        have_ended: Callable[[ManifestHead], Awaitable[bool]] | None,
     ) -> datetime | None:
         """Return when the round began whose jobs have all ended by now, though its waiting was over before."""
-        stored = await self._records.read(self._key) if self._records and have_ended else None
-        earlier = stored.record if stored else None
         if earlier is None or have_ended is None or not earlier.over or earlier.created != record.created:
             return None
         return earlier.began_at if await have_ended(earlier) else None
@@ -226,7 +306,10 @@ class Manifest:
     async def _conclude_waiting(self, state: Mapping[str, bool], report: PublishReport | None = None) -> None:
         if self._records is None:
             return
-        self._stored = self._stored or await self._records.read(self._key)
+        if self._stored is None:
+            self._stored, is_own = await self._find_own(self._records)
+            if not is_own:
+                return
         last_seen = self._stored.record if self._stored else None
         if report:
             await self._rows.take(report)

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
 
 if TYPE_CHECKING:
@@ -53,6 +53,12 @@ class ManifestHead(BaseModel):
     :param begun_by: the try that began last; only this one knows when all of its jobs are in the manifest
     :param published: how many jobs it stored, where known; stays when the record is closed
     :param max_tries: Airflow's number of the task's tries when it began, which a clear raises
+    :param attempt: what Airflow told the try that began last
+    :param run: what stands for the run in the message ids besides its name
+    :param is_further_run: whether another run of the same name has the manifest of that name
+    :param further_runs: what :attr:`run` is in the manifests of other runs of the same name, the latest last
+    :param salts: what the message ids of jobs are made of besides, whose own ids somebody else had taken, the latest
+        last
     :param over: whether waiting is over for good although jobs may still run
     :param closed: whether the task has nothing more to do
     """
@@ -84,6 +90,11 @@ class ManifestHead(BaseModel):
     begun_by: str = ""
     published: _Count | None = None
     max_tries: int | None = None
+    attempt: TaskTry | None = None
+    run: str | None = None
+    is_further_run: bool = False
+    further_runs: list[str] = Field(default_factory=list)
+    salts: list[str] = Field(default_factory=list)
     over: bool = False
     closed: bool = False
 
@@ -94,10 +105,25 @@ class ManifestHead(BaseModel):
             return None
         return Origin(self.dag_id, self.run_id, self.task_id, self.map_index)
 
+    @property
+    def manifest_origin(self) -> Origin | None:
+        """The task with what its manifest's key is made of besides."""
+        return (origin := self.origin) and replace(
+            origin,
+            idempotency_key=self.idempotency_key,
+            operation=self.operation,
+            run=self.run,
+            is_further_run=self.is_further_run,
+        )
+
+    @property
+    def shares_task_key(self) -> bool:
+        """Whether jobs of other manifests have the key of its task, too."""
+        return self.operation is not None or self.is_further_run or bool(self.further_runs)
+
     def is_about(self, queue: str, key: str) -> bool:
         """Return whether it may be the record under a task's key; one of an earlier version names no task."""
-        origin = self.origin
-        own = origin and replace(origin, idempotency_key=self.idempotency_key, operation=self.operation)
+        own = self.manifest_origin
         named = own is None or own.manifest_key == key
         return named and self.stream == queue
 
@@ -167,6 +193,9 @@ def new_head(
         unrecorded_from=first,
         begun_by=uuid4().hex[:8],
         max_tries=origin.max_tries,
+        attempt=origin.attempt,
+        run=origin.run_mark,
+        is_further_run=origin.is_further_run,
     )
 
 
@@ -176,6 +205,8 @@ def resumed_head(earlier: ManifestHead, record: ManifestHead, origin: Origin) ->
     :param record: the head that a first try would store
     """
     changed: dict[str, Any] = {"closed": False, "over": False, "max_tries": record.max_tries}
+    if record.attempt:
+        changed["attempt"] = record.attempt
     if earlier.rows is not None:
         changed["begun_by"] = record.begun_by
     if earlier.rows is not None and earlier.unrecorded_from is None:
@@ -204,7 +235,8 @@ def following_head(record: ManifestHead, earlier: ManifestHead, *, number: int) 
     last = record.last_job if same_stream and earlier.last_job is not None else None
     first = earlier.queue_from if earlier.first_job is None else earlier.first_job
     following = {"first_job": min(first, record.queue_from), "last_job": last, "scheduled": earlier.scheduled}
-    return record.model_copy(update=following | {"round": number if same_stream else 0})
+    same_runs = {"run": earlier.run, "further_runs": earlier.further_runs} if same_stream else {}
+    return record.model_copy(update={**following, **same_runs, "round": number if same_stream else 0})
 
 
 def published_head(record: ManifestHead, report: PublishReport) -> ManifestHead:

@@ -52,8 +52,8 @@ async def read_stored_jobs(
         created=datetime.fromisoformat(earlier.created),
         queue_from=search_from,
         events_from=earlier.position("events_from") or 1,
-        # Other calls of the task have jobs with its key too.
-        task_key=origin.key if earlier.operation is None and earlier.rows is not None else None,
+        # Other calls of the task, and other runs of its name, have jobs with its key too.
+        task_key=None if earlier.shares_task_key or earlier.rows is None else origin.key,
     ):
         if known.add(digest, body_digest, sequence):
             rows.add(digest, body_digest, sequence)

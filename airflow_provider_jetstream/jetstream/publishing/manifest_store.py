@@ -96,9 +96,9 @@ class ManifestStore:
         headers = [("Nats-Expected-Stream", self._events), ("Nats-Expected-Last-Subject-Sequence", str(after))]
         body = record.model_dump_json(by_alias=True, exclude_none=True).encode()
         subject = manifest_subject(self._queue, key)
-        # No job names the record of an idempotency key or of one of several calls; after the stream's max_age its jobs
-        # may be published again. Without names, nothing would ever remove it.
-        if self._never_expires and record.origin and record.idempotency_key is None and record.operation is None:
+        # No job names the record of an idempotency key, of one of several calls or of a further run; after the stream's
+        # max_age its jobs may be published again. Without names, nothing would ever remove it.
+        if self._never_expires and (origin := record.manifest_origin) and origin.is_key_of_manifest:
             try:
                 kept = Headers([*headers, ("Nats-TTL", "never")])
                 return StoredHead(record, (await store(self._connection, subject, body, kept)).sequence)

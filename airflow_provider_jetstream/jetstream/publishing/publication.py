@@ -116,8 +116,10 @@ class Publication:
             if started := await manifest.begin(info, cursor, have_ended=have_ended):
                 publication.manifest, publication.events_from = manifest, manifest.position
                 publication.head, publication.stored = started
-                publication.origin = replace(origin, round=publication.head.round)
-        if resumes and origin.manifest_key == origin.key:
+                head = publication.head
+                further = {"run": head.run, "attempt": None, "is_further_run": head.is_further_run}
+                publication.origin = replace(origin, round=head.round, **further)
+        if resumes and publication.origin is not None and publication.origin.is_key_of_manifest:
             publication.by_key = publication.manifest is not None
             return publication
         # What all runs of an idempotency key have published, or one call, isn't what this task has.
