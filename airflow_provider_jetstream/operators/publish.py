@@ -232,18 +232,17 @@ class JetStreamPublishOperator(PublishArguments):
         reserved: Iterable[OutgoingJob] = prepared
         if cursor is not None and begun.manifest:
             reserved = await pages.reserve(begun.advised, prepared, cursor.created)
+        send = partial(
+            publish_prepared,
+            connection,
+            rate=self._parsed_rate(),
+            room_timeout=parse_time_limit("room_timeout", self.room_timeout),
+            destination=begun.destination,
+            stopped=lambda: self._killed,
+        )
         async with begun:
-            report = await publish_prepared(
-                connection,
-                reserved,
-                known=known,
-                rate=self._parsed_rate(),
-                room_timeout=parse_time_limit("room_timeout", self.room_timeout),
-                destination=begun.destination,
-                progress=begun.save_progress,
-                stopped=lambda: self._killed,
-            )
-        await begun.complete(report)
+            report = await send(reserved, known=known, progress=begun.save_progress)
+        await begun.complete(report, send)
         self._names.locate(report.sequences)
         await pages.record(report.advised)
         return report

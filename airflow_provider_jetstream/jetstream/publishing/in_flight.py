@@ -224,18 +224,12 @@ class JobsInFlight:
 
     def _record_in_run(self, index: int, ack: PubAck) -> bool:
         """Record a PubAck, where nothing else came for the jobs of its run; return whether that was so."""
-        report, job = self.report, self._table.runs.job(index) if ack.duplicate else None
-        if (report.destination and report.destination.problem(ack)) or (ack.duplicate and job is None):
+        report = self.report
+        if ack.duplicate or (report.destination and report.destination.problem(ack)):
             return False
         if not self._table.runs.record([index], [ack.sequence]):
             return False
-        if job is None:
-            self._note_stored(1, ack.stream)
-            return True
-        self.away, report.stream = None, ack.stream
-        report.duplicates += 1
-        report.repeated.append(RepeatedJob(index, job.job_id, ack.sequence, job.key.body_digest))
-        self._stored(1 + len(self))
+        self._note_stored(1, ack.stream)
         return True
 
     def _record_each(self, indexes: Sequence[int], sequences: Sequence[int]) -> int:
@@ -303,10 +297,10 @@ class JobsInFlight:
             self.misplaced = problem
             self.fail(index, flight.job, problem)
             return
-        if not ack.duplicate:
-            self.full_since = None
         self._stored(1 + len(self))
+        if ack.duplicate:
+            self.report.stream = ack.stream
+            self.report.repeated.append(RepeatedJob(index, flight.job, ack.stream, ack.sequence))
+            return
+        self.full_since = None
         self.report.add_acknowledged(index, ack, scheduled=flight.job.scheduled)
-        if ack.duplicate and flight.attempts == 1 and not flight.passing:
-            job = flight.job
-            self.report.repeated.append(RepeatedJob(index, job.job_id, ack.sequence, job.key.body_digest))

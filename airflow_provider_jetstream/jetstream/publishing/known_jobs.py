@@ -18,7 +18,13 @@ RUN_SIZE: Final = 512
 
 
 class KnownJobs(Protocol):
-    """Knows which jobs are stored."""
+    """Knows which jobs are stored.
+
+    :ivar verifies: whether it finds out itself what the messages are that the server calls duplicates of jobs
+    """
+
+    @property
+    def verifies(self) -> bool: ...
 
     @property
     def run_size(self) -> int:
@@ -34,10 +40,12 @@ class KnownJobs(Protocol):
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored."""
 
 
+@dataclass(frozen=True, slots=True)
 class NothingKnown:
     """Knows of no job that is stored."""
 
-    run_size = RUN_SIZE
+    verifies: bool = False
+    run_size: int = RUN_SIZE
 
     def are_new(self, _first: int, _run: OutgoingRun) -> bool:
         """Return true."""
@@ -54,6 +62,7 @@ class AskedForEach:
 
     stored_sequence: Callable[[int, OutgoingJob], int | None]
     run_size: int = SINGLE_JOBS
+    verifies: bool = False
 
     def are_new(self, _first: int, _run: OutgoingRun) -> bool:
         """Return false."""

@@ -12,6 +12,7 @@ import time
 from array import array
 from contextlib import suppress
 from dataclasses import replace
+from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -20,7 +21,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import manifest_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
-from airflow_provider_jetstream.jetstream.origin import TaskTry
+from airflow_provider_jetstream.jetstream.origin import TaskTry, digest_of
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import (
     ManifestHead,
@@ -31,13 +32,13 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_head import (
 )
 from airflow_provider_jetstream.jetstream.publishing.manifest_reading import read_stored_jobs
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import ManifestRows
+from airflow_provider_jetstream.jetstream.publishing.manifest_rows import DOUBTED, ManifestRows
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import CONFLICTS, ManifestStore, StoredHead
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -87,6 +88,9 @@ class Manifest:
         self._begun: ManifestHead | None = None
         self._opened = False
         self._is_of_other_runs = False
+        self._takes_extra = False
+        # The first sequence of the queue that a job of the manifest may have which isn't in it.
+        self.unrecorded_from = 1
         self._save_at = time.monotonic() + _SAVE_INTERVAL
 
     @property
@@ -122,14 +126,9 @@ class Manifest:
                 return None
         else:
             self._begun = record
+            self.unrecorded_from = record.queue_from
             return record, self._known
-        stored, is_own = await self._find_own(self._records, record.created)
-        if is_own:
-            record = record.model_copy(update={"is_further_run": self._origin.is_further_run})
-        else:
-            record = await self._begin_further_run(self._records, record, stored)
-            stored = None
-
+        record, stored = await self._own_record(self._records, record)
         earlier_head: ManifestHead | None = None
         ended_at = await self._ended_at(record, stored.record if stored else None, have_ended)
 
@@ -145,11 +144,25 @@ class Manifest:
 
         self._stored = await self._records.update(self._key, next_round, stored)
         self._begun = begun = self._stored.record if self._stored else record
+        self.unrecorded_from = record.queue_from
         if earlier_head is not None:
+            # Runs of one idempotency key may publish at the same time.
+            is_shared = self._idempotency_key is not None
+            first = earlier_head.queue_from if is_shared else earlier_head.unrecorded_from
+            self.unrecorded_from = min(record.queue_from, first or record.queue_from)
             self._known = await read_stored_jobs(
                 self._connection, self._queue, self._key, self._origin, earlier_head, self._rows
             )
+            if earlier_head.max_tries != record.max_tries:
+                self._known.forget_doubts()
         return begun, self._known
+
+    async def _own_record(self, records: ManifestStore, record: ManifestHead) -> tuple[ManifestHead, StoredHead | None]:
+        """Return the head that this try would store first, and the manifest of its run, where it is stored."""
+        stored, is_own = await self._find_own(records, record.created)
+        if is_own:
+            return record.model_copy(update={"is_further_run": self._origin.is_further_run}), stored
+        return await self._begin_further_run(records, record, stored), None
 
     async def _find_own(self, records: ManifestStore, created: str | None = None) -> tuple[StoredHead | None, bool]:
         """Find the manifest of the run among those of all runs of its name.
@@ -246,6 +259,44 @@ class Manifest:
             self._rows.note(index, job)
         return sequence
 
+    def doubted(self, job: OutgoingJob) -> int | None:
+        """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
+        return self._known.doubted(job)
+
+    def note(self, index: int, job: OutgoingJob) -> None:
+        """Note a job that is stored, though it wasn't sent."""
+        self._rows.note(index, job)
+
+    def doubt(self, job: OutgoingJob, sequence: int) -> None:
+        """Note that it isn't known whether a job was the message that has its message id, so that no try sends it."""
+        if digest := digest_of(job.message_id):
+            self._rows.add(digest, job.key.body_digest, sequence | DOUBTED)
+
+    @property
+    def salts(self) -> Sequence[str]:
+        """What makes other message ids of jobs whose own ids somebody else has taken, the latest last."""
+        return self._begun.salts if self._begun else ()
+
+    async def add_salt(self) -> str:
+        """Note what makes other message ids from now on, so that a later try finds jobs under them.
+
+        :raises JetStreamProviderError: it isn't known to be noted
+        """
+        salt, last_seen = token_urlsafe(16), self._stored.record if self._stored else self._begun
+        if self._records is None or self._begun is None or last_seen is None:
+            raise TransientError("expected a manifest that notes other message ids, found none")
+
+        def with_salt(stored: ManifestHead | None) -> ManifestHead | None:
+            head = stored or last_seen
+            is_known = self._is_of_later_round(stored) or salt in head.salts
+            return None if is_known else head.model_copy(update={"salts": [*head.salts, salt]})
+
+        self._stored = await self._records.update(self._key, with_salt, self._stored)
+        if self._stored is None or salt not in self._stored.record.salts:
+            raise TransientError("the task was cleared while this try of it went on: it publishes nothing more")
+        self._begun = self._begun.model_copy(update={"salts": self._stored.record.salts})
+        return salt
+
     @property
     def is_due(self) -> bool:
         """Whether the stored jobs may fill a page, or none were recorded for long."""
@@ -276,7 +327,15 @@ class Manifest:
 
         What other runs with the task's idempotency key have published isn't this run's.
         """
-        return array("Q") if self._is_of_other_runs else self._known.extra()
+        if self._is_of_other_runs:
+            return array("Q")
+        extra = self._known.extra()
+        for digest, body_digest, sequence in self._known.not_listed():
+            extra.append(sequence)
+            if not self._takes_extra:
+                self._rows.add(digest, body_digest, sequence)
+        self._takes_extra = True
+        return extra
 
     async def record_stored(self, report: PublishReport) -> None:
         """Record which jobs are stored; needs :meth:`begin` first."""
@@ -304,12 +363,8 @@ class Manifest:
         await self._conclude_waiting({"over": True})
 
     async def _conclude_waiting(self, state: Mapping[str, bool], report: PublishReport | None = None) -> None:
-        if self._records is None:
+        if self._records is None or not await self._has_own(self._records):
             return
-        if self._stored is None:
-            self._stored, is_own = await self._find_own(self._records)
-            if not is_own:
-                return
         last_seen = self._stored.record if self._stored else None
         if report:
             await self._rows.take(report)
@@ -334,6 +389,13 @@ class Manifest:
             await AdvisoryPages(self._connection, self._queue, self._key).remove()
         await self._remove_older(self._records)
 
+    async def _has_own(self, records: ManifestStore) -> bool:
+        """Find the manifest of the run unless this object has begun it; return whether it isn't another run's."""
+        if self._stored:
+            return True
+        self._stored, is_own = await self._find_own(records)
+        return is_own
+
     def _recorded(self, head: ManifestHead, report: PublishReport) -> ManifestHead:
         """Return a head with what a call has published."""
         runs = index_runs(report.sequences)
@@ -344,7 +406,8 @@ class Manifest:
         count = len(self._known) + self._rows.added if self._idempotency_key is not None else stored
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
         recorded = self._rows.recorded(published_head(head, report))
-        is_complete = is_known and is_latest and not self._rows.overflows
+        has_all = self._takes_extra or next(self._known.not_listed(), None) is None
+        is_complete = is_known and is_latest and has_all and not self._rows.overflows
         complete = {"unrecorded_from": None} if is_complete else {}
         return recorded.model_copy(update={**outcome, **complete})
 

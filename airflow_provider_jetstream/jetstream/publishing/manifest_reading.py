@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_rows, unpacked_rows
+from airflow_provider_jetstream.jetstream.publishing.manifest_rows import DOUBTED, read_rows, unpacked_rows
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import EarlierVersion, StoredJobs
 from airflow_provider_jetstream.jetstream.publishing.stored_search import find_stored_jobs
 
@@ -25,12 +25,13 @@ async def read_stored_jobs(
 
     :param key: the manifest's key
     :param earlier: its head as the try before this one left it
-    :param rows: gets the jobs that were stored and not recorded
+    :param rows: gets the rows that have to be stored again
     """
     if earlier.rows is None:
         known, search_from = _of_earlier_version(replace(origin, round=earlier.round), earlier)
     else:
         known, search_from = StoredJobs(), earlier.unrecorded_from
+        known.salts, known.of_any_task = earlier.salts, earlier.idempotency_key is not None
         # The events stream keeps the head of a key for its max_age after the last run, and so must its pages be kept.
         renews_pages = earlier.idempotency_key is not None
         rows.resume(earlier, renews_pages=renews_pages)
@@ -40,12 +41,16 @@ async def read_stored_jobs(
                 search_from = earlier.queue_from
                 continue
             for digest, body_digest, sequence in unpacked_rows(page):
-                if sequence and known.add(digest, body_digest, sequence) and renews_pages:
+                if sequence >= DOUBTED:
+                    known.add_doubted(digest, sequence - DOUBTED)
+                elif not sequence or not known.add(digest, body_digest, sequence):
+                    continue
+                if renews_pages:
                     rows.add(digest, body_digest, sequence)
     if search_from is None:
         return known
     # Also within the duplicate window: a server that was restarted has forgotten the ids of jobs that are done.
-    async for digest, body_digest, sequence in find_stored_jobs(
+    await find_stored_jobs(
         connection,
         queue,
         known,
@@ -54,9 +59,7 @@ async def read_stored_jobs(
         events_from=earlier.position("events_from") or 1,
         # Other calls of the task, and other runs of its name, have jobs with its key too.
         task_key=None if earlier.shares_task_key or earlier.rows is None else origin.key,
-    ):
-        if known.add(digest, body_digest, sequence):
-            rows.add(digest, body_digest, sequence)
+    )
     return known
 
 

@@ -1,8 +1,9 @@
 """The rows of a manifest: for each stored job its message id, the digest of its body and its stream sequence.
 
 A row is 32 bytes: the 16 of the message id, the first 8 of the SHA-256 of the body, and the sequence, big-endian. The
-manifest's head holds the last rows; those before are in pages, messages of up to a few thousand rows each, which the
-head names by their sequences in the events stream. Nobody else can add one.
+highest bit of the sequence is set where it isn't known whether the message of that sequence was the job. The manifest's
+head holds the last rows; those before are in pages, messages of up to a few thousand rows each, which the head names by
+their sequences in the events stream. Nobody else can add one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ROW_BYTES: Final = 32
+# In the sequence of a row: it isn't known whether the message that has the id of the job was the job.
+DOUBTED: Final = 1 << 63
 _KEY_BYTES: Final = DIGEST_BYTES + BODY_DIGEST_BYTES
 _PAGE_ROWS: Final = 4_096
 _INLINE_ROWS: Final = 256
@@ -263,5 +266,5 @@ async def read_manifest_sequences(connection: Connection, events: str, queue: st
     async for rows in read_rows(connection, events, queue, key, head):
         if rows is None:
             return None
-        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if sequence)
+        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < DOUBTED)
     return sequences

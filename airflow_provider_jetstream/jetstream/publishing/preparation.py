@@ -35,7 +35,7 @@ from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import ListedRun, UniformRun
 from airflow_provider_jetstream.jetstream.publishing.reading_thread import iterate
 from airflow_provider_jetstream.jetstream.publishing.scheduled_job import headers_of_made_job, scheduled_job
-from airflow_provider_jetstream.jetstream.publishing.uniform_runs import UniformRuns
+from airflow_provider_jetstream.jetstream.publishing.uniform_runs import GIVEN_ID, UniformRuns
 from airflow_provider_jetstream.jetstream.queue.message_size import Measured
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ class _Preparation:
         self._with_headers = contents >= WITH_HEADERS
         self._keys = keys
         self._message_ids = origin.message_ids() if origin else ShortDigests(batch)
+        self._given_ids = self._message_ids if origin else ShortDigests(GIVEN_ID)
         self._task_key = origin.key if origin and by_key else None
         self._uniform = uniform
         self._advisory_subjects = queue.advisory_subjects if queue else ()
@@ -256,7 +257,7 @@ class _Preparation:
         body, is_scheduled = _encoded(job), job.schedule is not None
         own_id = given_id(index, item, job.id, body, self._job_id, self._advisory_subjects)
         key = self._key_of(index, job, own_id, body)
-        message_id = self._message_ids.of(*key.parts)
+        message_id = (self._message_ids if own_id is None else self._given_ids).of(*key.parts)
         job_id = own_id or body_field(body or b"", "id") or message_id
         headers = identity_headers(
             job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled

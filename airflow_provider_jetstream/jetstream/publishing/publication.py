@@ -5,22 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import MSG_ID
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, JobError, NotFoundError
+from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
+from airflow_provider_jetstream.jetstream.errors import (
+    JetStreamProviderError,
+    JobError,
+    NotFoundError,
+    TransientError,
+)
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs
+from airflow_provider_jetstream.jetstream.publishing.job_content import named_identity
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import RUN_SIZE, SINGLE_JOBS
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import RUN_SIZE, SINGLE_JOBS, NothingKnown
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.report import Destination
-from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
+from airflow_provider_jetstream.jetstream.publishing.report import Destination, PublishFailure, RepeatedJob
+from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, salted_id
+from airflow_provider_jetstream.jetstream.publishing.verification import (
+    Finding,
+    PublishedBefore,
+    ended_jobs,
+    find_out,
+    read_messages,
+)
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 
 if TYPE_CHECKING:
@@ -36,12 +46,17 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
     from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
     from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, RepeatedJob
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
+SendAgain: TypeAlias = "Callable[..., Awaitable[PublishReport]]"
+
 _COMPARED_AT_ONCE = 256
+_TAKEN = "somebody else has taken each message id that it got: see who publishes to the queue"
+# How often a job gets another message id, as somebody else has taken that one too.
+_MOST_SALTS = 4
 
 
 @dataclass(slots=True)
@@ -69,7 +84,10 @@ class Publication:
     by_key: bool = False
     events_from: int = 1
     advised: AdvisedJobs = field(default_factory=lambda: AdvisedJobs.of(None))
+    verifies: bool = True
     _saving: asyncio.Task[None] | None = None
+    _taken: list[RepeatedJob] = field(default_factory=list)
+    _doubted: list[RepeatedJob] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,8 +135,9 @@ class Publication:
                 publication.manifest, publication.events_from = manifest, manifest.position
                 publication.head, publication.stored = started
                 head = publication.head
-                further = {"run": head.run, "attempt": None, "is_further_run": head.is_further_run}
-                publication.origin = replace(origin, round=head.round, **further)
+                publication.origin = replace(
+                    origin, round=head.round, run=head.run, attempt=None, is_further_run=head.is_further_run
+                )
         if resumes and publication.origin is not None and publication.origin.is_key_of_manifest:
             publication.by_key = publication.manifest is not None
             return publication
@@ -169,47 +188,124 @@ class Publication:
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored."""
-        return self.manifest.sequence_of(index, job) if self.manifest else None
+        if self.manifest is None:
+            return None
+        if self.queue and (sequence := self.manifest.doubted(job)):
+            # It isn't sent, but looked for once more.
+            self._doubted.append(RepeatedJob(index, job, self.queue.name, sequence))
+            return sequence
+        return self.manifest.sequence_of(index, job)
 
     async def save_progress(self, report: PublishReport) -> None:
         """Record the jobs that are stored by now, now and then, while others are sent."""
         is_due = self.manifest is not None and self.manifest.is_due
         if len(report.repeated) >= _COMPARED_AT_ONCE or (is_due and report.repeated):
-            await self._compare_repeated(report)
+            await self._verify(report)
         if self._saving and self._saving.done():
             await self._end_saving()
         if self.manifest and is_due and not self._saving:
             self._saving = asyncio.create_task(self.manifest.save_progress(report))
 
-    async def _compare_repeated(self, report: PublishReport) -> None:
-        """Refuse jobs in whose place the server has stored others, under the same message ids.
+    async def _verify(self, report: PublishReport) -> None:
+        """Find out whether the messages that have the message ids of jobs are the jobs.
 
         An earlier try that left no record may have stored another body under a given id; and whoever may publish to the
         queue can store what he likes under the id of a job to come.
         """
         repeated, report.repeated = report.repeated, []
-        queue = self.queue
-        if queue is None:
+        if not repeated:
             return
-
-        async def stored(job: RepeatedJob) -> StoredMessage | None:
-            return await get_message(self.connection, queue.name, job.sequence)
-
-        for job, message in zip(repeated, await map_concurrently(stored, repeated), strict=True):
-            # A job that is done can't be compared any more.
-            if message is not None and sha256(message.data).digest() != job.body_digest:
-                report.reject(
-                    job,
-                    JobError(
-                        f"expected its body under its message id {message.header(MSG_ID)}, found that {queue.name} has"
-                        f" another one there (sequence {job.sequence}): give the changed job another id"
-                    ),
+        if self.info is None and self.queue:
+            self.info = await stream_info_of(self.connection, self.queue)
+        created = self.info["created"] if self.info else None
+        publisher = PublishedBefore(
+            self.manifest.unrecorded_from if self.manifest else 0,
+            of_any_task=self.origin is not None and self.origin.idempotency_key is not None,
+            has_origin=self.origin is not None,
+        )
+        messages = await read_messages(self.connection, self.queue, created, repeated)
+        gone = {job.sequence for job, message in zip(repeated, messages, strict=True) if message is None}
+        events_from = (self.head.position("events_from") if self.head else None) or 1
+        ended = await ended_jobs(self.connection, self.queue, created, gone, events_from)
+        for job, message in zip(repeated, messages, strict=True):
+            finding = find_out(job, message, publisher, ended)
+            if finding is Finding.JOB:
+                report.add_verified(job)
+                if self.manifest:
+                    self.manifest.note(job.index, job.job)
+            elif finding is Finding.UNKNOWN:
+                if self.manifest:
+                    self.manifest.doubt(job.job, job.sequence)
+                report.failures.append(PublishFailure(job.index, job.job.job_id, _not_verified(job), certain=False))
+            elif self.manifest and not self._has_changed(job, message, publisher):
+                self._taken.append(job)
+            else:
+                report.failures.append(
+                    PublishFailure(job.index, job.job.job_id, _other_job(job, message), certain=True)
                 )
 
-    async def complete(self, report: PublishReport) -> None:
-        """Add to the report what this publication knows of its jobs, once the fate of each is known."""
+    async def _send_taken(self, report: PublishReport, send: SendAgain) -> None:
+        """Send jobs whose message ids somebody else has taken under other ids, which the manifest notes first."""
+        renewed = list(self.manifest.salts[-1:]) if self.manifest else []
+        for _ in range(_MOST_SALTS):
+            taken, self._taken = self._taken, []
+            if not taken or self.manifest is None:
+                return
+            try:
+                salt = renewed.pop() if renewed else await self.manifest.add_salt()
+            except JetStreamProviderError as error:
+                self._fail(report, taken, error)
+                return
+            logger.warning(
+                "%d jobs of %s have message ids that somebody else has taken, such as that of sequence %d: they are"
+                " sent under other ids; see who else publishes there",
+                *(len(taken), taken[0].stream, taken[0].sequence),
+            )
+            jobs = [_with_salt(repeated.job, salt) for repeated in taken]
+            sent = await send(jobs, known=NothingKnown(verifies=True))
+            for repeated, sequence in zip(taken, sent.sequences, strict=False):
+                report.sequences[repeated.index] = sequence
+                if sequence and repeated.job.scheduled:
+                    report.scheduled.add(repeated.index)
+            for failure in sent.failures:
+                index, job_id = taken[failure.index].index, taken[failure.index].job.job_id
+                report.failures.append(PublishFailure(index, job_id, failure.error, failure.certain))
+            self._fail(report, taken[len(sent.sequences) :], TransientError("it was not sent"))
+            report.repeated = [
+                replace(again, index=taken[again.index].index, job=taken[again.index].job) for again in sent.repeated
+            ]
+            await self._verify(report)
+
+    def _has_changed(self, repeated: RepeatedJob, message: StoredMessage | None, before: PublishedBefore) -> bool:
+        """Return whether a message is what an earlier try seems to have stored, with another body, under a given id."""
+        job, begun = repeated.job, self.info["state"]["last_seq"] if self.info else 0
+        if message is None or job.key.given_id is None or message.data == job.body:
+            return False
+        if repeated.sequence < before.first or (repeated.sequence > begun and not before.of_any_task):
+            # This try stores the same body whenever it sends the job.
+            return False
+        job_id, task = named_identity(message.headers, message.data)
+        own_id, own_task = named_identity(job.headers.items(), job.body or b"")
+        return job_id == own_id and (before.of_any_task or task == own_task)
+
+    def _fail(self, report: PublishReport, jobs: Iterable[RepeatedJob], error: JetStreamProviderError) -> None:
+        for repeated in jobs:
+            report.failures.append(PublishFailure(repeated.index, repeated.job.job_id, error, certain=True))
+
+    async def complete(self, report: PublishReport, send: SendAgain | None = None) -> None:
+        """Add to the report what this publication knows of its jobs, once the fate of each is known.
+
+        :param send: sends jobs as those of the report were sent; without it, those whose ids are taken aren't stored
+        """
         await self._end_saving()
-        await self._compare_repeated(report)
+        for doubted in self._doubted:
+            report.withdraw(doubted.index)
+        report.repeated += self._doubted
+        await self._verify(report)
+        if send:
+            await self._send_taken(report, send)
+        self._fail(report, self._taken, TransientError(_TAKEN))
+        self._taken.clear()
         report.advised = self.advised.sequences(report)
         report.events_from = self.events_from
         if self.manifest and self.origin:
@@ -219,12 +315,45 @@ class Publication:
         if self.names and self.by_key:
             await _recorded(self.names.conclude(report))
 
-    async def conclude(self, report: PublishReport) -> None:
-        """Record the jobs of a task that doesn't wait for them."""
-        await self.complete(report)
+    async def conclude(self, report: PublishReport, send: SendAgain | None = None) -> None:
+        """Record the jobs of a task that doesn't wait for them.
+
+        :param send: sends jobs as those of the report were sent; without it, those whose ids are taken aren't stored
+        """
+        await self.complete(report, send)
         if self.manifest:
             is_stored = not report.failures and report.source_error is None
             await _recorded(self.manifest.close(report) if is_stored else self.manifest.record_stored(report))
+
+
+def _with_salt(job: OutgoingJob, salt: str) -> OutgoingJob:
+    message_id = salted_id(salt, job.message_id)
+    # Without another name, it stays known by its first message id.
+    name = {JOB_ID: job.job_id} if job.job_id == job.message_id else {}
+    return replace(job, message_id=message_id, headers={**job.headers, MSG_ID: message_id, **name})
+
+
+def _not_verified(repeated: RepeatedJob) -> JetStreamProviderError:
+    return TransientError(
+        f"not verified: expected to find it stored, found that {repeated.stream} had a message with its message id"
+        f" (sequence {repeated.sequence}), which is gone, with no record of what it was: find out whether the job was"
+        " done; a task that is cleared sends it again after the duplicate_window"
+    )
+
+
+def _other_job(repeated: RepeatedJob, message: StoredMessage | None) -> JetStreamProviderError:
+    job = repeated.job
+    found = f"found that {repeated.stream} has another one there (sequence {repeated.sequence})"
+    if job.key.given_id is None:
+        return TransientError(
+            f"expected its message id {job.message_id} to be free, {found}: publish it again after the"
+            " duplicate_window, and see who else publishes there"
+        )
+    differs = "body" if message is None or message.data != job.body else "subject or other headers"
+    return JobError(
+        f"expected the same job under its id {job.key.given_id!r}, {found}, with another {differs}: give the changed"
+        " job another id, or see who else publishes there"
+    )
 
 
 async def stream_info_of(connection: Connection, queue: WorkQueue) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ answer is sent again under the same id, and reported by its index if it stays un
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, isfinite
 from typing import TYPE_CHECKING, Final
 
@@ -63,17 +64,14 @@ async def publish(
     info = await stream_info_of(connection, queue) if queue and queue.events and origin else None
     resumes = origin is not None and origin.max_tries is not None
     publication = await Publication.begin(connection, queue, origin, info=info, resumes=resumes)
+    send = partial(
+        publish_prepared, connection, rate=rate, room_timeout=room_timeout, destination=publication.destination
+    )
     async with publication:
-        report = await publish_prepared(
-            connection,
-            publication.prepare(jobs, subject, job_id),
-            known=publication,
-            rate=rate,
-            room_timeout=room_timeout,
-            destination=publication.destination,
-            progress=publication.save_progress,
+        report = await send(
+            publication.prepare(jobs, subject, job_id), known=publication, progress=publication.save_progress
         )
-    await publication.conclude(report)
+    await publication.conclude(report, send)
     report.raise_for_failures()
     return report
 
@@ -99,7 +97,8 @@ async def publish_prepared(
     :param window: the largest number of unacknowledged jobs
     :param ack_timeout: seconds to wait for an acknowledgement before a job is sent again
     :param attempts: the largest number of times that a job is sent
-    :param known: the jobs that are known to be stored, and aren't sent again
+    :param known: the jobs that are known to be stored, and aren't sent again; unless it verifies them, what the server
+        calls duplicates is believed
     :param rate: jobs per second at most; as fast as possible where absent
     :param room_timeout: how many seconds a full queue may store no job before the jobs that it refuses are given up
     :param away_timeout: how many seconds the server may say that it can't store a job just now
@@ -118,6 +117,10 @@ async def publish_prepared(
     sender.report.destination = destination
     async with sender, JobReader(jobs, in_flight) as reader:
         await sender.send_each(reader, known, progress or _no_progress)
+    if not known.verifies:
+        for repeated in sender.report.repeated:
+            sender.report.add_verified(repeated)
+        sender.report.repeated = []
     return sender.report
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +46,17 @@ class PublishFailure:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """A job whose message id the server has stored before this call.
+    """A job of which the server says that a message with its message id is stored already.
 
     :param index: its position among the published jobs
-    :param job_id: its id
-    :param sequence: that of the message with its message id
-    :param body_digest: the SHA-256 of its body
+    :param stream: the stream that has the message
+    :param sequence: the message's sequence
     """
 
     index: int
-    job_id: str
+    job: OutgoingJob
+    stream: str
     sequence: int
-    body_digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class PublishReport:
     :param is_cut: whether further jobs weren't read any more, since too many had failed, or none could be sent
     :param advised: the jobs that name one of the queue's advisory subjects: stream sequences by digests of subject and
         id; :func:`~airflow_provider_jetstream.jetstream.wait` takes it
-    :param repeated: the jobs that the server had stored, and of which it isn't known whether with the same body
+    :param repeated: the jobs whose message ids a stored message has, before it is known whether that is the job
     :param extra: the sequences of jobs that an earlier try has stored, and that aren't among these jobs any more
     :param destination: the queue's stream; ``None`` where no queue was given
     :param manifest_key: the key of the manifest that names the jobs; ``None`` where there is none
@@ -143,9 +143,21 @@ class PublishReport:
         """Record the server's acknowledgement of the job at an index."""
         self.stream = ack.stream
         self.sequences[index] = ack.sequence
-        self.duplicates += ack.duplicate
         if scheduled:
             self.scheduled.add(index)
+
+    def add_verified(self, repeated: RepeatedJob) -> None:
+        """Record that the message with a job's message id is the job."""
+        self.duplicates += 1
+        self.sequences[repeated.index] = repeated.sequence
+        if repeated.job.scheduled:
+            self.scheduled.add(repeated.index)
+
+    def withdraw(self, index: int) -> None:
+        """Record that a job isn't known to be stored after all, which :meth:`add_stored` has recorded."""
+        self.duplicates -= 1
+        self.sequences[index] = 0
+        self.scheduled.discard(index)
 
     @property
     def stored(self) -> int:
@@ -156,13 +168,6 @@ class PublishReport:
     def job_count(self) -> int:
         """How many jobs of the task are stored, those included that it doesn't name any more."""
         return len(self.sequences) - self.sequences.count(0) + len(self.extra)
-
-    def reject(self, repeated: RepeatedJob, error: JetStreamProviderError) -> None:
-        """Record that what the server has stored in the place of a job is another one."""
-        self.sequences[repeated.index] = 0
-        self.duplicates -= 1
-        self.scheduled.discard(repeated.index)
-        self.failures.append(PublishFailure(repeated.index, repeated.job_id, error, certain=True))
 
     def awaited_ranges(self) -> list[tuple[int, int]]:
         """Return the sequences of :meth:`awaited` as ranges, without those of schedules."""

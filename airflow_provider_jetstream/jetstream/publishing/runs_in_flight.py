@@ -12,7 +12,6 @@ from airflow_provider_jetstream.jetstream.publishing.job_in_flight import JobInF
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
 
 
@@ -78,13 +77,6 @@ class RunsInFlight:
                 self._subtract(index, index + 1)
                 recorded += 1
         return recorded
-
-    def job(self, index: int) -> OutgoingJob | None:
-        """Return a job without an answer; ``None`` where no run has it."""
-        if not self._is_awaited(index, 1):
-            return None
-        ((_, _, run),) = self._overlaps(index, index + 1)
-        return run.run.job(index - run.first)
 
     def take(self, index: int) -> list[tuple[int, JobInFlight]]:
         """Remove the run of a job, and return its jobs without an answer; nothing where no run has the job."""

@@ -5,18 +5,22 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.origin import digest_of
+from airflow_provider_jetstream.jetstream.origin import digest_of, short_digest
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DigestTable
+from airflow_provider_jetstream.jetstream.publishing.job_content import content_of_job, content_of_message
 from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import ID_LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 
@@ -70,11 +74,22 @@ class StoredJobs:
 
     def __init__(self, earlier: EarlierVersion | None = None) -> None:
         self._earlier = earlier
-        # By the digests of message ids: body digest and sequence of the task's jobs, and of others.
+        # By the digests of message ids: body digest and sequence of the jobs in the task's manifest.
         self._own = _table()
-        self._others = _table()
         self._named = bytearray()
+        # What a search has found. By the digests of message id and content: the sequence, whoever has published it.
+        self._found = DigestTable(8)
+        # By the digests of message ids: body digest and sequence of the last message; of jobs that have ended.
+        self._others = _table()
+        self._ended = _table()
+        # The same of those that name the task, as another list of the task may have had them.
+        self._named_task = _table()
+        self._listed: set[bytes] = set()
         self._other_ids: dict[str, tuple[bytes, int]] = {}
+        self._doubted: dict[bytes, int] = {}
+        # What makes other message ids of jobs whose own ids somebody else had taken.
+        self.salts: Sequence[str] = ()
+        self.of_any_task = False
 
     def __len__(self) -> int:
         return len(self._own)
@@ -84,26 +99,48 @@ class StoredJobs:
         value = body_digest[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
         is_new = self._own.position(digest) is None
         self._own.set(digest, value)
+        self._doubted.pop(digest, None)
         return is_new
 
-    def add_found(self, message_id: str, body_digest: bytes | None, sequence: int) -> None:
-        """Add a job that is stored, whoever has published it.
+    def add_doubted(self, digest: bytes, sequence: int) -> None:
+        """Add a job whose message id a message had of which it isn't known whether it was the job."""
+        if self._own.position(digest) is None:
+            self._doubted[digest] = sequence
 
-        :param body_digest: ``None`` where the body isn't known
+    def add_message(self, message: StoredMessage, sequence: int, *, task_key: str | None) -> None:
+        """Add a message that is stored, whoever has published it.
+
+        :param sequence: its stream sequence in the queue
+        :param task_key: the key in the task's jobs; ``None`` where other jobs have it too
         """
-        body = (body_digest or _UNKNOWN_BODY)[:BODY_DIGEST_BYTES]
+        message_id = message.header(MSG_ID) or ""
+        value = sha256(message.data).digest()[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
+        if (digest := digest_of(message_id)) is None:
+            if self._earlier and message_id:
+                self._other_ids[message_id] = (value[:BODY_DIGEST_BYTES], sequence)
+            return
+        content = content_of_message(message, of_any_task=self.of_any_task)
+        self._found.set(_both(digest, content), sequence.to_bytes(8))
+        self._others.set(digest, value)
+        if task_key and message.header(AIRFLOW_TASK) == task_key:
+            self._named_task.set(digest, value)
+
+    def add_ended(self, message_id: str, sequence: int) -> None:
+        """Add a job that has ended, by its message id; a message that is stored counts in its place."""
         if digest := digest_of(message_id):
-            if self._others.get(digest) is None or body_digest:
-                self._others.set(digest, body + sequence.to_bytes(8))
-        elif self._earlier:
-            self._other_ids[message_id] = (body, sequence)
+            self._ended.set(digest, _UNKNOWN_BODY + sequence.to_bytes(8))
+        elif self._earlier and message_id not in self._other_ids:
+            self._other_ids[message_id] = (_UNKNOWN_BODY, sequence)
 
     def check(self, index: int, job: OutgoingJob) -> None:
         """Refuse a job whose given id is stored with another body.
 
         :raises JobError: it is
         """
-        if job.key.given_id is None or self.is_empty or (known := self._value_of(index, job)) is None:
+        if job.key.given_id is None or self.is_empty:
+            return
+        known = self._value_of(index, job) or self._named_as(job)
+        if known is None:
             return
         body_digest, sequence = known
         found = job.key.body_digest[:BODY_DIGEST_BYTES]
@@ -123,6 +160,8 @@ class StoredJobs:
         if self.is_empty:
             return None
         self.check(index, job)
+        if len(self._named_task):
+            self._listed.update(self._digests(job))
         if (digest := digest_of(job.message_id)) and (position := self._own.position(digest)) is not None:
             self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
             self._named[position] = 1
@@ -132,7 +171,23 @@ class StoredJobs:
     @property
     def is_empty(self) -> bool:
         """Whether no job is known to be stored."""
-        return not (len(self._own) or len(self._others) or self._other_ids or self._earlier)
+        tables = (len(self._own), len(self._others), len(self._ended), len(self._other_ids), len(self._doubted))
+        return self._earlier is None and not any(tables)
+
+    def doubted(self, job: OutgoingJob) -> int | None:
+        """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
+        digest = digest_of(job.message_id) if self._doubted else None
+        return self._doubted.get(digest) if digest else None
+
+    def forget_doubts(self) -> None:
+        """Send the jobs once more of which it isn't known whether they were stored: a person has cleared the task."""
+        self._doubted.clear()
+
+    def not_listed(self) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yield message id, body digest and sequence of messages that name the task and are none of the list's jobs."""
+        for digest, value in self._named_task:
+            if digest not in self._listed and self._own.position(digest) is None:
+                yield digest, value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
 
     def is_recorded(self, job: OutgoingJob) -> bool:
         """Return whether a job is in the task's manifest."""
@@ -149,15 +204,54 @@ class StoredJobs:
 
     def _value_of(self, index: int, job: OutgoingJob) -> tuple[bytes, int] | None:
         digest = digest_of(job.message_id)
-        if digest and (value := self._own.get(digest) or self._others.get(digest)):
+        if digest and (value := self._own.get(digest)):
             return value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
-        if self._earlier is None:
+        if sequence := self._found_sequence(job):
+            return job.key.body_digest[:BODY_DIGEST_BYTES], sequence
+        if digest and self._others.get(digest) is None and (value := self._ended.get(digest)):
+            return _UNKNOWN_BODY, int.from_bytes(value[BODY_DIGEST_BYTES:])
+        return self._value_of_earlier_version(index, job) if self._earlier else None
+
+    def _value_of_earlier_version(self, index: int, job: OutgoingJob) -> tuple[bytes, int] | None:
+        earlier = self._earlier
+        if earlier is None:
             return None
-        if sequence := self._earlier.sequence_of(index, job):
+        if sequence := earlier.sequence_of(index, job):
             return _UNKNOWN_BODY, sequence
-        for message_id in self._earlier.message_ids(index, job):
-            if (digest := digest_of(message_id)) and (value := self._others.get(digest)):
+        for message_id in earlier.message_ids(index, job):
+            digest = digest_of(message_id)
+            if digest and (value := self._others.get(digest) or self._ended.get(digest)):
                 return _UNKNOWN_BODY, int.from_bytes(value[BODY_DIGEST_BYTES:])
             if known := self._other_ids.get(message_id):
                 return _UNKNOWN_BODY, known[1]
         return None
+
+    def _digests(self, job: OutgoingJob) -> Iterator[bytes]:
+        """Yield the message ids that a job may be stored under."""
+        for message_id in (job.message_id, *(salted_id(salt, job.message_id) for salt in self.salts)):
+            if digest := digest_of(message_id):
+                yield digest
+
+    def _found_sequence(self, job: OutgoingJob) -> int | None:
+        """Return the sequence of the message that was found and is a job."""
+        if not len(self._found):
+            return None
+        content = content_of_job(job, of_any_task=self.of_any_task)
+        values = (self._found.get(_both(digest, content)) for digest in self._digests(job))
+        return next((int.from_bytes(value) for value in values if value), None)
+
+    def _named_as(self, job: OutgoingJob) -> tuple[bytes, int] | None:
+        """Return body digest and sequence of what the task itself seems to have stored under a given id."""
+        values = (self._named_task.get(digest) for digest in self._digests(job))
+        return next(
+            ((value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])) for value in values if value), None
+        )
+
+
+def salted_id(salt: str, message_id: str) -> str:
+    """Return the message id of a job whose own id somebody else has taken."""
+    return short_digest(salt, message_id)
+
+
+def _both(digest: bytes, content: bytes) -> bytes:
+    return sha256(digest + content).digest()[: len(digest)]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, archive_filter, completion_filter
+from airflow_provider_jetstream.jetstream.contract import archive_filter, completion_filter
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.origin import digest_of
-from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -32,30 +29,23 @@ async def find_stored_jobs(
     queue_from: int,
     events_from: int,
     task_key: str | None,
-) -> AsyncGenerator[tuple[bytes, bytes, int], None]:
+) -> None:
     """Search the archive, the queue and the events stream for jobs, and add all of them to those that are known.
 
-    :param stored: gets jobs of other publishers, too
+    :param stored: gets jobs of other publishers, too: a job counts only where the message is the job
     :param created: when the queue's stream was created; the archive may hold copies from an earlier one of its name
     :param queue_from: the first sequence of the queue that counts
     :param events_from: the first sequence of the events stream that counts
-    :param task_key: the key in the task's jobs; ``None`` where other calls of the task have jobs with it
-    :return: message id, body digest and sequence of each of the task's jobs
+    :param task_key: the key in the task's jobs; ``None`` where other jobs have it too
     """
     async for sequence, message in _copies(connection, queue, created, queue_from):
-        if not (message_id := message.header(MSG_ID)):
-            continue
-        body_digest = sha256(message.data).digest()[:BODY_DIGEST_BYTES]
-        if task_key and message.header(AIRFLOW_TASK) == task_key and (digest := digest_of(message_id)):
-            yield digest, body_digest, sequence
-        else:
-            stored.add_found(message_id, body_digest, sequence)
+        stored.add_message(message, sequence, task_key=task_key)
     if queue.events:
         async for message in _read(connection, queue.events.name, completion_filter(queue.name), events_from):
             event = parse_advisory(message.data)
             if isinstance(event, Completion | Cancelled) and event.job_id and event.stream_seq >= queue_from:
                 # Only a message id counts: an id that the user set may be another publisher's too.
-                stored.add_found(event.job_id, None, event.stream_seq)
+                stored.add_ended(event.job_id, event.stream_seq)
 
 
 async def _copies(
@@ -65,7 +55,7 @@ async def _copies(
         start = await archive.first_copy_from(queue_from)
         async for copy in _read(connection, archive.stream, archive_filter(queue.name), start):
             if (sequence := job_sequence(copy)) >= queue_from:
-                yield sequence, copy
+                yield sequence, republished_message(copy)
     async for job in _read(connection, queue.name, ">", queue_from):
         yield job.sequence, job
 

@@ -162,6 +162,11 @@ class NotedIds:
         """How many jobs are sent together at most."""
         return self._known.run_size
 
+    @property
+    def verifies(self) -> bool:
+        """Whether the other one finds out what the server calls duplicates."""
+        return self._known.verifies
+
     def are_new(self, first: int, run: OutgoingRun) -> bool:
         """Note a run; return ``False``, with nothing noted, where one of its jobs may be stored."""
         if not self._known.are_new(first, run):

@@ -1,0 +1,135 @@
+"""Finds out whether the message that the server calls a duplicate of a job is that job.
+
+``duplicate: true`` says only that a message with the job's message id was stored. What is believed, and why:
+
+- *The message is stored, or the archive has a copy of it*: it is the job if subject, body and headers are the job's.
+- *It was stored before anything of this manifest can have been*: it is somebody else's.
+- *Nobody else can know the message id*, since this call has made it at random: it is the job.
+- *The job has ended*, as a completion, a cancellation or the server's ack metric says of its sequence: it is the job.
+- Otherwise it isn't known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.advisories import AckMetric, Cancelled, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
+from airflow_provider_jetstream.jetstream.contract import completion_filter
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, PermissionDeniedError
+from airflow_provider_jetstream.jetstream.publishing.job_content import is_same_job
+from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.publishing.report import RepeatedJob
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+# The archive stores a copy a moment after the queue has stored the job.
+_ARCHIVE_DELAY = 0.2
+
+
+class Finding(Enum):
+    """What a message with a job's message id is."""
+
+    JOB = auto()
+    OTHER = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedBefore:
+    """What a publication knows of the jobs that it may have stored before.
+
+    :param first: the first sequence that one of them may have; 0 where that isn't known
+    :param of_any_task: whether other tasks publish the same jobs, as with an idempotency key
+    :param has_origin: whether a task publishes; otherwise the message ids of jobs without ids are random
+    """
+
+    first: int = 0
+    of_any_task: bool = False
+    has_origin: bool = False
+
+
+def find_out(
+    repeated: RepeatedJob, message: StoredMessage | None, publisher: PublishedBefore, ended: Collection[int]
+) -> Finding:
+    """Return what the message is that has a job's message id.
+
+    :param message: as it is stored, or as the archive has it; ``None`` where it is gone
+    :param ended: the sequences of jobs that have ended
+    """
+    if message is not None:
+        is_job = is_same_job(repeated.job, message, of_any_task=publisher.of_any_task)
+        return Finding.JOB if is_job else Finding.OTHER
+    if repeated.sequence < publisher.first:
+        return Finding.OTHER
+    is_secret = not publisher.has_origin and repeated.job.key.given_id is None
+    return Finding.JOB if is_secret or repeated.sequence in ended else Finding.UNKNOWN
+
+
+async def read_messages(
+    connection: Connection, queue: WorkQueue | None, created: str | None, repeated: Sequence[RepeatedJob]
+) -> list[StoredMessage | None]:
+    """Read the messages that have the message ids of jobs, where stream or archive have them.
+
+    :param created: when the queue's stream was created, where that is known
+    """
+
+    async def stored(job: RepeatedJob) -> StoredMessage | None:
+        try:
+            return await get_message(connection, job.stream, job.sequence)
+        except (NotFoundError, PermissionDeniedError, ApiError):
+            # Who may only publish can't look; then it isn't known.
+            return None
+
+    messages = await map_concurrently(stored, repeated)
+    if queue is None or queue.archive is None or created is None:
+        return messages
+    for pause in (0.0, _ARCHIVE_DELAY):
+        if None not in messages:
+            break
+        await sleep(pause)
+        try:
+            archive = await ArchiveReader.open(connection, queue, datetime.fromisoformat(created))
+            if archive is None:
+                break
+            for place, job in enumerate(repeated):
+                if messages[place] is None and job.stream == queue.name:
+                    messages[place] = await archive.find(job.sequence)
+        except (NotFoundError, PermissionDeniedError, ApiError):
+            break
+    return messages
+
+
+async def ended_jobs(
+    connection: Connection, queue: WorkQueue | None, created: str | None, sequences: set[int], events_from: int
+) -> set[int]:
+    """Return which of some jobs have ended well, as the events stream says.
+
+    :param created: when the queue's stream was created: events about an earlier stream of its name don't count
+    :param events_from: the first sequence of the events stream that counts
+    """
+    ended: set[int] = set()
+    if queue is None or queue.events is None or created is None or not sequences:
+        return ended
+    since = datetime.fromisoformat(created)
+    try:
+        for subject in (completion_filter(queue.name), ack_metric_filter(queue.name)):
+            async for message in read_range(connection, queue.events.name, subject, events_from):
+                event = parse_advisory(message.data) if message.stored_at >= since else None
+                if isinstance(event, AckMetric) and not event.is_of_server(queue.name, connection.domain):
+                    continue
+                if isinstance(event, Completion | Cancelled | AckMetric) and event.stream == queue.name:
+                    ended |= {event.stream_seq} & sequences
+    except (NotFoundError, PermissionDeniedError, ApiError):
+        pass
+    return ended
