@@ -18,13 +18,11 @@ RUN_SIZE: Final = 512
 
 
 class KnownJobs(Protocol):
-    """Knows which jobs are stored.
-
-    :ivar verifies: whether it finds out itself what the messages are that the server calls duplicates of jobs
-    """
+    """Knows which jobs are stored."""
 
     @property
-    def verifies(self) -> bool: ...
+    def verifies(self) -> bool:
+        """Whether it finds out itself what the messages are that the server calls duplicates of jobs."""
 
     @property
     def run_size(self) -> int:

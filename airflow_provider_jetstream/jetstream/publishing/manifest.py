@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_head import (
 )
 from airflow_provider_jetstream.jetstream.publishing.manifest_reading import read_stored_jobs
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import DOUBTED, ManifestRows
+from airflow_provider_jetstream.jetstream.publishing.manifest_rows import UNVERIFIED, ManifestRows
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import CONFLICTS, ManifestStore, StoredHead
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
@@ -154,7 +154,7 @@ class Manifest:
                 self._connection, self._queue, self._key, self._origin, earlier_head, self._rows
             )
             if earlier_head.max_tries != record.max_tries:
-                self._known.forget_doubts()
+                self._known.forget_unverified()
         return begun, self._known
 
     async def _own_record(self, records: ManifestStore, record: ManifestHead) -> tuple[ManifestHead, StoredHead | None]:
@@ -259,18 +259,18 @@ class Manifest:
             self._rows.note(index, job)
         return sequence
 
-    def doubted(self, job: OutgoingJob) -> int | None:
+    def unverified(self, job: OutgoingJob) -> int | None:
         """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
-        return self._known.doubted(job)
+        return self._known.unverified(job)
 
     def note(self, index: int, job: OutgoingJob) -> None:
         """Note a job that is stored, though it wasn't sent."""
         self._rows.note(index, job)
 
-    def doubt(self, job: OutgoingJob, sequence: int) -> None:
+    def note_unverified(self, job: OutgoingJob, sequence: int) -> None:
         """Note that it isn't known whether a job was the message that has its message id, so that no try sends it."""
         if digest := digest_of(job.message_id):
-            self._rows.add(digest, job.key.body_digest, sequence | DOUBTED)
+            self._rows.add(digest, job.key.body_digest, sequence | UNVERIFIED)
 
     @property
     def salts(self) -> Sequence[str]:

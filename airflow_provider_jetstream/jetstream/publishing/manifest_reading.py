@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import DOUBTED, read_rows, unpacked_rows
+from airflow_provider_jetstream.jetstream.publishing.manifest_rows import UNVERIFIED, read_rows, unpacked_rows
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import EarlierVersion, StoredJobs
 from airflow_provider_jetstream.jetstream.publishing.stored_search import find_stored_jobs
 
@@ -41,8 +41,8 @@ async def read_stored_jobs(
                 search_from = earlier.queue_from
                 continue
             for digest, body_digest, sequence in unpacked_rows(page):
-                if sequence >= DOUBTED:
-                    known.add_doubted(digest, sequence - DOUBTED)
+                if sequence >= UNVERIFIED:
+                    known.add_unverified(digest, sequence - UNVERIFIED)
                 elif not sequence or not known.add(digest, body_digest, sequence):
                     continue
                 if renews_pages:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ROW_BYTES: Final = 32
 # In the sequence of a row: it isn't known whether the message that has the id of the job was the job.
-DOUBTED: Final = 1 << 63
+UNVERIFIED: Final = 1 << 63
 _KEY_BYTES: Final = DIGEST_BYTES + BODY_DIGEST_BYTES
 _PAGE_ROWS: Final = 4_096
 _INLINE_ROWS: Final = 256
@@ -266,5 +266,5 @@ async def read_manifest_sequences(connection: Connection, events: str, queue: st
     async for rows in read_rows(connection, events, queue, key, head):
         if rows is None:
             return None
-        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < DOUBTED)
+        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < UNVERIFIED)
     return sequences

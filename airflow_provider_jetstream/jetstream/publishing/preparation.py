@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
@@ -35,7 +35,7 @@ from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import ListedRun, UniformRun
 from airflow_provider_jetstream.jetstream.publishing.reading_thread import iterate
 from airflow_provider_jetstream.jetstream.publishing.scheduled_job import headers_of_made_job, scheduled_job
-from airflow_provider_jetstream.jetstream.publishing.uniform_runs import GIVEN_ID, UniformRuns
+from airflow_provider_jetstream.jetstream.publishing.uniform_runs import UniformRuns
 from airflow_provider_jetstream.jetstream.queue.message_size import Measured
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
+# What the message ids are made of besides that a program gives to jobs with ids.
+_GIVEN_ID: Final = "job"
 # The jobs of a run; fewer where they are large.
 RUN_JOBS = 512
 RUN_BYTES = 256 << 10
@@ -64,6 +66,7 @@ def prepare_jobs(
     check: Callable[[int, OutgoingJob], None] | None = None,
     captured: Sequence[str] = (),
     contents: int = CONTENTS,
+    keeps_given_ids: bool = False,
 ) -> PreparedJobs:
     """Give every job its subject, id and headers.
 
@@ -80,13 +83,18 @@ def prepare_jobs(
     :param check: called with each job and its position; refuses those that can't be published
     :param captured: the subjects of the queue's stream, where they are known
     :param contents: the number of what counts as the content of a job without an id
+    :param keeps_given_ids: whether an id that the author gave identifies a job in all calls without an origin
     :raises JobTooLargeError: a job, or its redriven copy, is larger than the queue's limit
     :raises JobError: a job has no subject, an invalid one, one that the queue doesn't capture, a header of the
         server's, a partition or a schedule that the queue doesn't have, or the id of another job
     """
-    uniform = UniformRuns(subject, origin, batch, queue, limit, by_key=by_key) if not (job_id or check) else None
+    given_ids = ShortDigests(_GIVEN_ID) if keeps_given_ids and not origin else None
+    message_ids = origin.message_ids() if origin else ShortDigests(batch)
+    is_uniform = not (job_id or check)
+    uniform = UniformRuns(subject, origin, batch, queue, limit, given_ids, by_key=by_key) if is_uniform else None
     preparation = _Preparation(
-        *(subject, origin, batch, queue, limit, job_id, check, captured, uniform, JobKeys(is_whole=_is_whole(items))),
+        *(subject, origin, (message_ids, given_ids or message_ids), queue, limit, job_id, check, captured, uniform),
+        JobKeys(is_whole=_is_whole(items)),
         by_key=by_key,
         contents=contents,
     )
@@ -186,7 +194,7 @@ class _Preparation:
         self,
         subject: str | None,
         origin: Origin | None,
-        batch: str,
+        message_ids: tuple[ShortDigests, ShortDigests],
         queue: WorkQueue | None,
         limit: SizeLimit | None,
         job_id: JobIdSource | None,
@@ -207,8 +215,7 @@ class _Preparation:
         self._targets = JobTargets(subject, queue, captured)
         self._with_headers = contents >= WITH_HEADERS
         self._keys = keys
-        self._message_ids = origin.message_ids() if origin else ShortDigests(batch)
-        self._given_ids = self._message_ids if origin else ShortDigests(GIVEN_ID)
+        self._message_ids, self._given_ids = message_ids
         self._task_key = origin.key if origin and by_key else None
         self._uniform = uniform
         self._advisory_subjects = queue.advisory_subjects if queue else ()
@@ -257,7 +264,9 @@ class _Preparation:
         body, is_scheduled = _encoded(job), job.schedule is not None
         own_id = given_id(index, item, job.id, body, self._job_id, self._advisory_subjects)
         key = self._key_of(index, job, own_id, body)
-        message_id = (self._message_ids if own_id is None else self._given_ids).of(*key.parts)
+        # The id in the body of an image identifies a job of a task only.
+        is_given = own_id is not None and (job.id is not None or self._job_id is not None)
+        message_id = (self._given_ids if is_given else self._message_ids).of(*key.parts)
         job_id = own_id or body_field(body or b"", "id") or message_id
         headers = identity_headers(
             job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled

@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_
 from airflow_provider_jetstream.jetstream.publishing.report import Destination, PublishFailure, RepeatedJob
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, salted_id
 from airflow_provider_jetstream.jetstream.publishing.verification import (
-    Finding,
+    MessageIs,
     PublishedBefore,
     ended_jobs,
     find_out,
@@ -87,7 +87,7 @@ class Publication:
     verifies: bool = True
     _saving: asyncio.Task[None] | None = None
     _taken: list[RepeatedJob] = field(default_factory=list)
-    _doubted: list[RepeatedJob] = field(default_factory=list)
+    _unverified: list[RepeatedJob] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
         return self
@@ -173,6 +173,7 @@ class Publication:
             check=None if self.stored.is_empty else self.stored.check,
             captured=(config.get("subjects") or ()) if config else captured,
             contents=self.head.contents if self.head else CONTENTS,
+            keeps_given_ids=True,
         )
         # Jobs that differ in body and ids only name no advisory subject.
         return prepared.then(self.advised.note) if self.advised.advisory_subjects else prepared
@@ -190,9 +191,9 @@ class Publication:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored."""
         if self.manifest is None:
             return None
-        if self.queue and (sequence := self.manifest.doubted(job)):
+        if self.queue and (sequence := self.manifest.unverified(job)):
             # It isn't sent, but looked for once more.
-            self._doubted.append(RepeatedJob(index, job, self.queue.name, sequence))
+            self._unverified.append(RepeatedJob(index, job, self.queue.name, sequence))
             return sequence
         return self.manifest.sequence_of(index, job)
 
@@ -229,13 +230,13 @@ class Publication:
         ended = await ended_jobs(self.connection, self.queue, created, gone, events_from)
         for job, message in zip(repeated, messages, strict=True):
             finding = find_out(job, message, publisher, ended)
-            if finding is Finding.JOB:
+            if finding is MessageIs.JOB:
                 report.add_verified(job)
                 if self.manifest:
                     self.manifest.note(job.index, job.job)
-            elif finding is Finding.UNKNOWN:
+            elif finding is MessageIs.UNKNOWN:
                 if self.manifest:
-                    self.manifest.doubt(job.job, job.sequence)
+                    self.manifest.note_unverified(job.job, job.sequence)
                 report.failures.append(PublishFailure(job.index, job.job.job_id, _not_verified(job), certain=False))
             elif self.manifest and not self._has_changed(job, message, publisher):
                 self._taken.append(job)
@@ -298,9 +299,9 @@ class Publication:
         :param send: sends jobs as those of the report were sent; without it, those whose ids are taken aren't stored
         """
         await self._end_saving()
-        for doubted in self._doubted:
-            report.withdraw(doubted.index)
-        report.repeated += self._doubted
+        for unverified in self._unverified:
+            report.withdraw(unverified.index)
+        report.repeated += self._unverified
         await self._verify(report)
         if send:
             await self._send_taken(report, send)

@@ -59,7 +59,7 @@ def batch_of(call: str) -> bytes:
 
 @dataclass(slots=True)
 class NumberedIds:
-    """The ids of jobs without given ones that no other call publishes again: their numbers within the call.
+    """The ids of jobs that no other call publishes again: their numbers within the call.
 
     :param batch: what the ids of the call have in common
     :param first: the number of the first job
@@ -71,7 +71,7 @@ class NumberedIds:
     given_ids: Sequence[bytes] | None = None
 
     def given_id(self, offset: int) -> str | None:
-        """Return ``None``: a given id identifies a job in all calls."""
+        """Return the id that the author gave a job."""
         return self.given_ids[offset].decode() if self.given_ids else None
 
     def message_id(self, offset: int) -> str:
@@ -84,12 +84,14 @@ class NumberedIds:
         return [form % number for number in range(self.first, self.first + self.count)]
 
     def key(self, offset: int, body: bytes) -> JobKey:
-        """Return what identifies a job: its number."""
-        return JobKey(("number", self.first + offset), sha256(body).digest())
+        """Return what identifies a job: its given id, or its number."""
+        given_id = self.given_id(offset)
+        return JobKey(("number", self.first + offset) if given_id is None else (given_id,), sha256(body).digest())
 
     def part(self, start: int, stop: int) -> NumberedIds:
         """Return the ids of some of the jobs."""
-        return NumberedIds(self.batch, self.first + start, min(stop, self.count) - start)
+        given = self.given_ids[start:stop] if self.given_ids else None
+        return NumberedIds(self.batch, self.first + start, min(stop, self.count) - start, given)
 
     def row_columns(self, bodies: Sequence[bytes]) -> tuple[array[int], array[int]]:
         """Return message ids, as two numbers each, and the beginnings of the bodies' digests, as one."""

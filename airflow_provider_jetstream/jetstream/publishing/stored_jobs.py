@@ -86,7 +86,7 @@ class StoredJobs:
         self._named_task = _table()
         self._listed: set[bytes] = set()
         self._other_ids: dict[str, tuple[bytes, int]] = {}
-        self._doubted: dict[bytes, int] = {}
+        self._unverified: dict[bytes, int] = {}
         # What makes other message ids of jobs whose own ids somebody else had taken.
         self.salts: Sequence[str] = ()
         self.of_any_task = False
@@ -99,13 +99,13 @@ class StoredJobs:
         value = body_digest[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
         is_new = self._own.position(digest) is None
         self._own.set(digest, value)
-        self._doubted.pop(digest, None)
+        self._unverified.pop(digest, None)
         return is_new
 
-    def add_doubted(self, digest: bytes, sequence: int) -> None:
+    def add_unverified(self, digest: bytes, sequence: int) -> None:
         """Add a job whose message id a message had of which it isn't known whether it was the job."""
         if self._own.position(digest) is None:
-            self._doubted[digest] = sequence
+            self._unverified[digest] = sequence
 
     def add_message(self, message: StoredMessage, sequence: int, *, task_key: str | None) -> None:
         """Add a message that is stored, whoever has published it.
@@ -171,17 +171,17 @@ class StoredJobs:
     @property
     def is_empty(self) -> bool:
         """Whether no job is known to be stored."""
-        tables = (len(self._own), len(self._others), len(self._ended), len(self._other_ids), len(self._doubted))
+        tables = (len(self._own), len(self._others), len(self._ended), len(self._other_ids), len(self._unverified))
         return self._earlier is None and not any(tables)
 
-    def doubted(self, job: OutgoingJob) -> int | None:
+    def unverified(self, job: OutgoingJob) -> int | None:
         """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
-        digest = digest_of(job.message_id) if self._doubted else None
-        return self._doubted.get(digest) if digest else None
+        digest = digest_of(job.message_id) if self._unverified else None
+        return self._unverified.get(digest) if digest else None
 
-    def forget_doubts(self) -> None:
+    def forget_unverified(self) -> None:
         """Send the jobs once more of which it isn't known whether they were stored: a person has cleared the task."""
-        self._doubted.clear()
+        self._unverified.clear()
 
     def not_listed(self) -> Iterator[tuple[bytes, bytes, int]]:
         """Yield message id, body digest and sequence of messages that name the task and are none of the list's jobs."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, JOB_ID, MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JobNotSerializableError
-from airflow_provider_jetstream.jetstream.origin import ShortDigests
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
@@ -17,14 +16,12 @@ from airflow_provider_jetstream.jetstream.queue.message_size import Measured
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.origin import Origin, ShortDigests
     from airflow_provider_jetstream.jetstream.publishing.job_keys import JobKeys
     from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _MESSAGE_ID: Final = "x" * 22
-# What the message ids are made of besides that a program gives to jobs with ids.
-GIVEN_ID: Final = "job"
 # What a job of a uniform run has none of, besides headers.
 _ABSENT: Final = ("subject", "advisory", "partition_key", "at", "delay", "every", "time_zone")
 _absent = attrgetter(*_ABSENT)
@@ -37,6 +34,7 @@ class UniformRuns:
     :param subject: that of jobs that name none
     :param origin: the publishing task, if there is one
     :param batch: unique for this call
+    :param given_ids: the message ids of jobs with ids, where they don't depend on the call
     :param by_key: whether a stored record names the task
     """
 
@@ -47,11 +45,13 @@ class UniformRuns:
         batch: str,
         queue: WorkQueue | None,
         limit: SizeLimit | None,
+        given_ids: ShortDigests | None = None,
         *,
         by_key: bool,
     ) -> None:
         self._subject = subject or ""
         self._limit = limit
+        self._given_ids = given_ids
         self._batch = None if origin else batch_of(batch)
         self._constant: dict[str, str] = {}
         if origin:
@@ -88,10 +88,10 @@ class UniformRuns:
         message_ids: ShortDigests,
     ) -> NumberedIds | DigestIds:
         given_ids = id_text.split(b"\n") if given else None
-        if self._batch is not None and given_ids is None:
-            return NumberedIds(self._batch, first, len(bodies))
+        if given_ids and self._given_ids:
+            return DigestIds(self._given_ids, given_ids, None, 0, len(bodies))
         if self._batch is not None:
-            message_ids = ShortDigests(GIVEN_ID)
+            return NumberedIds(self._batch, first, len(bodies), given_ids)
         contents = None if given else keys.contents_of(self._subject, bodies)
         return DigestIds(message_ids, given_ids, contents, 0, len(bodies))
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _ARCHIVE_DELAY = 0.2
 
 
-class Finding(Enum):
+class MessageIs(Enum):
     """What a message with a job's message id is."""
 
     JOB = auto()
@@ -61,7 +61,7 @@ class PublishedBefore:
 
 def find_out(
     repeated: RepeatedJob, message: StoredMessage | None, publisher: PublishedBefore, ended: Collection[int]
-) -> Finding:
+) -> MessageIs:
     """Return what the message is that has a job's message id.
 
     :param message: as it is stored, or as the archive has it; ``None`` where it is gone
@@ -69,11 +69,11 @@ def find_out(
     """
     if message is not None:
         is_job = is_same_job(repeated.job, message, of_any_task=publisher.of_any_task)
-        return Finding.JOB if is_job else Finding.OTHER
+        return MessageIs.JOB if is_job else MessageIs.OTHER
     if repeated.sequence < publisher.first:
-        return Finding.OTHER
+        return MessageIs.OTHER
     is_secret = not publisher.has_origin and repeated.job.key.given_id is None
-    return Finding.JOB if is_secret or repeated.sequence in ended else Finding.UNKNOWN
+    return MessageIs.JOB if is_secret or repeated.sequence in ended else MessageIs.UNKNOWN
 
 
 async def read_messages(

@@ -102,12 +102,12 @@ def _publisher(queue: WorkQueue) -> Iterator[Permission]:
         yield _sends(manifest_filter(queue.name), "what the task has published")
         yield _api("STREAM.MSG.GET", events, "what an earlier try has published")
         yield _api("STREAM.PURGE", events, "parts of what the task had published before")
-        yield from _search(queue)
+    yield from _search(queue)
 
 
 def _search(queue: WorkQueue) -> Iterator[Permission]:
-    """Yield what finds the jobs that a try has stored which was cut off."""
-    purpose = "jobs of a try that was cut off"
+    """Yield what finds the jobs that a try has stored which was cut off, and what has the message id of a job."""
+    purpose = "jobs of a try that was cut off, and what the server calls duplicates"
     if queue.events:
         yield _api("STREAM.INFO", queue.events.name, purpose)
     if queue.archive:
