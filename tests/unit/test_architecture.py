@@ -29,7 +29,12 @@ _BELOW_SKINS = ("jetstream", "worker", "spark", "command")
 _STARTS = {"command.dev_command": {"dev"}}
 _MAX_LINES = 350
 # Deep modules, whose face is small: cut, each part would be about the same facts.
-_DEEP = {"jetstream.dead_letters.account": 500}
+_DEEP = {
+    "jetstream.dead_letters.account": 500,
+    # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
+    "jetstream.publishing.manifest": 520,
+    "jetstream.publishing.publication": 420,
+}
 _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 # From the lowest level to the highest. A room imports its own level and those below.
