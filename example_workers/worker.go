@@ -86,29 +86,12 @@ type cancellation struct{ Why, By string }
 // The cancellation of a job's id that was stored at the time of the job or later; nil where there is none.
 func (w *worker) cancellationOf(j *job) (*cancellation, error) {
 	request := fmt.Sprintf(`{"last_by_subj": "cancelled.%s.%x"}`, queue, sha256.Sum256([]byte(j.id)))
-	// The client's GetLastMsgForSubject may ask a replica that doesn't have the last message yet.
-	answer, err := w.js.Conn().Request("$JS.API.STREAM.MSG.GET."+w.events, []byte(request), 5*time.Second)
-	if err != nil {
+	found, err := w.stored(w.events, request)
+	if err != nil || found == nil || found.Time.Before(j.Timestamp) {
 		return nil, err
-	}
-	var found struct {
-		Error   *jetstream.APIError
-		Message struct {
-			Data []byte
-			Time time.Time
-		}
-	}
-	if err = json.Unmarshal(answer.Data, &found); err != nil {
-		return nil, err
-	}
-	if found.Error != nil && found.Error.ErrorCode != jetstream.JSErrCodeMessageNotFound {
-		return nil, found.Error
-	}
-	if found.Error != nil || found.Message.Time.Before(j.Timestamp) {
-		return nil, nil
 	}
 	cancelled := &cancellation{}
-	return cancelled, json.Unmarshal(found.Message.Data, cancelled)
+	return cancelled, json.Unmarshal(found.Data, cancelled)
 }
 
 var (
@@ -159,6 +142,49 @@ func isExpired(j *job) bool {
 	return !isRedriven || j.Timestamp.Before(expires)
 }
 
+type storedMessage struct {
+	Subject string
+	Data    []byte
+	Time    time.Time
+}
+
+// The message of a stream that a request names; nil where there is none, or the user may not read it.
+func (w *worker) stored(stream, request string) (*storedMessage, error) {
+	// The client's own functions may ask a replica that doesn't have the last message yet.
+	answer, err := w.js.Conn().Request("$JS.API.STREAM.MSG.GET."+stream, []byte(request), 5*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	var found struct {
+		Error   *jetstream.APIError
+		Message storedMessage
+	}
+	if err = json.Unmarshal(answer.Data, &found); err != nil {
+		return nil, err
+	}
+	if found.Error != nil && found.Error.ErrorCode != jetstream.JSErrCodeMessageNotFound {
+		return nil, found.Error
+	}
+	if found.Error != nil {
+		return nil, nil
+	}
+	return &found.Message, nil
+}
+
+// Whether what is stored under the id of an end is an end of the same job: anybody may have used the id.
+func (w *worker) isOwn(ack *jetstream.PubAck, subject string, e end) (bool, error) {
+	found, err := w.stored(ack.Stream, fmt.Sprintf(`{"seq": %d}`, ack.Sequence))
+	if err != nil || found == nil {
+		return false, err
+	}
+	var other end
+	if found.Subject != subject || json.Unmarshal(found.Data, &other) != nil {
+		return false, nil
+	}
+	isEnd := other.Type == "io.airflow.jetstream.v1.completion" || other.Type == "io.airflow.jetstream.v1.cancelled"
+	return isEnd && other.Stream == e.Stream && other.Consumer == e.Consumer && other.StreamSeq == e.StreamSeq, nil
+}
+
 // Stores a job's end, and only then acknowledges the job; both again until the server confirms them.
 func (w *worker) storeEnd(j *job, e end) error {
 	e.Timestamp, e.Stream, e.Consumer = time.Now().UTC(), queue, consumer
@@ -176,7 +202,15 @@ func (w *worker) storeEnd(j *job, e end) error {
 		}
 	}
 	for {
-		if _, err = w.js.PublishMsg(context.Background(), message); err == nil {
+		var ack *jetstream.PubAck
+		if ack, err = w.js.PublishMsg(context.Background(), message); err == nil && ack.Duplicate {
+			var own bool
+			if own, err = w.isOwn(ack, message.Subject, e); err == nil && !own {
+				message.Header.Set("Nats-Msg-Id", message.Header.Get("Nats-Msg-Id")+":"+nats.NewInbox())
+				_, err = w.js.PublishMsg(context.Background(), message)
+			}
+		}
+		if err == nil {
 			err = j.DoubleAck(context.Background())
 		}
 		if err == nil {
@@ -197,8 +231,6 @@ func (w *worker) giveUp(j *job, reason, explanation string) error {
 			record.Header[name] = values
 		}
 	}
-	id := fmt.Sprintf("dead:worker:%s:%d:%s:%d", queue, j.Sequence.Stream, stored, j.NumDelivered)
-	record.Header.Set("Nats-Msg-Id", id)
 	record.Header.Set("Dead-Letter-Version", "1")
 	record.Header.Set("Dead-Letter-Sequence", strconv.FormatUint(j.Sequence.Stream, 10))
 	record.Header.Set("Dead-Letter-Subject", j.Subject())

@@ -1,6 +1,6 @@
 // A worker in JavaScript, written from docs/worker-contract.md: Node 20 and the npm package nats.
 // NATS_URL, JOB_STREAM and JOB_CONSUMER say what it works on. It prints what each job says.
-import { createHash } from "node:crypto";
+import { createHash, randomUUID } from "node:crypto";
 import { AckPolicy, JSONCodec, StringCodec, connect, headers } from "nats";
 
 const { NATS_URL = "nats://127.0.0.1:4222", JOB_STREAM: queue, JOB_CONSUMER: consumer } = process.env;
@@ -76,6 +76,19 @@ function nanosecondsOf(timestamp) {
   return BigInt(Date.parse(`${seconds}Z`)) * 1_000_000n + BigInt(decimals.padEnd(9, "0"));
 }
 
+/** Whether what is stored under the id of an end is an end of the same job: anybody may have used the id. */
+async function isOwn({ stream, seq }, subject, { stream_seq }) {
+  try {
+    const found = await manager.streams.getMessage(stream, { seq });
+    const end = json.decode(found.data);
+    const isEnd = ["completion", "cancelled"].some((kind) => end.type === `io.airflow.jetstream.v1.${kind}`);
+    return found.subject === subject && isEnd && end.stream === queue && end.consumer === consumer && end.stream_seq === stream_seq;
+  } catch (error) {
+    if (error instanceof SyntaxError || error.api_error || error.code === "BAD_JSON") return false;
+    throw error;
+  }
+}
+
 async function storeEnd(message, place, fields) {
   const set = headers();
   set.set("Nats-Msg-Id", `done:${queue}:${place.sequence}:${place.stored}`);
@@ -83,7 +96,14 @@ async function storeEnd(message, place, fields) {
     if (message.headers?.get(name)) set.set(name, message.headers.get(name));
   }
   const body = { timestamp: new Date().toISOString(), stream: queue, consumer, stream_seq: place.sequence, deliveries: place.deliveries, ...fields };
-  await repeated(() => jetstream.publish(`completed.${queue}.${consumer}.${place.sequence}`, json.encode(body), { headers: set }));
+  const subject = `completed.${queue}.${consumer}.${place.sequence}`;
+  const publish = () => jetstream.publish(subject, json.encode(body), { headers: set });
+  await repeated(async () => {
+    const ack = await publish();
+    if (!ack.duplicate || (await isOwn(ack, subject, body))) return;
+    set.set("Nats-Msg-Id", `${set.get("Nats-Msg-Id")}:${randomUUID()}`);
+    await publish();
+  });
   await repeated(() => message.ackAck());
 }
 
@@ -108,7 +128,6 @@ async function storeRecord(message, place, reason, explanation) {
   set.set("Dead-Letter-Subject", message.subject);
   set.set("Dead-Letter-Reason", reason);
   set.set("Dead-Letter-Explanation", explanation);
-  set.set("Nats-Msg-Id", `dead:worker:${queue}:${place.sequence}:${place.stored}:${place.deliveries}`);
   await jetstream.publish(`dead.${queue}.${consumer}.${place.sequence}`, message.data, { headers: set });
 }
 

@@ -80,6 +80,17 @@ request() {
   return 1
 }
 
+# is_own SUBJECT BODY: whether the message for which the server has dropped an end, as the file in says, is an end of the
+# same job: anybody may have used its id.
+is_own() {
+  jq -e .duplicate "$folder/in" >/dev/null || return 0
+  request "\$JS.API.STREAM.MSG.GET.$(jq -r .stream "$folder/in")" < <(jq -c '{seq}' "$folder/in") || return
+  jq -e --arg subject "$1" --argjson body "$2" '
+    .message | select(.subject == $subject) | .data | @base64d | fromjson?
+    | select(.type | . == "io.airflow.jetstream.v1.completion" or . == "io.airflow.jetstream.v1.cancelled")
+    | {stream, consumer, stream_seq} == ($body | {stream, consumer, stream_seq})' "$folder/in" >/dev/null
+}
+
 is_stored() { jq -e '.stream and .seq and (has("error") | not)' "$folder/in" >/dev/null; }
 in_progress() { publish "$ack" < <(printf +WPI); }
 fail() { publish "$ack" < <(printf '%s {"delay": 1000000000}' -NAK); }
@@ -128,7 +139,7 @@ is_expired() {
 
 # store_end TYPE FIELDS: stores the job's end, and only then acknowledges the job; both again until they are confirmed.
 store_end() {
-  local set="NATS/1.0${crlf}Nats-Msg-Id: done:$queue:$sequence:$stored$crlf" name value body
+  local set='' name value body place="completed.$queue.$consumer.$sequence" msg_id="done:$queue:$sequence:$stored"
   for name in traceparent tracestate; do
     value=$(header "$name")
     [[ $value ]] && set+="$name: $value$crlf"
@@ -136,8 +147,11 @@ store_end() {
   body=$(jq -cn --arg type "io.airflow.jetstream.v1.$1" --argjson fields "${2:-null}" --arg stream "$queue" \
     --arg consumer "$consumer" --argjson stream_seq "$sequence" --argjson deliveries "$deliveries" --argjson id "$id" \
     '{$type, timestamp: (now | todate), $stream, $consumer, $stream_seq, $deliveries, $id, job_id: $id} + $fields')
-  until request "completed.$queue.$consumer.$sequence" "$set$crlf" <<<"$body" && is_stored &&
-    request "$ack" < <(printf +ACK); do
+  until request "$place" "NATS/1.0${crlf}Nats-Msg-Id: $msg_id$crlf$set$crlf" <<<"$body" && is_stored &&
+    if is_own "$place" "$body"; then request "$ack" < <(printf +ACK); else
+      msg_id+=":$RANDOM$RANDOM$RANDOM"
+      false
+    fi; do
     echo "not confirmed, sending it again" >&2
     in_progress
     sleep 0.5
@@ -152,8 +166,7 @@ give_up() {
     [[ -z $line || ${line,,} =~ ^(nats[-/]|dead-letter-) ]] || set+=$line$crlf
   done <<<"$job_headers"
   set+="Dead-Letter-Version: 1${crlf}Dead-Letter-Sequence: $sequence${crlf}Dead-Letter-Subject: $job_subject$crlf"
-  set+="Dead-Letter-Reason: $1${crlf}Dead-Letter-Explanation: $2$crlf"
-  set+="Nats-Msg-Id: dead:worker:$queue:$sequence:$stored:$deliveries$crlf$crlf"
+  set+="Dead-Letter-Reason: $1${crlf}Dead-Letter-Explanation: $2$crlf$crlf"
   if request "dead.$queue.$consumer.$sequence" "$set" <"$folder/job" && is_stored; then
     publish "$ack" < <(printf '+TERM %s' "$2")
   else

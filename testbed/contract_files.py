@@ -99,7 +99,9 @@ def _asyncapi() -> dict[str, Any]:
     }
     end_id = {
         "type": "object",
-        "properties": {contract.MSG_ID: {"type": "string", "pattern": r"^done:[^\s.*>]+:[0-9]{1,20}:[0-9]{18,19}$"}},
+        "properties": {
+            contract.MSG_ID: {"type": "string", "pattern": r"^done:[^\s.*>]+:[0-9]{1,20}:[0-9]{18,19}(:[^\s:]+)?$"}
+        },
         "required": [contract.MSG_ID],
     }
     messages: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import re
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
 ACK_METRIC = "$JS.EVENT.METRIC.CONSUMER.ACK"
@@ -47,8 +47,9 @@ REDRIVE_SEQUENCE = "Redrive-Sequence"
 REDRIVE_CONSUMER = "Redrive-Consumer"
 
 
-# The time in the id of an end: nanoseconds, or seconds as workers of version 1 write them. Anything else says nothing.
-_END_TIME = re.compile(r"[1-9][0-9]{17,18}|[1-9][0-9]{8,9}\.[0-9]{1,9}")
+# The id of an end: its time is in nanoseconds, or in seconds as workers of version 1 write them. An end that is stored
+# under another id, since somebody had used that one, has more behind it. Anything else says nothing.
+_END_ID = re.compile(r"done:[^:]+:([0-9]+):([1-9][0-9]{17,18}|[1-9][0-9]{8,9}\.[0-9]{1,9})(?::[^:]+)?")
 
 
 def dead_letter_subjects(queue: object) -> tuple[str, ...]:
@@ -311,6 +312,8 @@ def completion_subject(queue: str, consumer: str, sequence: int) -> str:
 def end_id(queue: str, sequence: int, stored_nanoseconds: int) -> str:
     """Return the ``Nats-Msg-Id`` under which the end of a job is stored once, whatever the delivery and the outcome.
 
+    Others can use it up: what the server drops for it counts as stored only where an end of the job is stored.
+
     :param stored_nanoseconds: when the job was stored, which distinguishes it from one of a recreated stream
     """
     return f"done:{queue}:{sequence}:{stored_nanoseconds}"
@@ -322,11 +325,10 @@ def ended_job_time(message_id: str, sequence: int) -> int | None:
     :param sequence: the job's stream sequence
     :return: ``None`` where it is no :func:`end_id` of such a job
     """
-    kind, _, rest = message_id.partition(":")
-    found, _, time = rest.rpartition(":")
-    if kind != "done" or not found.endswith(f":{sequence}") or not _END_TIME.fullmatch(time):
+    found = _END_ID.fullmatch(message_id)
+    if found is None or found[1] != str(sequence):
         return None
-    whole, _, decimals = time.partition(".")
+    whole, _, decimals = found[2].partition(".")
     return int(whole + decimals.ljust(9, "0")) if decimals else int(whole)
 
 

@@ -1,7 +1,8 @@
 """Stores the completion of a job before the job is acknowledged.
 
 After a crash between the two the job runs once more, and the server drops its second completion as a duplicate of the
-first. The other order could lose the completion.
+first. The other order could lose the completion. What the server drops is believed only once the end that is stored has
+been read: anybody who may store something in the events stream can use the id of a completion.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
-from airflow_provider_jetstream.jetstream.client.publish_ack import are_plain_publish_acks, parse_publish_ack, store
+from airflow_provider_jetstream.jetstream.client.publish_ack import are_plain_publish_acks, parse_publish_ack
+from airflow_provider_jetstream.jetstream.client.store_once import store_once
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
 from airflow_provider_jetstream.jetstream.contract import (
     JOB_ADVISORY,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.advisories import Completion
     from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.worker.delivery import Delivery
     from airflow_provider_jetstream.worker.job_run import JobRun
@@ -152,28 +155,30 @@ class CompletionWriter:
             deliveries=job.attempt,
             worker=self._worker,
         )
-        publish_end = partial(store, self._connection, end.subject, end.body, end.headers, time_limit=ANSWER_TIMEOUT)
-        await send_until_confirmed(publish_end, f"the cancellation of job {job.shown_id}")
+        await self._store_end(job, end.body, end.headers, "cancellation")
 
     async def store(self, message: PulledMessage, job: Delivery, payload: bytes) -> None:
         """Store an encoded completion, and publish it on the job's advisory subject where it has one."""
         trace = _trace(job.headers)
         if self._queue.events:
-            subject = completion_subject(self._queue.name, self._consumer, job.sequence)
             # The time distinguishes this job from one with the same sequence in a recreated stream.
             msg_id = end_id(self._queue.name, job.sequence, message.stored_nanoseconds)
-            headers = {MSG_ID: msg_id, **trace}
-            publish = partial(store, self._connection, subject, payload, headers, time_limit=ANSWER_TIMEOUT)
-            await send_until_confirmed(publish, f"the completion of job {job.shown_id}")
+            await self._store_end(job, payload, {MSG_ID: msg_id, **trace}, "completion")
         if not (advisory := self._reported_on(job)):
             return
         publish_advisory = partial(self._connection.publish, advisory, payload, trace or None)
         # Nothing confirms it; but while the connection is lost, it isn't even sent.
         await send_until_confirmed(publish_advisory, f"the advisory of job {job.shown_id}")
 
+    async def _store_end(self, job: Delivery, payload: bytes, headers: dict[str, str], what: str) -> None:
+        subject = completion_subject(self._queue.name, self._consumer, job.sequence)
+        is_own = partial(_is_end, (self._queue.name, self._consumer, job.sequence))
+        publish = partial(store_once, self._connection, subject, payload, headers, is_own, time_limit=ANSWER_TIMEOUT)
+        await send_until_confirmed(publish, f"the {what} of job {job.shown_id}")
+
     @staticmethod
     def are_stored(answers: Sequence[bytes]) -> bool:
-        """Return whether all of some answers confirm that a completion is stored."""
+        """Return whether all of some answers confirm that a completion is stored, and wasn't before."""
         return are_plain_publish_acks(answers) or all(map(_is_stored, answers))
 
     def reports(self, runs: Iterable[JobRun]) -> bytes:
@@ -207,10 +212,17 @@ class CompletionWriter:
 
 def _is_stored(answer: bytes) -> bool:
     try:
-        parse_publish_ack("a completion", answer)
+        return not parse_publish_ack("a completion", answer).duplicate
     except (ApiError, TransientError):
         return False
-    return True
+
+
+def _is_end(place: tuple[str, str, int], stored: StoredMessage) -> bool:
+    """Return whether a stored message is the end of a job, by queue, consumer and stream sequence."""
+    from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
+
+    end = parse_advisory(stored.data)
+    return isinstance(end, Completion | Cancelled) and (end.stream, end.consumer, end.stream_seq) == place
 
 
 def _now() -> str:

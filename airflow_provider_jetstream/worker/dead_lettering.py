@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
+from airflow_provider_jetstream.jetstream.client.store_once import store_once
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
+from airflow_provider_jetstream.jetstream.contract import copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
+from airflow_provider_jetstream.jetstream.dead_letters.record import is_copy_of, record_headers
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
     DeadlineError,
@@ -202,14 +202,11 @@ class DeadLetterWriter:
         died_at = max(death.died_at, stored.stored_at)
         # Of a stored subject that isn't UTF-8 the server may show only a part; it is delivered as it is.
         headers = self._headers(replace(death, created=created, died_at=died_at), stored, message.subject)
-        ack = await self._store(subject, stored.data, headers)
-        earlier = await get_message(self._connection, ack.stream, ack.sequence) if ack.duplicate else None
-        if ack.duplicate and (earlier is None or earlier.data != stored.data):
-            # Deduplication remembers an id for a while after its message was removed, as by a redrive; and anybody may
-            # have used this one.
-            new_id = (MSG_ID, f"{headers[MSG_ID]}:{death.died_at.isoformat()}")
-            retry_headers = Headers(new_id if pair[0] == MSG_ID else pair for pair in headers.items())
-            await self._store(subject, stored.data, retry_headers)
+
+        is_own = partial(is_copy_of, death, stored.data)
+        ack = await store_once(self._connection, subject, stored.data, headers, is_own)
+        if ack.stream != self._target.stream:
+            raise NotFoundError(f"expected {self._target.stream} to store {subject}, found {ack.stream}")
 
     def _headers(self, death: Death, stored: StoredMessage, subject: str) -> Headers:
         limit = min(self._connection.max_payload, self._target.max_message_size or self._connection.max_payload)
@@ -230,12 +227,6 @@ class DeadLetterWriter:
             f"expected a copy of at most {limit} bytes, found {size} for job {death.sequence} with the headers of a"
             " dead letter: raise max_payload of the server, or max_msg_size of the dead letter queue"
         )
-
-    async def _store(self, subject: str, body: bytes, headers: Headers) -> PubAck:
-        ack = await store(self._connection, subject, body, headers)
-        if ack.stream != self._target.stream:
-            raise NotFoundError(f"expected {self._target.stream} to store {subject}, found {ack.stream}")
-        return ack
 
     async def _is_safe_without_copy(self, message: PulledMessage) -> bool:
         """Return whether the archive has the job's body and the dead letter queue captures its termination."""

@@ -67,7 +67,7 @@ def test_this_packages_own_worker_keeps_all_lines(nats: NatsServer, tmp_path: Pa
     command = ["sh", "-c", f'exec {program} --queue "$JOB_QUEUE" --handler conform_handler:handle']
     found = conform(nats, "--", *command, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     assert found.returncode == 0, found.stdout
-    assert found.stdout.splitlines()[-1] == f"{LINES} of 35 lines kept"
+    assert found.stdout.splitlines()[-1] == f"{LINES} of 36 lines kept"
     assert found.stderr == ""
 
 

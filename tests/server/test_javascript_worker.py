@@ -25,6 +25,7 @@ LONG = 150.0
 # The mistakes of workers that were written from version 1, and what takes the place of what.
 MISTAKES = {
     "id-in-nanoseconds": ("${place.stored}`);\n  for", "${Number(place.stored) / 1e9}`);\n  for"),
+    "taken-id": ("!ack.duplicate ||", "true ||"),
     "result-left-out": ("return { length: job.length };", "return null;"),
     "percent-encoding": ('header("Job-Id", 10000)', '(encodeURIComponent(header("Job-Id", 10000) ?? "") || undefined)'),
     "progress-in-time": ("message.working()", "undefined"),
@@ -40,8 +41,8 @@ MISTAKES = {
     "deadline": ("if (!duration || duration.length > 64)", "if (!/^[0-9.]+$/.test(duration))"),
     "expired-not-run": ("return expires < Date.now()", "return expires < 0"),
     "completion-before-acknowledgement": (
-        "  await repeated(() => jetstream.publish",
-        "  repeated(() => jetstream.publish",
+        "  await repeated(async () => {",
+        "  repeated(async () => {",
     ),
 }
 

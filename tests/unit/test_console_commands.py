@@ -66,7 +66,7 @@ def test_prompts_and_outputs_are_no_part_of_a_command_and_continued_lines_are() 
     found = {str(command): command for command in commands()}
     (conform,) = [command for command in found.values() if command.text.startswith("jetstream-worker conform")]
     assert conform.text == "jetstream-worker conform -- node worker.mjs"
-    assert conform.shown.splitlines()[-1] == "34 of 35 lines kept"
+    assert conform.shown.splitlines()[-1] == "35 of 36 lines kept"
     (worker,) = [command for command in found.values() if command.text.startswith("NATS_URL=nats://nats:4222")]
     assert worker.text.splitlines()[1] == "  --handler shop.orders:process --concurrency 50 --id 3"
     assert [str(command) for command in found.values() if command.text.startswith("$ ") or not command.text] == []

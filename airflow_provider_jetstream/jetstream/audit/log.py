@@ -6,6 +6,8 @@ which letters an earlier try of the same task redrove.
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,9 +32,10 @@ from airflow_provider_jetstream.jetstream.audit.letter_ranges import (
     parse_range,
     read_ranges,
 )
-from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
+from airflow_provider_jetstream.jetstream.client.store_once import confirmed_once
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
     MSG_ID,
@@ -48,11 +51,14 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.fence import Fence
     from airflow_provider_jetstream.jetstream.audit.letter_ranges import RangesOfLetters
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
+# The fields of a record that its message id stands for.
+_ACTION = ("stream", "created", "action", "new_sequence", "new_stream")
 # Subject, body and headers.
-_Message: TypeAlias = tuple[str, bytes, tuple[tuple[str, str], ...]]
+_Message: TypeAlias = tuple[str, bytes, Pairs]
 
 
 class AuditLog:
@@ -252,33 +258,46 @@ class AuditLog:
         headers = [Headers([*named, *condition]) for _, _, named in messages]
         answers = await store_each(self._connection, [message[:2] for message in messages], headers)
         errors = [None if isinstance(answer, PubAck) else answer for answer in answers]
-        for index, error in enumerate(errors):
-            if fence and _is_wrong_sequence(error):
+        for index, answer in enumerate(answers):
+            if fence and not isinstance(answer, PubAck) and _is_wrong_sequence(answer):
                 errors[index] = await self._store_alone(fence, messages[index])
+            elif isinstance(answer, PubAck) and answer.duplicate:
+                errors[index] = await self._store_alone(fence, messages[index], answer)
         return errors
 
-    async def _store_alone(self, fence: Fence, message: _Message) -> ApiError | TransientError | None:
+    async def _store_alone(
+        self, fence: Fence | None, message: _Message, ack: PubAck | None = None
+    ) -> ApiError | TransientError | None:
+        """Store a message by itself, and again where another one was stored under its id.
+
+        :param ack: the PubAck of the message, where it was sent already
+        """
+        subject, body, named = message
+
+        async def send(headers: Headers) -> PubAck:
+            return await self.store(subject, body, headers.items())
+
+        headers = Headers(named)
         try:
-            await fence.store(*message)
+            ack = ack or await send(headers)
+            await confirmed_once(self._connection, ack, subject, headers, partial(_is_same_action, body), send)
         except LeaseLostError:
             raise
         except (ApiError, TransientError) as error:
             return error
         return None
 
-    async def store(self, subject: str, body: bytes, message_id: str | None = None) -> PubAck:
+    async def store(self, subject: str, body: bytes, headers: Pairs = ()) -> PubAck:
         """Store any other message of the operation.
 
         :param subject: a subject of the audit
-        :param message_id: an id under which it is stored once
         :raises LeaseLostError: the operation doesn't have its lease any more
         :raises ApiError: the audit's stream refused it
         :raises TransientError: it isn't known to be stored
         """
-        named = ((MSG_ID, message_id),) if message_id else ()
         if self.fence:
-            return await self.fence.store(subject, body, named)
-        return await store(self._connection, subject, body, Headers(named))
+            return await self.fence.store(subject, body, headers)
+        return await store(self._connection, subject, body, Headers(headers))
 
     async def _condition(self) -> tuple[tuple[str, str], ...]:
         return await self.fence.headers() if self.fence else ()
@@ -341,6 +360,15 @@ class AuditLog:
         async for letter in self.letters(start):
             if letter.run == run:
                 yield letter
+
+
+def _is_same_action(body: bytes, stored: StoredMessage) -> bool:
+    """Return whether a stored record is about the action of another one on the same subject."""
+    try:
+        found, wanted = json.loads(stored.data), json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and all(found.get(name) == wanted.get(name) for name in _ACTION)
 
 
 def _is_wrong_sequence(error: ApiError | TransientError | None) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, pause_if_due
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
+from airflow_provider_jetstream.jetstream.client.store_once import confirmed_once
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_filter, copy_subject
-from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, record_headers
+from airflow_provider_jetstream.jetstream.contract import copy_filter, copy_subject
+from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, is_copy_of, record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom, eviction_limits, stored_size
@@ -114,16 +114,12 @@ class BodyPreserver:
         self, letter: DeadLetter, subject: str, headers: Headers, ack: PubAck | ApiError | TransientError
     ) -> PubAck | ApiError | TransientError:
         """Return the acknowledgement of a copy, stored once more where another message of its id was stored before."""
-        if not isinstance(ack, PubAck) or not ack.duplicate:
+        if not isinstance(ack, PubAck):
             return ack
+        is_own = partial(is_copy_of, letter.death, letter.body)
+        send = partial(store, self._connection, subject, letter.body)
         try:
-            stored = await get_message(self._connection, ack.stream, ack.sequence)
-            if stored is not None and stored.data == letter.body:
-                return ack
-            # The server remembers ids longer than messages, and anybody may have used this one.
-            others = (pair for pair in headers.items() if pair[0] != MSG_ID)
-            new_id = Headers([*others, (MSG_ID, f"{headers[MSG_ID]}:{uuid4().hex}")])
-            return await store(self._connection, subject, letter.body, new_id)
+            return await confirmed_once(self._connection, ack, subject, headers, is_own, send)
         except (ApiError, TransientError) as error:
             return error
 

@@ -162,6 +162,15 @@ class Record(NamedTuple):
     origin: Origin | None
 
 
+def is_copy_of(death: Death, body: bytes, message: StoredMessage) -> bool:
+    """Return whether a message of the dead letter queue is a record of a job, with its body.
+
+    :param death: the job's
+    """
+    record = read_record(message, death.stream)
+    return record is not None and record.death.sequence == death.sequence and message.data == body
+
+
 def read_record(message: StoredMessage, stream: str) -> Record | None:
     """Read a record in full.
 

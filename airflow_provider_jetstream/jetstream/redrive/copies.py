@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -9,7 +10,15 @@ from uuid import uuid4
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
-from airflow_provider_jetstream.jetstream.contract import MSG_ID, marker_subject, parked_filter, parked_subject
+from airflow_provider_jetstream.jetstream.client.store_once import store_once
+from airflow_provider_jetstream.jetstream.contract import (
+    REDRIVE_COUNT,
+    REDRIVE_SEQUENCE,
+    REDRIVE_STREAM,
+    marker_subject,
+    parked_filter,
+    parked_subject,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -73,7 +82,8 @@ async def store_copies(connection: Connection, jobs: Sequence[RedrivenJob]) -> l
 async def _checked(connection: Connection, job: RedrivenJob, answer: PubAck) -> int | JetStreamProviderError:
     """Return the stream sequence of a copy whose id was stored before, or why it isn't known to be stored.
 
-    The id of a copy is no secret: a publisher may have stored another job under it, which must not replace this one.
+    The id of a copy is no secret: a publisher may have stored another job under it, which must not replace this one;
+    and a worker may have done that job. The intent of a letter of which that isn't known stays open.
     """
     stored = _stored_sequence(job, answer)
     if isinstance(stored, JetStreamProviderError):
@@ -82,11 +92,18 @@ async def _checked(connection: Connection, job: RedrivenJob, answer: PubAck) -> 
         message = await get_message(connection, job.stream, stored)
     except JetStreamProviderError as error:
         return error
-    if message is None or message.data == job.content.body:
+    if message is None:
+        return UnreachableError(
+            f"whether job {stored} of {job.stream} was the copy of {job.letter.sequence} isn't known, since it isn't"
+            " stored any more: original kept; run it again, which finds that out from the archive"
+        )
+    if (message.subject, message.data) == (job.subject, job.content.body) and all(
+        message.header(name) == job.headers.get(name) for name in (REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_COUNT)
+    ):
         return stored
     return RedriveError(
-        f"expected job {stored} of {job.stream} to be the copy of {job.letter.sequence}, found another body under the"
-        " id of that copy, which somebody else has stored: original kept; try again after the stream's"
+        f"expected job {stored} of {job.stream} to be the copy of {job.letter.sequence}, found another message under"
+        " the id of that copy, which somebody else has stored: original kept; try again after the stream's"
         " duplicate_window, and see who publishes there"
     )
 
@@ -212,7 +229,8 @@ async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_q
     check_subject(letter, letter.subject)
     check_size(letter, letter.body, headers, connection.max_payload)
     try:
-        ack = await _store_parked(connection, letter, headers)
+        subject = parked_subject(death.stream, death.consumer, letter.sequence)
+        ack = await store_once(connection, subject, letter.body, headers, partial(is_record_of, letter))
     except ApiError as error:
         raise RedriveError(f"{dead_letter_queue} refused to park {letter.sequence}: {error.description}") from None
     except UnreachableError:
@@ -235,20 +253,3 @@ def is_record_of(letter: DeadLetter, stored: StoredMessage) -> bool:
     job = record.job
     same = (job.sequence, job.subject, job.data) == (letter.sequence, letter.subject, letter.body)
     return same and sorted(job.headers) == sorted(letter.headers)
-
-
-async def _store_parked(connection: Connection, letter: DeadLetter, headers: Headers) -> PubAck:
-    """Store a parked letter, under another id where an earlier one of the same id was stored and is gone since.
-
-    The server remembers an id longer than its message: a letter that was parked and requeued in place may die again.
-    """
-    subject = parked_subject(letter.death.stream, letter.death.consumer, letter.sequence)
-    while True:
-        ack = await store(connection, subject, letter.body, headers)
-        if not ack.duplicate:
-            return ack
-        if (stored := await get_message(connection, ack.stream, ack.sequence)) and is_record_of(letter, stored):
-            return ack
-        headers = Headers(
-            (name, f"{value}:{ack.sequence}" if name == MSG_ID else value) for name, value in headers.items()
-        )

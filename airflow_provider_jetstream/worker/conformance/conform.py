@@ -29,7 +29,7 @@ _BREAK_OFFS: Final = tuple(BreakOffTrial(after, kills) for kills in (True, False
 
 
 async def conform(settings: ConnectionSettings, command: Sequence[str], folder: Path, limit: float) -> list[Line]:
-    """Try a worker against its contract: docs/worker-contract.md, version 2.
+    """Try a worker against its contract: docs/worker-contract.md, version 3.
 
     Each trial creates a queue of its own, and removes it at its end. The worker connects by ``NATS_URL``, the address
     of a proxy, and works on the consumer ``JOB_CONSUMER`` of the stream ``JOB_STREAM``; ``JOB_QUEUE`` is the path of

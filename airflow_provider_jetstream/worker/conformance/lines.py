@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
@@ -13,9 +12,14 @@ from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completio
 from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES, MSG_ID, end_id
 from airflow_provider_jetstream.jetstream.dead_letters.record import PREFIX
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.conformance.steps import WorkerStep
-from airflow_provider_jetstream.worker.conformance.trial import ACK_WAIT_SECONDS, LARGEST_END, TrialJob, WhenCancelled
+from airflow_provider_jetstream.worker.conformance.trial import (
+    ACK_WAIT_SECONDS,
+    LARGEST_END,
+    TrialJob,
+    WhenCancelled,
+    nanoseconds_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.conformance.trial import Trial
 
 _ODD_ID: Final = "50%25/größer than.>"
+_TAKEN: Final = "taken id"
 _SLOW_SECONDS: Final = 5
 _FEWEST_SIGNALS: Final = _SLOW_SECONDS // ACK_WAIT_SECONDS
 _CANCELLED: Final = "io.airflow.jetstream.v1.cancelled"
@@ -32,6 +37,7 @@ _RECORD_HEADERS: Final = ("Sequence", "Subject", "Reason")
 JOBS: Final = (
     TrialJob("plain", "plain"),
     TrialJob("odd id", "plain", job_id=_ODD_ID),
+    TrialJob(_TAKEN, "plain", is_id_taken=True),
     TrialJob("cancelled", "plain", job_id="c", cancelled=WhenCancelled.AFTER),
     TrialJob("cancelled before", "plain", job_id="d", cancelled=WhenCancelled.BEFORE),
     TrialJob("expired", "plain", headers={JOB_EXPIRES: "2020-02-29T12:00:00+01:00"}),
@@ -108,16 +114,15 @@ def _required_fields(trial: Trial) -> str:
 def _id_in_nanoseconds(trial: Trial) -> str:
     for job, message, _ in _ends(trial):
         stored = trial.jobs[job]
-        expected = end_id(trial.queue, stored.sequence, _nanoseconds(stored.time))
-        if (found := message.header(MSG_ID)) != expected:
+        expected = end_id(trial.queue, stored.sequence, nanoseconds_of(stored.time))
+        found = message.header(MSG_ID) or ""
+        if found != expected and not (job == _TAKEN and found.startswith(f"{expected}:")):
             return f"expected the {MSG_ID} {expected}, found {shown_value(found)}"
     return _any_end(trial, "plain")
 
 
-def _nanoseconds(time: str) -> int:
-    """Return a time of the server's text in nanoseconds since 1970."""
-    seconds, _, decimals = time.removesuffix("Z").partition(".")
-    return int(datetime.fromisoformat(f"{seconds}+00:00").timestamp()) * NANOSECONDS + int(decimals.ljust(9, "0"))
+def _taken_id(trial: Trial) -> str:
+    return _done_once(trial, _TAKEN)
 
 
 def _result_left_out(trial: Trial) -> str:
@@ -210,6 +215,7 @@ _CHECKS: Final[tuple[tuple[str, str, Callable[[Trial], str]], ...]] = (
     ("plain-job", "the end of a job is stored once, and the job is acknowledged", _plain_job),
     ("required-fields", "an end has the required fields, of the right types", _required_fields),
     ("id-in-nanoseconds", "the id of an end has the job's time in whole nanoseconds", _id_in_nanoseconds),
+    ("taken-id", "an end is stored also where another message has used its id", _taken_id),
     ("result-left-out", "an end without a result has no field for it", _result_left_out),
     ("percent-encoding", "ids are compared and sent as they are", _percent_encoding),
     ("progress-in-time", "a job that takes long is reported as in progress in each wait", _progress_in_time),

@@ -7,6 +7,7 @@ import json
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.contract import JOB_ID, completion_subject, copy_subject
+from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID, completion_subject, copy_subject, end_id
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.conformance.foreign_worker import ForeignWorker, running
 from airflow_provider_jetstream.worker.conformance.step_proxy import Fault, StepProxy, step_proxy
 from airflow_provider_jetstream.worker.conformance.steps import SentStep, WorkerStep
@@ -35,6 +37,7 @@ ACK_WAIT_SECONDS: Final = 2
 LARGEST_END: Final = 2_500
 _DELIVERIES: Final = 20
 _LOOK_EVERY: Final = 0.2
+_OTHER_CONSUMER: Final = "other"
 
 
 class WhenCancelled(Enum):
@@ -52,6 +55,7 @@ class TrialJob:
     :param name: tells it from the trial's others
     :param job_id: its header ``Job-Id``
     :param failures: after how many failures nothing more is expected of it; 0 where it has to leave the queue
+    :param is_id_taken: whether another message is stored under the id of its end, before the worker starts
     :param is_end_refused: whether the events stream refuses its completion, so that it has to stay in the queue
     """
 
@@ -61,6 +65,7 @@ class TrialJob:
     headers: Mapping[str, str] = MappingProxyType({})
     cancelled: WhenCancelled = WhenCancelled.NEVER
     failures: int = 0
+    is_id_taken: bool = False
     is_end_refused: bool = False
 
 
@@ -195,7 +200,16 @@ async def _publish(connection: Connection, queue: WorkQueue, job: TrialJob) -> S
     stored = await get_message(connection, queue.name, ack.sequence)
     if stored is None:
         raise NotFoundError(f"expected the job that was just stored in {queue.name}, found none")
+    if job.is_id_taken:
+        taken = {MSG_ID: end_id(queue.name, stored.sequence, nanoseconds_of(stored.time))}
+        await store(connection, completion_subject(queue.name, _OTHER_CONSUMER, stored.sequence), b"{}", taken)
     return stored
+
+
+def nanoseconds_of(time: str) -> int:
+    """Return a time of the server's text in nanoseconds since 1970."""
+    seconds, _, decimals = time.removesuffix("Z").partition(".")
+    return int(datetime.fromisoformat(f"{seconds}+00:00").timestamp()) * NANOSECONDS + int(decimals.ljust(9, "0"))
 
 
 @asynccontextmanager
