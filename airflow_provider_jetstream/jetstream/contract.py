@@ -49,7 +49,7 @@ REDRIVE_CONSUMER = "Redrive-Consumer"
 
 # The id of an end: its time is in nanoseconds, or in seconds as workers of version 1 write them. An end that is stored
 # under another id, since somebody had used that one, has more behind it. Anything else says nothing.
-_END_ID = re.compile(r"done:[^:]+:([0-9]+):([1-9][0-9]{17,18}|[1-9][0-9]{8,9}\.[0-9]{1,9})(?::[^:]+)?")
+_END_ID = re.compile(r"done:.+:([0-9]+):([1-9][0-9]{17,18}|[1-9][0-9]{8,9}\.[0-9]{1,9})")
 
 
 def dead_letter_subjects(queue: object) -> tuple[str, ...]:
@@ -325,8 +325,10 @@ def ended_job_time(message_id: str, sequence: int) -> int | None:
     :param sequence: the job's stream sequence
     :return: ``None`` where it is no :func:`end_id` of such a job
     """
-    found = _END_ID.fullmatch(message_id)
-    if found is None or found[1] != str(sequence):
+    for text in (message_id, message_id.rpartition(":")[0]):
+        if (found := _END_ID.fullmatch(text)) and found[1] == str(sequence):
+            break
+    else:
         return None
     whole, _, decimals = found[2].partition(".")
     return int(whole + decimals.ljust(9, "0")) if decimals else int(whole)

@@ -89,7 +89,7 @@ async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_pu
     with published_subjects(connection, monkeypatch) as subjects:
         await operator._publish(connection, queue, [Job(b"x", job)], origin)  # noqa: SLF001
     record = f"published.{name}.{origin.key}"
-    infos = [f"$JS.API.STREAM.INFO.{stream}" for stream in (name, f"{name}-events", f"{name}-dead")]
+    infos = [f"$JS.API.STREAM.INFO.{stream}" for stream in (name, f"{name}-events", f"{name}-dead", f"{name}-audit")]
     assert subjects == [*infos, record, job, record]
 
 

@@ -272,8 +272,8 @@ async def test_no_letter_is_lost_to_a_message_under_the_id_of_its_copy(
         await taken.ack_sync()
     # The second one begins with what the first one left open.
     for _ in range(2):
-        assert not (await redrive_dead_letters(admin, queue)).redriven
-    assert [letter.sequence for letter in (await find_dead_letters(admin, queue)).letters] == [sequence]
+        assert sequence not in (await redrive_dead_letters(admin, queue)).redriven
+    assert sequence in [letter.sequence for letter in (await find_dead_letters(admin, queue)).letters]
     assert await get_message(admin, queue.name, sequence)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -74,7 +74,7 @@ _PAGE = 128
 class Summary:
     """The dead letters of a queue, counted.
 
-    :param at: when the scan ended; ages refer to it
+    :param at: when the scan ended, by the server's clock; ages refer to it
     :param group_by: the fields whose values the letters of a group share
     :param dead: how many dead letters were selected
     :param ranges: their stream sequences as ranges of first and last; the first thousand
@@ -187,17 +187,17 @@ async def summarise_dead_letters(
     # Other tasks of the event loop run between pages.
     scan.page_size = _PAGE
     preserver = BodyPreserver(connection, scan)
-    summary = Summary(datetime.now(UTC), fields)
+    summary = Summary(scan.now, fields)
     # The bodies of letters that aren't counted are copied, too.
     read_all = not selection.parked and Reason.UNDELIVERABLE not in (selection.reasons or ())
     async for page in scan.pages(Selection(vanished=selection.vanished) if read_all else selection):
         await scan.record_handled()
         await preserver.preserve(page.letters)
-        now = datetime.now(UTC)
+        now = scan.now
         for letter in page.letters:
             if selection.matches(letter, now):
                 summary.add(letter)
-    summary.at = datetime.now(UTC)
+    summary.at = scan.now
     summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
     summary.dismissed = {status.value: count for status, count in sorted(scan.dismissed.items())}
     summary.risks, summary.preserved = scan.risks, preserver.preserved

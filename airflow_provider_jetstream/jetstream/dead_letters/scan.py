@@ -6,9 +6,10 @@ the consumers' numbers, and prove each letter.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -78,7 +79,7 @@ class Scan:
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     :param audit: the record of redrives, if it exists
     :param archive: the archive, if it exists
-    :param loaded_at: when the snapshot was taken
+    :param loaded_at: when the snapshot was taken, in seconds of the monotonic clock
     :param dismissed: how many jobs with entries were no dead letters, by status
     :param page_size: how many letters are held in memory at once
     """
@@ -92,13 +93,18 @@ class Scan:
     risks: tuple[Finding, ...]
     audit: AuditLog | None
     archive: ArchiveReader | None
-    loaded_at: datetime
+    loaded_at: float
     _classifier: Classifier
     _reconnects: int
     dismissed: Counter[Status] = field(default_factory=Counter)
     _newly_handled: list[LetterRecord] = field(default_factory=list)
     page_size: int = PAGE
     _is_whole: bool = True
+
+    @property
+    def now(self) -> datetime:
+        """The time by the server's clock, to which the ages of letters refer."""
+        return self.snapshot.taken_at + timedelta(seconds=time.monotonic() - self.loaded_at)
 
     @classmethod
     async def begin(
@@ -120,7 +126,7 @@ class Scan:
         :raises UnsuitableQueueError: its dead letters can't be told from other jobs
         :raises ServerTooOldError: a census needs nats-server 2.11
         """
-        dead_letter_queue, loaded_at = require_dead_letters(queue).name, datetime.now(UTC)
+        dead_letter_queue, loaded_at = require_dead_letters(queue).name, time.monotonic()
         reconnects = connection.reconnects
         snapshot = await take_snapshot(connection, queue, census=census)
         context = ScanContext(queue, snapshot, vanished)
@@ -161,7 +167,7 @@ class Scan:
         :param index: the entries about these jobs
         :param reconciliation: as orphans those of these jobs that have no entry, and the inconsistent consumers
         """
-        loaded_at, reconnects = datetime.now(UTC), connection.reconnects
+        loaded_at, reconnects = time.monotonic(), connection.reconnects
         # Jobs that match no consumer are among the orphans.
         context = replace(context, snapshot=replace(context.snapshot, unconsumed={}))
         queue, snapshot = context.queue, context.snapshot
@@ -264,7 +270,7 @@ class Scan:
         :param refresh: whether to read the consumers' states again, however young those of the scan are
         """
         reconnected = self.connection.reconnects != self._reconnects
-        if refresh or reconnected or datetime.now(UTC) - self.loaded_at > timedelta(seconds=FRESH_SECONDS):
+        if refresh or reconnected or time.monotonic() - self.loaded_at > FRESH_SECONDS:
             await self._refresh(reconnected=reconnected)
         return await self._classify_all([(sequence, self.index.entries_of(sequence)) for sequence in sequences])
 
@@ -283,7 +289,7 @@ class Scan:
         raise UnreachableError(f"the connection was lost {_ATTEMPTS} times while letters were proved: try again")
 
     async def _refresh(self, *, reconnected: bool) -> None:
-        reconnects, self.loaded_at = self.connection.reconnects, datetime.now(UTC)
+        reconnects, self.loaded_at = self.connection.reconnects, time.monotonic()
         snapshot = None if reconnected else await refresh_snapshot(self.connection, self.snapshot)
         self.snapshot = self._classifier.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
         if snapshot is None:
@@ -308,7 +314,7 @@ class Scan:
         self.dismissed.update(job.status for job in dismissed)
         self.risks += late_end_risks(dismissed, self.snapshot, self.risks)
         self._newly_handled = [*(self._newly_handled if ahead else ()), *self._classifier.handled.take_found()]
-        now = datetime.now(UTC)
+        now = self.now
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
 
     async def without_entry(self, selection: Selection) -> array[int]:

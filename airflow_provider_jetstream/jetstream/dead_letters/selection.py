@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
@@ -127,13 +127,13 @@ class Selection(BaseModel):
         """Whether it selects the jobs that match no consumer."""
         return self.reasons is not None and Reason.UNDELIVERABLE in self.reasons
 
-    def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
+    def matches(self, letter: DeadLetter, now: datetime) -> bool:
         """Return whether a letter is selected.
 
-        :param now: the time that ages refer to; the current time where absent
+        :param now: the time that ages refer to, by the server's clock as the times of deaths
         """
         death = letter.death
-        age = (now or datetime.now(UTC)) - death.died_at
+        age = now - death.died_at
         return (
             (letter.parked is not None) == self.parked
             and (self.sequences is None or letter.sequence in self.sequences)
@@ -165,7 +165,7 @@ class EveryLetter(Selection):
         """Match no job that is gone without evidence, whatever the sequences."""
         return False
 
-    def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
+    def matches(self, letter: DeadLetter, now: datetime) -> bool:
         """Match every letter."""
         return True
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
@@ -40,6 +39,7 @@ from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
@@ -159,12 +159,17 @@ class TrackedLetters:
             self._settled[name] = max(self._settled[name], consumer.settled)
         return True
 
+    @property
+    def now(self) -> datetime:
+        """The time by the server's clock, to which the ages of letters refer."""
+        return self._scan.now
+
     async def summary(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
         """Count the letters of a selection as of the last look; see :func:`~.find.summarise_dead_letters`.
 
         :param selection: by the fields of the table, without sequences
         """
-        scan, now = self._scan, datetime.now(UTC)
+        scan, now = self._scan, self.now
         count = self._count(selection, group_by)
         groups, ranges, ranges_left_out = await count.with_ranges(now, REPORTED_RANGES)
         summary = Summary(now, group_by, groups=groups, ranges=ranges, ranges_left_out=ranges_left_out)
@@ -176,7 +181,7 @@ class TrackedLetters:
 
     async def counted(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
         """Count the letters of a selection as of the last look, without their sequences and examples."""
-        now = datetime.now(UTC)
+        now = self.now
         return Summary(now, group_by, groups=await self._count(selection, group_by).groups(now))
 
     def _count(self, selection: Selection, group_by: tuple[GroupField, ...]) -> LetterCount:
@@ -220,7 +225,7 @@ class TrackedLetters:
             snapshot=snapshot,
             audit=AuditLog.from_snapshot(connection, scan.queue, snapshot),
             archive=scan.context.archive_reader(connection, snapshot),
-            loaded_at=datetime.now(UTC),
+            loaded_at=time.monotonic(),
             risks=self._late_ends(),
         )
         self._preserver.continue_with(self._scan)

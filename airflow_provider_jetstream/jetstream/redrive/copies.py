@@ -92,6 +92,8 @@ async def _checked(connection: Connection, job: RedrivenJob, answer: PubAck) -> 
         message = await get_message(connection, job.stream, stored)
     except JetStreamProviderError as error:
         return error
+    if message is None and stored > job.after:
+        return stored
     if message is None:
         return UnreachableError(
             f"whether job {stored} of {job.stream} was the copy of {job.letter.sequence} isn't known, since it isn't"

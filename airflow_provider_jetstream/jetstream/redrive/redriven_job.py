@@ -53,6 +53,7 @@ class RedrivenJob:
     :param stream: the stream that is to store it
     :param left_out: the headers for which there was no room
     :param marked: whether it is stored together with a marker
+    :param after: a job of a higher sequence under its message id can only be itself, also where that job is gone
     """
 
     letter: DeadLetter
@@ -62,6 +63,7 @@ class RedrivenJob:
     stream: str
     left_out: Pairs = ()
     marked: bool = False
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,7 +161,8 @@ class Steps:
 
         :return: the stream sequences of those that are recorded
         """
-        jobs = [replace(job, marked=False) for letter in letters if (job := await self._new_job(letter))]
+        # What was stored before this redrive may be theirs.
+        jobs = [replace(job, marked=False, after=0) for letter in letters if (job := await self._new_job(letter))]
         return await self._redrive([], [], jobs) if jobs else set()
 
     def unfinished(self, letters: Sequence[DeadLetter]) -> list[int]:
@@ -338,7 +339,8 @@ class Steps:
         try:
             content = await new_content(letter, self._request.transform, self._request.body_patch)
             self._check_subject(content.subject, self._request.subject or letter.subject)
-            return redriven_job(letter, content, self._request.subject, self._limits)
+            job = redriven_job(letter, content, self._request.subject, self._limits)
+            return replace(job, after=self._last_copy)
         except CopyTooLargeError as error:
             if self._rest_in_place:
                 self.without_room[letter.sequence] = str(error)

@@ -122,6 +122,8 @@ def _waiter(queue: WorkQueue) -> Iterator[Permission]:
     streams = {queue.events.name: "ends of jobs"}
     if queue.dead_letters:
         streams[queue.dead_letters.name] = "dead letters"
+    if queue.audit:
+        streams[queue.audit.name] = "redriven jobs"
     yield _api("STREAM.INFO", queue.name, "whether the queue is still the same")
     yield _api("STREAM.MSG.GET", queue.name, "whether a job is still there")
     yield _api("CONSUMER.LIST", queue.name, "whether jobs can be delivered")

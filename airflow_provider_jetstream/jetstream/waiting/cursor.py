@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.gate import queue_refusals, record_refusals, require_no_refusal
 
 if TYPE_CHECKING:
@@ -16,7 +17,20 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-_NAMES = ("queue", "created", "events", "dead_letters", "events_created", "dead_letters_created")
+log = logging.getLogger(__name__)
+
+UNKNOWN_REDRIVES = "Whether jobs of %s were redriven isn't known, so that a redriven one counts as gone: %s"
+
+_NAMES = (
+    "queue",
+    "created",
+    "events",
+    "dead_letters",
+    "events_created",
+    "dead_letters_created",
+    "audit",
+    "audit_created",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +44,11 @@ class Cursor:
     :param dead_letters: the dead letter queue, if there is one
     :param dead_letters_from: the first sequence to read there
     :param advisory_subjects: where workers of any make report jobs, as the queue declares it
+    :param audit: the audit, if there is one
+    :param audit_from: the first sequence to read there
     :param events_created: when the events stream was created: positions in another one of its name mean nothing
     :param dead_letters_created: when the dead letter queue was created, likewise
+    :param audit_created: when the audit was created, likewise
     """
 
     queue: str
@@ -44,6 +61,9 @@ class Cursor:
     # A task that an earlier version deferred has none.
     events_created: str = ""
     dead_letters_created: str = ""
+    audit: str | None = None
+    audit_from: int = 1
+    audit_created: str = ""
 
     def __post_init__(self) -> None:
         # It comes back from JSON as a list.
@@ -55,7 +75,7 @@ class Cursor:
 
     def from_start(self) -> Cursor:
         """Return a cursor that reads everything stored, for jobs that may have ended before this one was taken."""
-        return replace(self, events_from=1, dead_letters_from=1)
+        return replace(self, events_from=1, dead_letters_from=1, audit_from=1)
 
     def resumed(self, events_from: int, dead_letters_from: int) -> Cursor:
         """Return a cursor that reads from the positions that an earlier try of the task recorded.
@@ -66,6 +86,7 @@ class Cursor:
             self,
             events_from=events_from if events_from <= self.events_from else 1,
             dead_letters_from=dead_letters_from if dead_letters_from <= self.dead_letters_from else 1,
+            audit_from=1,
         )
 
 
@@ -86,6 +107,7 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
     require_no_refusal(queue.name, [*queue_refusals(info["config"]), *record_refusals(events["config"])])
     dead_letters = queue.dead_letters.name if queue.dead_letters else None
     letters = await stream_info(connection, dead_letters) if dead_letters else None
+    audit = await _audit_info(connection, queue)
     return Cursor(
         queue=queue.name,
         created=info["created"],
@@ -96,7 +118,23 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
         advisory_subjects=queue.advisory_subjects,
         events_created=events["created"],
         dead_letters_created=letters["created"] if letters else "",
+        audit=audit["config"]["name"] if audit else None,
+        audit_from=_next_sequence(audit) if audit else 1,
+        audit_created=audit["created"] if audit else "",
     )
+
+
+async def _audit_info(connection: Connection, queue: WorkQueue) -> Mapping[str, Any] | None:
+    """Return the audit's STREAM.INFO; ``None`` where redriven jobs can't be known."""
+    if queue.audit is None:
+        return None
+    try:
+        return await stream_info(connection, queue.audit.name)
+    except NotFoundError:
+        return None
+    except PermissionDeniedError as denial:
+        log.warning(UNKNOWN_REDRIVES, queue.name, denial)
+        return None
 
 
 def _next_sequence(info: Mapping[str, Any]) -> int:

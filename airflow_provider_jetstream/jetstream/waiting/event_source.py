@@ -105,6 +105,11 @@ class EndSource:
         """
         return 1 if created and self._stream_created not in (None, created) else start
 
+    def abandon(self) -> None:
+        """Let nobody wait any more for what can't be read."""
+        self._tail.caught_up.set()
+        self._backlog_read.set()
+
     def _note_created(self, created: str) -> None:
         if self._stream_created not in (None, created):
             self._recent.clear()
@@ -152,6 +157,9 @@ class EndSource:
         end = parse_end(message.data, message.sequence, self._queue, self._connection.domain, message.stored_at)
         if end is None or self._is_of_earlier_stream(message, end) or self._is_of_other_subject(message.subject, end):
             return
+        self._note(end)
+
+    def _note(self, end: JobEnd) -> None:
         latest = end
         if earlier := self._recent.get(end.sequence):
             # The ack metric of a completed job adds nothing to its completion, and the backlog has older ends.

@@ -139,17 +139,18 @@ class JobsHandle(_Jobs):
         known = {field.name for field in fields(Cursor)}
         cursor = Cursor(**{name: value for name, value in self.cursor.items() if name in known})
         # An XCom may come from anybody, and these become parts of subjects and requests.
-        for name in (cursor.queue, cursor.events, cursor.dead_letters or "_"):
+        for name in (cursor.queue, cursor.events, cursor.dead_letters or "_", cursor.audit or "_"):
             if any(name_problems("stream", name)):
                 raise ValueError("expected names of streams")
         if any(subject_problem(subject, wildcards=True) for subject in cursor.advisory_subjects):
             raise ValueError("expected subjects")
         if not all(
-            type(number) is int and 0 < number < 2**64 for number in (cursor.events_from, cursor.dead_letters_from)
+            type(number) is int and 0 < number < 2**64
+            for number in (cursor.events_from, cursor.dead_letters_from, cursor.audit_from)
         ):
             raise ValueError("expected positions")
-        times = (cursor.created, cursor.events_created or cursor.created, cursor.dead_letters_created or cursor.created)
-        if not all(datetime.fromisoformat(time).tzinfo for time in times):
+        times = (cursor.events_created, cursor.dead_letters_created, cursor.audit_created)
+        if not all(datetime.fromisoformat(time or cursor.created).tzinfo for time in (cursor.created, *times)):
             raise ValueError("expected times with a time zone")
         return cursor
 
@@ -245,6 +246,7 @@ def handle_cursor(queue: WorkQueue, report: PublishReport) -> Cursor | None:
         dead_letters=queue.dead_letters.name if queue.dead_letters else None,
         dead_letters_from=1,
         advisory_subjects=queue.advisory_subjects,
+        audit=queue.audit.name if queue.audit else None,
     )
 
 

@@ -43,6 +43,17 @@ class EndKind(Enum):
     """It is no longer stored, and no event about its end is."""
 
 
+class Successor(NamedTuple):
+    """The new job of a dead letter that was redriven, by its stream and its sequence there."""
+
+    stream: str
+    sequence: int
+
+    def describe(self) -> str:
+        """Return a note about the dead letter, for people."""
+        return f"it died and was redriven as job {self.sequence} of {self.stream}"
+
+
 class JobEnd(NamedTuple):
     """The end of a job.
 
@@ -53,6 +64,8 @@ class JobEnd(NamedTuple):
     :param has_result: whether the event holds what the handler returned
     :param attempts: how often the job was delivered; 0 where the event doesn't say it
     :param stored_at: when the event was stored; later than everything where that isn't known
+    :param successor: the new job that stands for the job from then on
+    :param is_alive: whether the job itself was made to be delivered again
     """
 
     kind: EndKind
@@ -63,6 +76,8 @@ class JobEnd(NamedTuple):
     has_result: bool = False
     attempts: int = 0
     stored_at: datetime = _UNKNOWN
+    successor: Successor | None = None
+    is_alive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,7 @@ class _Facts:
         self._attempts = _by_sequence(_details(ended, "attempts"))
         self._notes = _by_sequence(_details(ended, "notes"))
         self._with_result = _by_sequence([("", _details(ended, "with_result"))])
+        self._copies: dict[int, int] = dict(_details(ended, "copies"))
 
     def attempts(self, sequence: int, state: str) -> int | None:
         """Return how often a job was delivered, where its end says so."""
@@ -165,6 +166,10 @@ class _Facts:
     def note(self, sequence: int, state: str) -> str | None:
         """Return why a job didn't complete."""
         return VANISHED_NOTE if state == EndKind.VANISHED.value else _found(self._notes, sequence)
+
+    def last_copy(self, sequence: int) -> int:
+        """Return the stream sequence under which a job ended: that of its last copy, where it was redriven."""
+        return self._copies.get(sequence, sequence)
 
     def may_have_result(self, sequence: int) -> bool:
         """Return whether the completion of a job may hold a result."""
@@ -207,12 +212,12 @@ class _Reader:
     async def _ended(
         self, sequence: int, state: str, job_id: str | None, attempts: int | None, note: str | None
     ) -> JobReport:
-        queue = self._cursor.queue
-        stored = await self._last(self._cursor.events, job_completion_filter(queue, sequence))
+        queue, copy = self._cursor.queue, self._facts.last_copy(sequence)
+        stored = await self._last(self._cursor.events, job_completion_filter(queue, copy))
         event = parse_advisory(stored.data) if stored else None
         if stored is None or not isinstance(event, Completion | Cancelled):
             return JobReport(job_id, sequence, state, attempts, None, note)
-        if (event.stream, event.stream_seq) != (queue, sequence):
+        if (event.stream, event.stream_seq) != (queue, copy):
             return JobReport(job_id, sequence, state, attempts, None, note)
         result, result_at = None, None
         if isinstance(event, Completion) and state == EndKind.COMPLETED.value and event.result is not None:
@@ -222,7 +227,7 @@ class _Reader:
         return JobReport(job_id or event.job_id, sequence, state, attempts, None, note, result, result_at)
 
     async def _dead(self, sequence: int, job_id: str | None, attempts: int | None, note: str | None) -> JobReport:
-        record = await self._record(sequence)
+        record = await self._record(self._facts.last_copy(sequence))
         if record is None:
             return JobReport(
                 job_id or await self._stored_id(sequence), sequence, EndKind.DEAD.value, attempts, None, note

@@ -160,7 +160,7 @@ class ArrivalWatch(LetterWatch):
         if self._arrivals.done():
             return _PAUSE_SECONDS
         dead, groups = await self._compare(letters)
-        now = (datetime.now(UTC) - _EPOCH) // _MICROSECOND
+        now = (letters.now - _EPOCH) // _MICROSECOND
         age = self.criteria.age // _MICROSECOND
         large = {key: group for key, group in groups.items() if len(group.sequences) >= self.criteria.count}
         # The server's clock may be ahead of this machine's.
@@ -177,7 +177,7 @@ class ArrivalWatch(LetterWatch):
         """Divide the letters in those that were reported and those that weren't."""
         reported = self.reported if self.reported.created == letters.created else ReportedLetters(letters.created)
         selection, table = self.criteria.selection, letters.table
-        moment = (datetime.now(UTC) - _EPOCH) // _MICROSECOND
+        moment = (letters.now - _EPOCH) // _MICROSECOND
         oldest = None if selection.younger_than is None else moment - selection.younger_than // 1_000
         youngest = None if selection.older_than is None else moment - selection.older_than // 1_000
         groups: dict[GroupKey, _Arrived] = {}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _MAX_REASONS = 20
 _MAX_NOTES = 100
 _MAX_NOTE = 500
+_MAX_COPIES = 500
 _ADDED_AT_ONCE = 20_000
 # From here on a plain set would stop the event loop when it grows.
 _MANY = 100_000
@@ -53,6 +54,7 @@ class WaitReport:
     :param unsampled_consumers: where jobs vanished, the consumers whose acknowledged jobs may leave no evidence, with
         the reason
     :param attempts: how often jobs were delivered that weren't delivered exactly once; 0 where their end doesn't say it
+    :param copies: of redriven jobs, the stream sequences of the new jobs whose ends these are
     :param last_end_at: when the last event of an end was stored
     """
 
@@ -66,6 +68,7 @@ class WaitReport:
     results_left_out: int = 0
     unsampled_consumers: Mapping[str, str] = field(default_factory=_nothing)
     attempts: Mapping[int, int] = field(default_factory=_nothing)
+    copies: Mapping[int, int] = field(default_factory=_nothing)
     last_end_at: datetime | None = None
 
     def record(self, end: JobEnd) -> bool:
@@ -99,6 +102,10 @@ class WaitReport:
             self.vanished = vanished = _changeable(self.vanished)
             vanished.add(sequence)
         return True
+
+    def note_copy(self, sequence: int, copy: int) -> None:
+        """Note the new job of a redriven one, in the same stream."""
+        self.copies = _with(self.copies, sequence, copy)
 
     def is_unsettled(self, sequence: object) -> bool:
         """Return whether the state of a job may still change."""
@@ -139,6 +146,7 @@ class WaitReport:
         return {
             "awaited": ranges_of(self.awaited),
             "with_result": sequence_ranges(self.results_at),
+            "copies": sorted(self.copies.items())[:_MAX_COPIES],
             "attempts": _grouped((sequence, str(count)) for sequence, count in self.attempts.items()),
             "notes": notes[:_MAX_NOTES],
         }

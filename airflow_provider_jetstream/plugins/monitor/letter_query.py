@@ -99,7 +99,7 @@ class LetterQuery:
     def includes(self, letter: DeadLetter) -> bool:
         """Return whether a letter that was proved again is included."""
         return (
-            self.selection.matches(letter)
+            self.selection.matches(letter, letter.death.died_at)
             and is_of(letter.origin.dag_id if letter.origin else None, self.dags)
             and self.job_id in (None, readable_text(letter.job_id))
             and (self.died_from is None or letter.death.died_at >= self.died_from)

@@ -184,7 +184,9 @@ async def still_dead(
         inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
     )
     results = await classifier.classify_all([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
-    return [result.sequence for result in results if isinstance(result, DeadLetter) and selection.matches(result)]
+    return [
+        result.sequence for result in results if isinstance(result, DeadLetter) and selection.matches(result, scan.now)
+    ]
 
 
 def audit_log(connection: Connection, scan: DriverScan, lease_token: int | None = None) -> AuditLog:

@@ -273,7 +273,7 @@ class _TaskRun:
 
     def _is_selected(self, letter: DeadLetter, outcomes: Outcomes) -> bool:
         selection = self._task.request.selection
-        if selection.matches(letter):
+        if selection.matches(letter, self._snapshot.taken_at):
             return True
         parked = letter.parked is not None and not selection.parked
         outcomes.add_failure(letter.sequence, _PARKED if parked else _EXCLUDED)

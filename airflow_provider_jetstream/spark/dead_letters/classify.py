@@ -129,7 +129,7 @@ class ClassifyTask:
             letter = DeadLetter(
                 death, "", b"", (), "", BodySource.COPY, job.entries, preserved=False, ready_at=death.died_at
             )
-            if self.selection.matches(letter):
+            if self.selection.matches(letter, scan.now):
                 deaths.append(death)
         return deaths
 
