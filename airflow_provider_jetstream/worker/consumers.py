@@ -21,6 +21,7 @@ from airflow_provider_jetstream.worker.executor import JobExecutor
 from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
 from airflow_provider_jetstream.worker.runners import Runner, Supervisor
 from airflow_provider_jetstream.worker.settlement import JobSettlement
+from airflow_provider_jetstream.worker.time_limits import QueueClock
 
 if TYPE_CHECKING:
     import asyncio
@@ -135,6 +136,7 @@ async def bind_consumers(
     :raises WorkerSetupError: a consumer delivers all jobs to one pinned client
     """
     configs = [await _consumer_config(connection, ref) for ref in refs]
+    clocks = {ref.queue.name: QueueClock(connection, ref.queue.name) for ref in refs}
     captured = {ref.queue.name: await _captured_advisories(connection, ref.queue) for ref in refs}
     async with AsyncExitStack() as stack:
         cancellations: dict[str, CancellationCache] = {}
@@ -169,6 +171,7 @@ async def bind_consumers(
                 cancellations=cancellations[queue.name],
                 deadline=context.deadline,
                 execute_at_header=queue.execute_at_header,
+                clock=clocks[queue.name],
             )
             consumers.append(
                 BoundConsumer(

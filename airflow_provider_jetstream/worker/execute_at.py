@@ -7,7 +7,6 @@ or where there is none: a nak of the last delivery makes a dead letter of a job 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT
@@ -15,12 +14,15 @@ from airflow_provider_jetstream.jetstream.units import parse_time
 from airflow_provider_jetstream.worker.errors import InvalidExecuteAtError
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from airflow_provider_jetstream.worker.delivery import Delivery
 
 
-def seconds_until_due(job: Delivery) -> float:
-    """Return for how many seconds a job has to wait for its time by this machine's clock; 0 where it has none.
+def seconds_until_due(job: Delivery, now: datetime) -> float:
+    """Return for how many seconds a job has to wait for its time; 0 where it has none.
 
+    :param now: by the server's clock
     :raises InvalidExecuteAtError: its header is no time
     """
     text = job.headers.get(EXECUTE_AT)
@@ -30,4 +32,4 @@ def seconds_until_due(job: Delivery) -> float:
         due = parse_time(text)
     except ValueError as error:
         raise InvalidExecuteAtError(f"header {EXECUTE_AT}: {error}; correct it and redrive the job") from None
-    return max(0.0, (due - datetime.now(UTC)).total_seconds())
+    return max(0.0, (due - now).total_seconds())

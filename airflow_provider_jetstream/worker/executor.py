@@ -32,10 +32,11 @@ from airflow_provider_jetstream.worker.execute_at import seconds_until_due
 from airflow_provider_jetstream.worker.handler import HandlerResult
 from airflow_provider_jetstream.worker.job_run import JobRun
 from airflow_provider_jetstream.worker.runners import result_of
-from airflow_provider_jetstream.worker.time_limits import attempt_seconds, check_expiry
+from airflow_provider_jetstream.worker.time_limits import QueueClock, attempt_seconds, check_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -57,7 +58,7 @@ class JobExecutor:
     """Executes the jobs of one consumer.
 
     ``deadline`` is in seconds per attempt, ``None`` for none; ``execute_at_header`` says whether jobs may have a time
-    before which they aren't started.
+    before which they aren't started, by ``clock``.
     """
 
     connection: Connection
@@ -68,6 +69,7 @@ class JobExecutor:
     cancellations: CancellationCache
     deadline: float | None
     execute_at_header: bool
+    clock: QueueClock
 
     def start(self, message: PulledMessage) -> None:
         """Start a pulled job; it is settled, and its outcome logged, in the background."""
@@ -135,11 +137,10 @@ class JobExecutor:
             self.settlement.do(run, self._execute(run))
 
     def _may_be_refused(self, job: Delivery) -> bool:
-        return (
-            JOB_EXPIRES in job.headers
-            or (self.execute_at_header and EXECUTE_AT in job.headers)
-            or self.cancellations.has(job.id)
-        )
+        return self._has_time(job) or self.cancellations.has(job.id)
+
+    def _has_time(self, job: Delivery) -> bool:
+        return JOB_EXPIRES in job.headers or (self.execute_at_header and EXECUTE_AT in job.headers)
 
     def _signal(self, run: JobRun) -> None:
         # A signal sent while the connection is lost would arrive late, when another worker may have the job.
@@ -214,10 +215,11 @@ class JobExecutor:
         """Run the handler, or watch over the one that runs; the value of its result is the encoded completion."""
         job, stored_at, wait = run.job, run.message.stored_at, 0.0
         if run.attempt is None:
+            now = await self.clock.now() if self._has_time(job) else stored_at
             with HandlerResult() as refusal:
                 refusal.cancelled = self.cancellations.get(job.id, stored_at) is not None
-                check_expiry(job, stored_at)
-                wait = self._seconds_to_hold(job)
+                check_expiry(job, stored_at, now)
+                wait = self._seconds_to_hold(job, now)
             if refusal.cancelled or refusal.error:
                 return refusal
         cancelled = asyncio.ensure_future(self.cancellations.wait(job.id, stored_at))
@@ -235,12 +237,12 @@ class JobExecutor:
         self._encode(job, result)
         return result
 
-    def _seconds_to_hold(self, job: Delivery) -> float:
+    def _seconds_to_hold(self, job: Delivery, now: datetime) -> float:
         """Return how long the worker itself waits until the job is due.
 
         :raises NotDueError: the server is to deliver it again when it is due
         """
-        seconds = seconds_until_due(job) if self.execute_at_header else 0.0
+        seconds = seconds_until_due(job, now) if self.execute_at_header else 0.0
         if seconds > _LONGEST_HOLD and not self.redelivery.is_last(job.attempt):
             raise NotDueError(seconds)
         return seconds

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES
 from airflow_provider_jetstream.jetstream.limits import TIME
 from airflow_provider_jetstream.jetstream.line_text import shown_value
@@ -14,9 +17,12 @@ from airflow_provider_jetstream.jetstream.units import parse_seconds, short_text
 from airflow_provider_jetstream.worker.errors import JobExpiredError
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.delivery import Delivery
 
 log = logging.getLogger("jetstream.worker")
+
+_CLOCK_SECONDS: Final = 60.0
 
 
 def attempt_seconds(job: Delivery, worker_deadline: float | None) -> float | None:
@@ -34,9 +40,30 @@ def attempt_seconds(job: Delivery, worker_deadline: float | None) -> float | Non
     return job_deadline if worker_deadline is None else min(job_deadline, worker_deadline)
 
 
-def check_expiry(job: Delivery, stored_at: datetime) -> None:
+class QueueClock:
+    """The time by a queue's server: this machine's clock may be off by days. It is asked once a minute at most."""
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._clock: ServerClock | None = None
+        self._reading = asyncio.Lock()
+
+    async def now(self) -> datetime:
+        """Return the time.
+
+        :raises JetStreamProviderError: the server doesn't tell it
+        """
+        async with self._reading:
+            if self._clock is None or time.monotonic() - self._clock.read_at > _CLOCK_SECONDS:
+                self._clock = await ServerClock.read(self._connection, self._queue)
+            return self._clock.now()
+
+
+def check_expiry(job: Delivery, stored_at: datetime, now: datetime) -> None:
     """Refuse a job after the time in its ``Job-Expires`` header, unless it was redriven after that time.
 
+    :param now: by the server's clock
     :raises JobExpiredError: the job has expired
     """
     text = job.headers.get(JOB_EXPIRES)
@@ -50,7 +77,7 @@ def check_expiry(job: Delivery, stored_at: datetime) -> None:
     if expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)
     redriven_later = redrives_of(job.headers.items()) > 0 and stored_at >= expires
-    if not redriven_later and datetime.now(UTC) >= expires:
+    if not redriven_later and now >= expires:
         raise JobExpiredError(f"the job expired at {expires.isoformat()}, before this attempt was started")
 
 

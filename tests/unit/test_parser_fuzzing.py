@@ -177,7 +177,7 @@ def _parse_queue(content: bytes) -> None:
 def _work_on(raw: bytes) -> None:
     job = _delivery(raw)
     attempt_seconds(job, 60.0)
-    for check in (lambda: check_expiry(job, _NOW), lambda: seconds_until_due(job)):
+    for check in (lambda: check_expiry(job, _NOW, _NOW), lambda: seconds_until_due(job, _NOW)):
         # The job is a dead letter.
         with suppress(GiveUpError):
             check()

@@ -101,18 +101,18 @@ def test_the_shorter_deadline_counts(header: str | None, worker_deadline: float 
 @pytest.mark.parametrize("past", ["2020-01-01T00:00:00Z", "2020-01-01T00:00:00+02:00", "2020-01-01T00:00:00.123456789"])
 def test_an_expired_job_is_refused(past: str) -> None:
     with pytest.raises(JobExpiredError, match="the job expired at 2020-01-01"):
-        check_expiry(job(Job_Expires=past), NOW)
+        check_expiry(job(Job_Expires=past), NOW, NOW)
 
 
 def test_a_job_is_accepted_before_its_expiry_or_with_an_unreadable_one() -> None:
-    check_expiry(job(), NOW)
-    check_expiry(job(Job_Expires=(NOW + timedelta(hours=1)).isoformat()), NOW)
-    check_expiry(job(Job_Expires="soon"), NOW)
+    check_expiry(job(), NOW, NOW)
+    check_expiry(job(Job_Expires=(NOW + timedelta(hours=1)).isoformat()), NOW, NOW)
+    check_expiry(job(Job_Expires="soon"), NOW, NOW)
 
 
 def test_a_job_that_was_redriven_after_its_expiry_is_accepted() -> None:
     expires = NOW - timedelta(minutes=1)
     redriven = job(Job_Expires=expires.isoformat(), Redrive_Count="1")
-    check_expiry(redriven, NOW)
+    check_expiry(redriven, NOW, NOW)
     with pytest.raises(JobExpiredError):
-        check_expiry(redriven, NOW - timedelta(minutes=2))
+        check_expiry(redriven, NOW - timedelta(minutes=2), NOW)
