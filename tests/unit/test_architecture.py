@@ -34,6 +34,13 @@ _DEEP = {
     # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
     "jetstream.publishing.manifest": 520,
     "jetstream.publishing.publication": 420,
+    # Who gets which end of which stream, of jobs and of the new jobs of redriven ones.
+    "jetstream.waiting.dispatcher": 420,
+    # Records of letters and of ranges, with the condition and the check of what was stored before.
+    "jetstream.audit.log": 400,
+    # All names of the wire contract.
+    "jetstream.contract": 370,
+    "jetstream.redrive.steps": 360,
 }
 _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 

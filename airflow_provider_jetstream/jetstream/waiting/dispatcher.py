@@ -37,7 +37,7 @@ from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 from airflow_provider_jetstream.jetstream.waiting.queue_identity import QueueIdentity
 from airflow_provider_jetstream.jetstream.waiting.reconciler import Reconciler
 from airflow_provider_jetstream.jetstream.waiting.stalls import Stalls
-from airflow_provider_jetstream.jetstream.waiting.waiter import RedrivenJob
+from airflow_provider_jetstream.jetstream.waiting.waiter import SuccessorWaiter
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -102,7 +102,7 @@ class EndDispatcher:
         )
         self._tasks: list[asyncio.Task[None]] = []
         # By the wait for the new job of a redriven one, where that job is in another queue.
-        self._elsewhere: dict[RedrivenJob, asyncio.Task[None]] = {}
+        self._elsewhere: dict[SuccessorWaiter, asyncio.Task[None]] = {}
         self.waiter_count = 0
 
     @property
@@ -214,7 +214,7 @@ class EndDispatcher:
         known = waiter.redriven.get(end.sequence)
         if known and known.successor == successor:
             return
-        job = RedrivenJob(waiter, end.sequence, waiter.cursor, successor)
+        job = SuccessorWaiter(waiter, end.sequence, waiter.cursor, successor)
         waiter.note_redriven(job)
         if successor.stream == self._cursor.queue:
             self.add(job)
@@ -222,7 +222,7 @@ class EndDispatcher:
             self._elsewhere[job] = task = asyncio.create_task(self._await_elsewhere(job, end))
             task.add_done_callback(partial(self._on_elsewhere_end, job))
 
-    async def _await_elsewhere(self, job: RedrivenJob, end: JobEnd) -> None:
+    async def _await_elsewhere(self, job: SuccessorWaiter, end: JobEnd) -> None:
         """Await the new job of a redriven one in another queue, until the wait is over."""
         waiter, stream = job.origin, job.successor.stream
         while True:
@@ -287,7 +287,7 @@ class EndDispatcher:
 
     def _drop(self, sequence: int, waiter: Waiter) -> None:
         self._awaited.drop(sequence, waiter)
-        if isinstance(waiter, RedrivenJob):
+        if isinstance(waiter, SuccessorWaiter):
             self._drop(waiter.sequence, waiter.origin)
 
     def _dispatch_stalls(self) -> None:
@@ -343,7 +343,7 @@ class EndDispatcher:
         # Then the reader of the events stream dispatches the completion.
         return last is not None and last.stored_at >= datetime.fromisoformat(self._cursor.created)
 
-    def _on_elsewhere_end(self, job: RedrivenJob, task: asyncio.Task[None]) -> None:
+    def _on_elsewhere_end(self, job: SuccessorWaiter, task: asyncio.Task[None]) -> None:
         self._elsewhere.pop(job, None)
         if not task.cancelled() and (error := task.exception()) and not job.finished.done():
             job.finished.set_exception(error)

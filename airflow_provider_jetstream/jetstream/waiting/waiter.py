@@ -52,7 +52,7 @@ class Waiter:
     ) -> None:
         self.cursor = cursor
         self.report = report
-        self.redriven: Mapping[int, RedrivenJob] = _NONE_REDRIVEN
+        self.redriven: Mapping[int, SuccessorWaiter] = _NONE_REDRIVEN
         self.advised = (
             {digest: job for digest, job in advised.items() if report.is_unsettled(job)} if advised else _NO_JOBS
         )
@@ -72,7 +72,7 @@ class Waiter:
         self._context.run(self._progress, self.report)
         self._check()
 
-    def note_redriven(self, job: RedrivenJob) -> None:
+    def note_redriven(self, job: SuccessorWaiter) -> None:
         """Note the wait for the new job of a redriven one."""
         redriven = self.redriven if isinstance(self.redriven, dict) else {}
         redriven[job.sequence] = job
@@ -98,7 +98,7 @@ class Waiter:
             self.finished.set_result(None)
 
 
-class RedrivenJob(Waiter):
+class SuccessorWaiter(Waiter):
     """Awaits the new job of a redriven one, and records its end as that of the job that the wait is for.
 
     :param origin: the wait for the redriven job
