@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import next_mess
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -132,7 +133,7 @@ class ArchiveReader:
     async def _next_copy(self, start: int) -> StoredMessage | None:
         """Read the first copy from a sequence on; other messages in the archive are skipped."""
         while message := await next_message(self.connection, self.stream, start, ">"):
-            if _time_of(message) and job_sequence(message):
+            if not proves_nothing(message) and _time_of(message) and job_sequence(message):
                 return message
             start = message.sequence + 1
         return None

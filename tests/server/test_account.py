@@ -393,7 +393,9 @@ async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyCon
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_dead_letters(connection, queue, "ab")
     await redrive_dead_letters(connection, queue, request_for([1], max_redrives=0))
-    await connection.request(completion_subject(name, CONSUMER, 3), b"{}")
+    cancelled = {"type": "io.airflow.jetstream.v1.cancelled", "stream": name, "consumer": CONSUMER, "stream_seq": 3}
+    body = json.dumps(cancelled | {"timestamp": "2026-11-27T00:00:00Z", "deliveries": 1}).encode()
+    await connection.request(completion_subject(name, CONSUMER, 3), body)
     await publish_jobs(connection, queue, "c")
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 3})
     assert (await summarise_dead_letters(connection, queue)).ranges == [(2, 2)]
@@ -594,7 +596,7 @@ class Life:
             await self._delete(self._pending.pop(self._random.randrange(len(self._pending))))
         if self.lost and self._random.random() < 0.3:
             reported = self._random.choice(sorted(self.lost))
-            await self._connection.request(handled_subject(name, reported), b"")
+            await self._connection.request(handled_subject(name, reported), b"{}")
             self.lost.discard(reported)
 
     async def _delete(self, sequence: int) -> None:

@@ -37,9 +37,7 @@ IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
 MAX_RECENT = "airflow_provider_jetstream.jetstream.waiting.event_source._RECENT"
 
 
-async def test_any_number_of_waiters_of_a_connection_share_at_most_six_readers(
-    own_nats: NatsServer, name: str
-) -> None:
+async def test_any_number_of_waiters_of_a_connection_share_at_most_six_readers(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection, connect(settings) as other:
         queue = await make_queue(other, name)

@@ -13,7 +13,6 @@ import nats as nats_py
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.server_made import is_answer
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.contract import completion_subject, handled_subject, schedule_filter
 from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
@@ -109,7 +108,7 @@ async def answer_on(admin: NatsPyConnection, target: str) -> bool:
     jetstream = admin.client.jetstream()
     stream = await jetstream.find_stream_name_by_subject(target)
     with suppress(nats_py.js.errors.NotFoundError):
-        return is_answer((await jetstream.get_last_msg(stream, target)).data or b"")
+        return (await jetstream.get_last_msg(stream, target)).data is not None
     return False
 
 

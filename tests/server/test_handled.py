@@ -177,11 +177,11 @@ async def test_a_report_counts_only_after_the_job_was_stored_and_dead(connection
     queue = await orders(connection, name)
     jetstream = connection.client.jetstream()
     # Anybody who may publish on the subject could say so of jobs to come.
-    await jetstream.publish(f"handled.{name}.1", b"")
+    await jetstream.publish(f"handled.{name}.1", b"{}")
     await make_dead_letters(connection, queue, "a")
     assert await statuses(connection, queue) == ([1], {})
     await publish_jobs(connection, queue, "b")
-    await jetstream.publish(f"handled.{name}.2", b"")
+    await jetstream.publish(f"handled.{name}.2", b"{}")
     await pull_jobs(connection, queue, 1)
     report = await redrive_dead_letters(connection, queue)
     assert report.redriven.keys() == {1}
@@ -196,7 +196,7 @@ async def test_a_job_that_dies_again_after_its_redrive_is_a_letter_again(
     if connection.api_level < 4:
         pytest.skip("this server can't requeue in place")
     await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
-    await connection.client.jetstream().publish(f"handled.{name}.1", b"")
+    await connection.client.jetstream().publish(f"handled.{name}.1", b"{}")
     for message in await pull_jobs(connection, queue, 1):
         await message.nak()
 

@@ -41,7 +41,7 @@ async def report(server: str, name: str, jobs: list[int]) -> None:
     client = await nats.connect(server)
     try:
         for job in jobs:
-            await client.jetstream().publish(f"handled.{name}.{job}", b"")
+            await client.jetstream().publish(f"handled.{name}.{job}", b"{}")
     finally:
         await client.close()
 

@@ -41,13 +41,15 @@ _DEEP = {
     # All names of the wire contract.
     "jetstream.contract": 370,
     "jetstream.redrive.steps": 360,
+    # One table, with the rule of each row.
+    "jetstream.evidence": 450,
 }
 _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 # From the lowest level to the highest. A room imports its own level and those below.
 _CORE_LEVELS = (
     {"errors", "contract", "units", "advisories", "origin", "limits", "line_text", "function_problem", "field_names"}
-    | {"needed_permissions"},
+    | {"needed_permissions", "evidence"},
     {"client"},
     {"queue"},
     {"archive", "provisioning", "audit", "publishing", "cancellation", "roles"},

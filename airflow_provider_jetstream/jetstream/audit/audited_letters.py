@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from airflow_provider_jetstream.jetstream.audit.letter_ranges import Action, LetterRange
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -118,7 +119,7 @@ def encode_record(record: AuditRecord | LetterRange) -> bytes:
 
 def parse_record(model: type[_Model], message: StoredMessage | None) -> _Model | None:
     """Parse a record, with the server's time of when it was stored; ``None`` where the message isn't one."""
-    if message is None:
+    if message is None or proves_nothing(message):
         return None
     try:
         record = model.model_validate_json(message.data)

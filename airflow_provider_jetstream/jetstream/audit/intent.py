@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     letter_audit_subject,
 )
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -217,8 +218,8 @@ async def _last_records(connection: Connection, audit: AuditLog, start: int) -> 
     prefix = letter_audit_subject(audit.queue, 0).removesuffix("0")
     records: dict[int, int] = {}
     async for message in read_range(connection, audit.stream, f"{prefix}*", start):
-        if (letter := message.subject.removeprefix(prefix)).isdecimal():
-            records[int(letter)] = message.sequence
+        if not proves_nothing(message):
+            records[int(message.subject.removeprefix(prefix))] = message.sequence
     async for message in read_range(connection, audit.stream, letter_range_filter(audit.queue), start):
         if (found := parse_range(message)) and found.created == audit.created:
             for sequence in found.sequences():
@@ -227,6 +228,8 @@ async def _last_records(connection: Connection, audit: AuditLog, start: int) -> 
 
 
 def _read_intent(message: StoredMessage, audit: AuditLog) -> IntentRecord | None:
+    if proves_nothing(message):
+        return None
     try:
         record = IntentRecord.model_validate_json(message.data)
     except ValidationError:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 from airflow_provider_jetstream.jetstream.limits import INTEGER, SEQUENCE
 
 if TYPE_CHECKING:
@@ -278,14 +278,16 @@ async def _read_width(connection: Connection, audit: str, subject: str) -> list[
 
 def parse_range(message: StoredMessage) -> LetterRange | None:
     """Parse a record about a range; ``None`` where the message isn't one."""
-    if is_server_made(message):
+    if proves_nothing(message):
         return None
     try:
         record = LetterRange.model_validate_json(message.data)
     except ValidationError:
         return None
     # Advisories have the server's time; records are compared with them.
-    is_of_subject = message.subject.split(".")[-2] == str(record.number)
+    is_of_subject = message.subject == letter_range_subject(
+        record.stream, record.number * RANGE_WIDTH, message.subject.rpartition(".")[2]
+    )
     return record.model_copy(update={"at": message.stored_at}) if is_of_subject else None
 
 

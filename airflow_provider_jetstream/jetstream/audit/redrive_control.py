@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.redrive_record import ControlAction
@@ -187,6 +188,8 @@ async def read_record(connection: Connection, audit: AuditLog, redrive: str) -> 
 
 def parse_redrive(message: StoredMessage, created: str) -> Redrive | None:
     """Parse a record; ``None`` where it isn't one of this queue."""
+    if proves_nothing(message):
+        return None
     try:
         found = Redrive.model_validate_json(message.data)
     except ValidationError:

@@ -270,7 +270,8 @@ def events_stream(queue: WorkQueue) -> str:
 def read_cancellation(message: StoredMessage) -> Cancellation | None:
     """Parse a message of the events stream; ``None`` where it is no cancellation."""
     from airflow_provider_jetstream.jetstream.advisories import parse_cancellation_request
+    from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
-    if (request := parse_cancellation_request(message.data)) is None:
+    if proves_nothing(message) or (request := parse_cancellation_request(message.data)) is None:
         return None
     return Cancellation(request.job_id, message.stored_at, request.why, request.by)

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
 from airflow_provider_jetstream.jetstream.client.direct_get import with_exact_subject
 from airflow_provider_jetstream.jetstream.client.message import parse_msg_get
-from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covers
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -64,17 +64,19 @@ async def next_message(connection: Connection, stream: str, start: int, subject:
 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
-    """Read the last message of a subject that a program has published there; ``None`` where there is none.
+    """Read the last message of a subject that is what the subject is for; ``None`` where there is none.
+
+    What else is stored there is passed by: see :mod:`~airflow_provider_jetstream.jetstream.evidence`.
 
     :raises NotFoundError: the stream doesn't exist
     """
     message = await read_message(connection, stream, {"last_by_subj": subject})
-    if message is None or not is_server_made(message):
+    if message is None or not proves_nothing(message):
         return message
-    published = None
+    found = None
     async for earlier in read_range(connection, stream, subject, stop=message.sequence):
-        published = published if is_server_made(earlier) else earlier
-    return published
+        found = found if proves_nothing(earlier) else earlier
+    return found
 
 
 async def read_message(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:

@@ -18,7 +18,6 @@ from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_rang
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
     entry_copies_filter,
@@ -27,6 +26,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, HIGHEST_JOB, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class EndEvidence:
         name, state = info["config"]["name"], info["state"]
         position = await self._position(info)
         async for message in read_bulk(self._connection, info, position + 1):
-            if message.stored_at < self._snapshot.created_at or is_server_made(message):
+            if message.stored_at < self._snapshot.created_at or proves_nothing(message):
                 continue
             for sequence in self._ends(name, message):
                 self._end(sequence, message.stored_at, skew)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import AckMetric
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import ACK_METRIC
+from airflow_provider_jetstream.jetstream.evidence import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -61,10 +62,8 @@ class AckMetrics:
         acknowledged: dict[int, datetime] = {}
         start = await self._first_event(events)
         async for message in read_range(self._connection, events, self._subject, start):
-            metric = parse_advisory(message.data)
-            if not isinstance(metric, AckMetric) or metric.stream_seq not in self._sequences:
-                continue
-            if metric.is_of_server(self._queue, self._connection.domain):
+            metric = event_of(message, self._queue, self._connection.domain)
+            if isinstance(metric, AckMetric) and metric.stream_seq in self._sequences:
                 acknowledged[metric.stream_seq] = message.stored_at
         return acknowledged
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, last_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
+from airflow_provider_jetstream.jetstream.evidence import event_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,7 @@ async def merge_entries(
         reason = record.reason if record else Reason.EXPIRED
     explanation = record.explanation if record else None
     if EntryKind.TERMINATION in kinds and not explanation:
-        explanation = await _termination_reason(connection, dead_letter_queue, entries)
+        explanation = await _termination_reason(connection, dead_letter_queue, snapshot.queue, entries)
     died_at = max((entry.recorded_at for entry in entries if entry.kind in ADVISORIES), default=None)
     if died_at is None and record and stored_at:
         died_at = min(record.died_at, stored_at)
@@ -123,8 +124,10 @@ async def _read_best_record(
     return None, None
 
 
-async def _termination_reason(connection: Connection, dead_letter_queue: str, entries: Sequence[Entry]) -> str | None:
+async def _termination_reason(
+    connection: Connection, dead_letter_queue: str, queue: str, entries: Sequence[Entry]
+) -> str | None:
     last = max(entry.sequence for entry in entries if entry.kind == EntryKind.TERMINATION)
     message = await get_message(connection, dead_letter_queue, last)
-    advisory = parse_advisory(message.data) if message else None
+    advisory = event_of(message, queue, connection.domain) if message else None
     return (advisory.reason or None) if isinstance(advisory, Terminated) else None

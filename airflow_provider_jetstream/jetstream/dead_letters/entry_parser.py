@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import DELETED_IN_FLIGHT, MaxDeliveries, Terminated, parse_advisory
-from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, copy_filter, parked_filter
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, read_outline
+from airflow_provider_jetstream.jetstream.evidence import event_of
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -46,8 +46,6 @@ class EntryParser:
 
     def parse(self, message: StoredMessage) -> tuple[int, Entry] | None:
         """Return the stream sequence of the job that an entry is about, and the entry; ``None`` if it states none."""
-        if is_server_made(message):
-            return None
         if message.subject.startswith(self._copies):
             job = _read_copy(message, self._queue, self._created)
         else:
@@ -84,14 +82,14 @@ def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, E
 
 
 def _read_advisory(message: StoredMessage, queue: str, domain: str) -> tuple[int, Entry] | None:
-    match advisory := parse_advisory(message.data):
+    match advisory := event_of(message, queue, domain):
         case MaxDeliveries():
             kind = EntryKind.DELIVERIES
         case Terminated():
             kind = EntryKind.DELETION if advisory.reason == DELETED_IN_FLIGHT else EntryKind.TERMINATION
         case _:
             return None
-    if not advisory.is_of_server(queue, domain) or (died_at := _time_of(advisory, message)) is None:
+    if (died_at := _time_of(advisory, message)) is None:
         return None
     deliveries = _bounded(advisory.deliveries)
     entry = Entry(message.sequence, kind, advisory.consumer, died_at, deliveries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import AckMetric
 from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.contract import (
@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_filter,
     letter_audit_subject,
 )
+from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 from airflow_provider_jetstream.jetstream.queue.snapshot import moved_back
 
@@ -103,11 +104,10 @@ async def _jobs_in(connection: Connection, info: Mapping[str, Any], start: int, 
     jobs: set[int] = set()
     async for message in read_bulk(connection, info, start):
         if message.subject.startswith((completed, records, reports)):
-            number = message.subject.rpartition(".")[2]
-            if number.isascii() and number.isdecimal() and len(number) <= _DIGITS:
-                jobs.add(int(number))
+            if not proves_nothing(message):
+                jobs.add(int(message.subject.rpartition(".")[2]))
         elif message.subject.startswith(ranges):
             jobs.update(found.sequences() if (found := parse_range(message)) else ())
-        elif message.subject.startswith(metrics) and isinstance(metric := parse_advisory(message.data), AckMetric):
+        elif message.subject.startswith(metrics) and isinstance(metric := event_of(message, queue), AckMetric):
             jobs.add(metric.stream_seq)
     return jobs

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.contract import completion_filter
+from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:
@@ -82,7 +83,5 @@ async def read_recent_completions(connection: Connection, queue: str, info: Mapp
 
 def _completed(message: StoredMessage, queue: str, domain: str) -> tuple[str, int] | None:
     """Return consumer and stream sequence of a completed job; ``None`` for an end of another kind."""
-    event = parse_advisory(message.data)
-    if isinstance(event, AckMetric):
-        return (event.consumer, event.stream_seq) if event.is_of_server(queue, domain) else None
-    return (event.consumer, event.stream_seq) if isinstance(event, Completion) and event.stream == queue else None
+    event = event_of(message, queue, domain)
+    return (event.consumer, event.stream_seq) if isinstance(event, AckMetric | Completion) else None

@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.kept_headers import format_pairs, needs_json, parse_pairs
 from airflow_provider_jetstream.jetstream.dead_letters.record_origin import format_origin, parse_origin
+from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 from airflow_provider_jetstream.jetstream.line_text import one_line
 
 if TYPE_CHECKING:
@@ -210,6 +211,8 @@ def read_record(message: StoredMessage, stream: str) -> Record | None:
 
 
 def _outline(message: StoredMessage, fields: Mapping[str, str], stream: str) -> Outline | None:
+    if proves_nothing(message):
+        return None
     consumer, sequence_in_subject = _address(message.subject, stream)
     sequence = _count(fields.get(_SEQUENCE)) or sequence_in_subject
     if not sequence:

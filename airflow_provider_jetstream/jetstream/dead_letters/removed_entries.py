@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.archive import job_sequence, republished_message, republishing_stream
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
@@ -25,6 +25,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
 from airflow_provider_jetstream.jetstream.dead_letters.entry import DEATHS, Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,7 +184,9 @@ async def _read_removed(
     stream, subject = audit["config"]["name"], entry_copies_filter(snapshot.queue)
     async for copy in read_range(connection, stream, subject, start):
         message = republished_message(copy)
-        if republishing_stream(copy) != name or not parser.is_entry(message.subject) or copy.stored_at < created:
+        if proves_nothing(copy) or republishing_stream(copy) != name or copy.stored_at < created:
+            continue
+        if not parser.is_entry(message.subject):
             continue
         # Entries after those that were read belong to the next scan.
         if not 0 < message.sequence <= index.read_to:
@@ -241,10 +244,8 @@ async def _read_terminated(
     if not covered_by_any(audit["config"].get("subjects") or [], entry_terminations(name)):
         return reasons
     async for message in read_range(connection, audit["config"]["name"], entry_terminations(name)):
-        advisory = parse_advisory(message.data)
-        if not isinstance(advisory, Terminated) or not advisory.is_of_server(name, connection.domain):
-            continue
-        if message.stored_at >= created:
+        advisory = event_of(message, name, connection.domain)
+        if isinstance(advisory, Terminated) and message.stored_at >= created:
             reasons[advisory.stream_seq] = advisory.reason
     return reasons
 

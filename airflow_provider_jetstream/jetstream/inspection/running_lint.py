@@ -12,11 +12,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
-from airflow_provider_jetstream.jetstream.contract import ACK_METRIC
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_consumers
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
@@ -102,8 +102,8 @@ async def _measure(connection: Connection, queue: WorkQueue) -> _Measurements:
         size += len(message.data)
         if size > _BYTES:
             break
-        event = parse_advisory(message.data)
-        if not isinstance(event, AckMetric | Completion) or event.stream != queue.name:
+        event = event_of(message, queue.name, connection.domain)
+        if not isinstance(event, AckMetric | Completion):
             continue
         measured.deliveries[event.consumer][event.stream_seq] = event.deliveries
         if isinstance(event, Completion):
@@ -111,7 +111,7 @@ async def _measure(connection: Connection, queue: WorkQueue) -> _Measurements:
             results = measured.results[event.consumer, event.stream_seq]
             if event.result not in results:
                 results.append(event.result)
-        elif message.subject.startswith(f"{ACK_METRIC}.") and 0 <= event.ack_time <= _LONGEST_TIME:
+        elif 0 <= event.ack_time <= _LONGEST_TIME:
             measured.ack_times[event.consumer].append(event.ack_time)
     return measured
 

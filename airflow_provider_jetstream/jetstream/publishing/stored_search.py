@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.contract import archive_filter, completion_filter
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.evidence import event_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -42,7 +43,7 @@ async def find_stored_jobs(
         stored.add_message(message, sequence, task_key=task_key)
     if queue.events:
         async for message in _read(connection, queue.events.name, completion_filter(queue.name), events_from):
-            event = parse_advisory(message.data)
+            event = event_of(message, queue.name)
             if isinstance(event, Completion | Cancelled) and event.job_id and event.stream_seq >= queue_from:
                 # Only a message id counts: an id that the user set may be another publisher's too.
                 stored.add_ended(event.job_id, event.stream_seq)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -188,7 +189,7 @@ async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob], *, a
     for position, job in enumerate(jobs):
         expectations = [("Nats-Expected-Last-Subject-Sequence", str(after)), ("Nats-TTL", _MARKER_TTL)]
         marked = Headers([*expectations, *batch_headers(batch, 2 * position + 1)])
-        await connection.publish(_letter_marker(job.letter), b"", marked)
+        await connection.publish(_letter_marker(job.letter), _marker_body(job.letter), marked)
         headers = Headers([*job.headers.items(), *batch_headers(batch, 2 * position + 2)])
         if 2 * position + 2 < last:
             await connection.publish(job.subject, job.content.body, headers)
@@ -213,6 +214,10 @@ def _batches(jobs: Sequence[RedrivenJob]) -> Iterator[list[RedrivenJob]]:
 
 def _letter_marker(letter: DeadLetter) -> str:
     return marker_subject(letter.death.stream, letter.sequence)
+
+
+def _marker_body(letter: DeadLetter) -> bytes:
+    return json.dumps({"stream": letter.death.stream, "sequence": letter.sequence}).encode()
 
 
 def _refused(job: RedrivenJob, error: ApiError) -> str:

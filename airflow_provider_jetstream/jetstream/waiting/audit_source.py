@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, parse_record
 from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.server_made import is_server_made
 from airflow_provider_jetstream.jetstream.contract import handled_subject, letter_audit_subject
+from airflow_provider_jetstream.jetstream.evidence import handled_sequence
 from airflow_provider_jetstream.jetstream.waiting.event_source import EndSource
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd, Successor
 
@@ -53,7 +53,7 @@ class AuditSource(EndSource):
         return self._recent.get(sequence)
 
     def _take(self, message: TailedMessage) -> None:
-        if message.stored_at >= self._created:
+        if message.stored_at >= self._created and not message.is_from_elsewhere:
             for end in self._ends(message):
                 self._note(end)
 
@@ -61,9 +61,8 @@ class AuditSource(EndSource):
         time = message.stored_at.isoformat()
         stored = StoredMessage(message.subject, message.sequence, time, (), message.data)
         if message.subject.startswith(self._reports):
-            sequence = message.subject.removeprefix(self._reports)
-            if sequence.isdecimal() and message.data and not is_server_made(stored):
-                yield JobEnd(EndKind.DEAD, int(sequence), message.sequence, note=REPORTED, stored_at=message.stored_at)
+            if sequence := handled_sequence(stored, self._queue):
+                yield JobEnd(EndKind.DEAD, sequence, message.sequence, note=REPORTED, stored_at=message.stored_at)
         elif message.subject.startswith(self._letters):
             record = parse_record(LetterRecord, stored)
             if record and self._is_of_queue(record) and message.subject == f"{self._letters}{record.sequence}":

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import completion_filter, completion_subject, ended_job_time
+from airflow_provider_jetstream.jetstream.contract import ended_job_time
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
 from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, parse_end
 from airflow_provider_jetstream.jetstream.waiting.recent_events import RecentEvents
@@ -59,7 +59,6 @@ class EndSource:
         self._advisory_subjects = advisory_subjects
         self._on_report = on_report
         self._queue = cursor.queue
-        self._completions = completion_filter(cursor.queue).removesuffix(">")
         self._created = datetime.fromisoformat(cursor.created)
         # Workers of version 1 of the contract state a job's time in microseconds, and so does this.
         self._created_nanoseconds = (self._created - _EPOCH) // timedelta(microseconds=1) * 1_000
@@ -154,8 +153,11 @@ class EndSource:
             # Never by the sequence in it: anybody may publish here.
             self._take_report(message)
             return
-        end = parse_end(message.data, message.sequence, self._queue, self._connection.domain, message.stored_at)
-        if end is None or self._is_of_earlier_stream(message, end) or self._is_of_other_subject(message.subject, end):
+        if message.is_from_elsewhere:
+            return
+        place = (self._queue, self._connection.domain, message.stored_at, message.subject)
+        end = parse_end(message.data, message.sequence, *place)
+        if end is None or self._is_of_earlier_stream(message, end):
             return
         self._note(end)
 
@@ -173,14 +175,8 @@ class EndSource:
         stored = ended_job_time(message.message_id, end.sequence)
         return stored is not None and stored < self._created_nanoseconds
 
-    def _is_of_other_subject(self, subject: str, end: JobEnd) -> bool:
-        """Return whether a worker of another consumer published an end: the subject is what permissions are for."""
-        if not subject.startswith(self._completions):
-            return False
-        return subject != completion_subject(self._queue, end.consumer, end.sequence)
-
     def _take_report(self, message: TailedMessage) -> None:
-        if (digest := reported_job(message.subject, message.data)) is None:
+        if message.is_from_elsewhere or (digest := reported_job(message.subject, message.data)) is None:
             return
         report = AdvisoryReport(digest, message.sequence, message.stored_at)
         earlier = self._recent_reports.get(digest) or report

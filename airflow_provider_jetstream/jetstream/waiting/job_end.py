@@ -18,6 +18,8 @@ from airflow_provider_jetstream.jetstream.advisories import (
     Terminated,
     parse_advisory,
 )
+from airflow_provider_jetstream.jetstream.contract import completion_subject
+from airflow_provider_jetstream.jetstream.evidence import event_of_body
 
 _UNKNOWN = datetime.max.replace(tzinfo=UTC)
 
@@ -94,22 +96,23 @@ class AdvisoryReport:
 
 
 def parse_end(
-    data: bytes, event_sequence: int, queue: str, domain: str = "", stored_at: datetime = _UNKNOWN
+    data: bytes, event_sequence: int, queue: str, domain: str = "", stored_at: datetime = _UNKNOWN, subject: str = ""
 ) -> JobEnd | None:
     """Parse the body of a message of an events stream or a dead letter queue; ``None`` where it is no job's end.
 
     :param domain: the JetStream domain of the queue's server; empty where it has none
     :param stored_at: when the message was stored
+    :param subject: its subject, with which the body has to agree; not compared where it is empty
     """
     if (plain := _PLAIN_COMPLETION.fullmatch(data)) and _is_date(plain[1]):
         _, stream, consumer, sequence, deliveries = plain.groups()
-        if stream.decode() != queue:
+        if stream.decode() != queue or subject not in ("", _completion_subject(stream, consumer, sequence)):
             return None
         return JobEnd(
             EndKind.COMPLETED,
             *(int(sequence), event_sequence, consumer.decode(), "", False, int(deliveries), stored_at),
         )
-    event = parse_advisory(data)
+    event = event_of_body(subject, data, queue, domain) if subject else parse_advisory(data)
     if event is None or event.stream != queue:
         return None
     # What workers publish names no domain.
@@ -131,6 +134,10 @@ def parse_end(
         case _:
             return None
     return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result, event.deliveries, stored_at)
+
+
+def _completion_subject(queue: bytes, consumer: bytes, sequence: bytes) -> str:
+    return completion_subject(queue.decode(), consumer.decode(), int(sequence))
 
 
 @lru_cache(maxsize=64)

@@ -9,12 +9,13 @@ from datetime import datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.contract import job_completion_filter, job_copy_filter
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 
@@ -214,10 +215,8 @@ class _Reader:
     ) -> JobReport:
         queue, copy = self._cursor.queue, self._facts.last_copy(sequence)
         stored = await self._last(self._cursor.events, job_completion_filter(queue, copy))
-        event = parse_advisory(stored.data) if stored else None
+        event = event_of(stored, queue) if stored else None
         if stored is None or not isinstance(event, Completion | Cancelled):
-            return JobReport(job_id, sequence, state, attempts, None, note)
-        if (event.stream, event.stream_seq) != (queue, copy):
             return JobReport(job_id, sequence, state, attempts, None, note)
         result, result_at = None, None
         if isinstance(event, Completion) and state == EndKind.COMPLETED.value and event.result is not None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import AckMetric
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
@@ -63,7 +64,7 @@ def _are_near(elapsed: float, delivered: int, jobs: frozenset[int], report: Wait
 async def _usual_seconds(connection: Connection, cursor: Cursor) -> float:
     """Return how long the queue's last acknowledged job took from its delivery; 0 where the server reports none."""
     message = await last_message(connection, cursor.events, ack_metric_filter(cursor.queue))
-    event = parse_advisory(message.data) if message else None
-    if not isinstance(event, AckMetric) or not event.is_of_server(cursor.queue, connection.domain):
+    event = event_of(message, cursor.queue, connection.domain) if message else None
+    if not isinstance(event, AckMetric):
         return 0.0
     return event.ack_time / NANOSECONDS

@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream.client.pull_request import pull_reques
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.evidence import is_from_elsewhere
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class TailedMessage(NamedTuple):
     stored_at: datetime
     data: bytes
     message_id: str = ""
+    is_from_elsewhere: bool = False
 
 
 class StreamTail:
@@ -144,7 +146,10 @@ class StreamTail:
             async for message in messages:
                 message_id = message.header(MSG_ID) or ""
                 self._on_message(
-                    TailedMessage(message.subject, message.sequence, message.stored_at, message.data, message_id)
+                    TailedMessage(
+                        *(message.subject, message.sequence, message.stored_at, message.data, message_id),
+                        is_from_elsewhere=is_from_elsewhere(name for name, _ in message.headers),
+                    )
                 )
         self.caught_up.set()
 
@@ -216,7 +221,8 @@ class StreamTail:
         if self._stop is None or sequence <= self._stop:
             stored_at = datetime.fromtimestamp(time / NANOSECONDS, UTC)
             name, message_id = subject.decode(errors="replace"), _message_id(headers or b"")
-            self._on_message(TailedMessage(name, sequence, stored_at, payload, message_id))
+            elsewhere = b"\r\nNats-S" in (headers or b"") and is_from_elsewhere(first_values(headers or b""))
+            self._on_message(TailedMessage(name, sequence, stored_at, payload, message_id, is_from_elsewhere=elsewhere))
         if not pending:
             self.caught_up.set()
         if self._requested <= _PULL_AGAIN_AT or self._is_finished():
