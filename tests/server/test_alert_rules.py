@@ -11,6 +11,7 @@ import yaml
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
 from testbed.dead_letters import make_terminated_letters
 from testbed.prometheus import ALERTS, exporter, prometheus, prometheus_program
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs
@@ -54,6 +55,7 @@ async def test_rules_and_dashboard_are_evaluated_on_what_the_exporter_serves(
         queue = await make_queue(admin, name, max_msgs=100)
         await make_dead_letters(admin, queue, ["a", "b"])
         await publish_jobs(admin, queue, ["c"])
+        await account_for_jobs(admin, queue)
         with exporter(own_nats.url) as port, prometheus(port, tmp_path / "prometheus") as server:
             await eventually(
                 lambda: server.values("jetstream_queue_dead_letter_entries_stored_total") == [2], within=60

@@ -14,11 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import METRICS, QueueSampler
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from testbed.prometheus import exporter
-from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs
+from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, store_completion
 
 if TYPE_CHECKING:
     import pytest
@@ -63,6 +64,11 @@ async def busy_queue(connection: NatsPyConnection, name: str) -> WorkQueue:
         "outcomes": {"completed": 4, "died_again": 6},
     }
     await connection.client.jetstream().publish(f"audit.{name}.redrives.{record['id']}", json.dumps(record).encode())
+    # An account names a job that is deleted; the consumer's workers store completions.
+    (deleted,) = await publish_jobs(connection, queue, ["deleted"])
+    await store_completion(connection, queue, deleted + 1)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": deleted})
+    await account_for_jobs(connection, queue)
     return queue
 
 
@@ -84,6 +90,9 @@ async def test_what_is_scraped_has_every_metric_that_dashboard_and_rules_use(own
     assert found["jetstream_redrives"][name, "at_gate"] == 1
     assert [labels for labels, value in found["jetstream_queue_state"].items() if value] == [(name, "stuck")]
     assert found["jetstream_redrive_letters"]["died_again", name] == 6
+    assert found["jetstream_queue_unaccounted_jobs"] == {(name,): 1}
+    assert found["jetstream_queue_unknown_ends"] == {(name,): 0}
+    assert 0 <= found["jetstream_queue_account_age_seconds"][name,] < 3600
     exposed = {metric + ("_total" if METRICS[metric].kind == "counter" else "") for metric in METRICS} | _OWN
     assert exposed <= found.keys(), exposed - found.keys()
     dashboard, rules = (_FOLDER / "grafana-dashboard.json").read_text(), (_FOLDER / "alerts.yaml").read_text()

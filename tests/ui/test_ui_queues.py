@@ -40,6 +40,24 @@ def test_the_numbers_of_a_queue_are_live(browsing: Browsing, settings: Connectio
     assert page.get_by_role("img", name="Pending, last hour").count()
 
 
+def test_an_account_is_made_by_a_button_and_names_the_jobs_that_are_gone(
+    browsing: Browsing, settings: ConnectionSettings
+) -> None:
+    queue = blocking(with_connection(settings, make_queue, "ledgers", consumer={"sample_freq": "100%"}))
+    blocking(with_connection(settings, publish_jobs, queue, ["a", "b", "c"]))
+    blocking(with_connection(settings, delete_job, "ledgers", 2))
+    page = browsing.open()
+    page.get_by_role("link", name="ledgers", exact=True).click()
+    section = page.locator("section").filter(has_text="Jobs that are gone")
+    expect(section).to_contain_text("No account was made yet")
+    section.get_by_role("button", name="Account for them").click()
+    expect(section).to_contain_text("1: 2")
+
+
+async def delete_job(connection: Connection, queue: str, sequence: int) -> None:
+    await connection.api(f"STREAM.MSG.DELETE.{queue}", {"seq": sequence})
+
+
 def test_a_server_that_is_away_is_shown_until_it_is_back(browsing: Browsing, fragile_nats: NatsServer) -> None:
     settings = connection_settings({"servers": (fragile_nats.url,), "timeout": 5})
     blocking(with_connection(settings, make_queue, "letterbox"))

@@ -74,6 +74,7 @@ async function errorOf(answer) {
 
 const encode = encodeURIComponent;
 /** @import { QueueDetail, Groups, LetterPage, LetterDetail, TaskJobs, Snapshot, Me, DryRun } from "./api_types" */
+/** @import { Account } from "./api_types" */
 /** @import { RedriveList, RedriveView, JobPage, JobDetail, EditResult, ConsumerPaused } from "./api_types" */
 
 const queuePath = (connection, queue) => `api/queues/${encode(connection)}/${encode(queue)}`;
@@ -101,6 +102,12 @@ export const getGroups = (connection, queue, query, signal) =>
  */
 export const getLetters = (connection, queue, query, signal) =>
   request(`${queuePath(connection, queue)}/letters?${query}`, { signal });
+
+/** @returns {Promise<Account>} the last one */
+export const getAccount = (connection, queue, signal) => request(`${queuePath(connection, queue)}/account`, { signal });
+
+/** @returns {Promise<Account>} a new one */
+export const makeAccount = (connection, queue) => request(`${queuePath(connection, queue)}/account`, { body: {} });
 
 const letterPath = (connection, queue, sequence) => `${queuePath(connection, queue)}/letters/${encode(sequence)}`;
 

@@ -1,5 +1,18 @@
 /** Made from airflow_provider_jetstream/plugins/monitor/models by `make api-types`. */
 
+export interface Account {
+  at: string | null;
+  age_seconds: number;
+  jobs: number;
+  stored: number;
+  ended: number;
+  unaccounted: number;
+  sequences: string;
+  unknown: number;
+  unknown_share: number;
+  why_unknown: (string)[];
+}
+
 export interface Attempt {
   at: string | null;
   what: "stored" | "first_failure" | "death" | "redriven" | "requeued" | "parked" | "handled";

@@ -87,6 +87,11 @@ class JobAccount:
         return _count(self.unaccounted)
 
     @property
+    def unaccounted_jobs(self) -> SequenceRanges:
+        """The jobs that are gone without evidence of their end, as a set of sequences."""
+        return SequenceRanges(array("Q", (bound for first, last in self.unaccounted for bound in (first, last + 1))))
+
+    @property
     def unknown_count(self) -> int:
         """Of how many jobs that are gone the end isn't known."""
         return _count(self.unknown)
@@ -105,7 +110,7 @@ class JobAccount:
         text = f"{self.jobs} jobs of {self.queue}: {self.stored} stored, {self.ended} ended"
         text += f", {self.unaccounted_count} unaccounted"
         if self.unaccounted:
-            text += f" ({ranges_text(_ranges(self.unaccounted))})"
+            text += f" ({ranges_text(self.unaccounted_jobs)})"
         if self.unknown:
             text += f", {self.unknown_count} not known ({self.unknown_share:.1%} of those gone)"
         return text
@@ -443,10 +448,6 @@ def _is_open(job: object) -> bool:
 
 def _count(pairs: tuple[tuple[int, int], ...]) -> int:
     return sum(last - first + 1 for first, last in pairs)
-
-
-def _ranges(pairs: tuple[tuple[int, int], ...]) -> SequenceRanges:
-    return SequenceRanges(array("Q", (bound for first, last in pairs for bound in (first, last + 1))))
 
 
 def _batches(sequences: Iterable[int]) -> Iterator[tuple[int, ...]]:

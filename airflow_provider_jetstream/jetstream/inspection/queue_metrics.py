@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
 from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.dead_letters.account import last_account
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState, QueueWatch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -68,6 +70,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     "jetstream_consumer_open_pulls": Metric("gauge", "Open pull requests of workers", _CONSUMER),
     "jetstream_consumer_paused": Metric("gauge", "1 while it is paused, else 0", _CONSUMER),
     "jetstream_consumer_deliveries": Metric("counter", "Deliveries, repeats included", _CONSUMER),
+    "jetstream_queue_account_age_seconds": Metric("gauge", "Age of the last account; absent without one", _QUEUE),
+    "jetstream_queue_unaccounted_jobs": Metric("gauge", "Jobs gone without evidence of their end, by that", _QUEUE),
+    "jetstream_queue_unknown_ends": Metric("gauge", "Jobs gone whose end isn't known, by that", _QUEUE),
     "jetstream_redrives": Metric("gauge", "The latest 20 redrives by state", ("queue", "state")),
     "jetstream_redrive_letters": Metric("gauge", "Letters of the latest redrive", ("queue", "outcome")),
 }
@@ -84,7 +89,7 @@ class _Discovered:
 class QueueSampler:
     """Samples all queues of a server again and again; what doesn't change is read once.
 
-    :param redrives: whether redrives are read too
+    :param redrives: whether redrives and the last account are read too
     """
 
     redrives: bool = True
@@ -113,21 +118,25 @@ class QueueSampler:
         if self.redrives:
 
             async def read(overview: QueueOverview) -> list[Sample]:
-                return [*redrive_samples(overview.name, await self._redrives(connection, overview))]
+                redrives, account = await self._redrives(connection, overview)
+                return [*redrive_samples(overview.name, redrives), *account_samples(overview, account)]
 
             for found in await map_concurrently(read, overviews):
                 samples += found
         return samples
 
-    async def _redrives(self, connection: Connection, overview: QueueOverview) -> list[Redrive]:
+    async def _redrives(
+        self, connection: Connection, overview: QueueOverview
+    ) -> tuple[list[Redrive], JobAccount | None]:
         queue = await self._queue(connection, overview)
-        if queue is None or queue.audit is None:
-            return []
+        if queue is None or queue.audit is None or overview.health is None:
+            return [], None
         try:
-            return await list_redrives(connection, queue, limit=_REDRIVES)
+            redrives = await list_redrives(connection, queue, limit=_REDRIVES)
+            return redrives, await last_account(connection, queue, overview.health.created)
         except (JetStreamProviderError, ApiError):
             # A missing permission, or the audit is being removed: the other numbers are worth having all the same.
-            return []
+            return [], None
 
     async def _queue(self, connection: Connection, overview: QueueOverview) -> WorkQueue | None:
         created = overview.health.created if overview.health else ""
@@ -176,6 +185,16 @@ def queue_samples(overview: QueueOverview) -> Iterator[Sample]:
         yield Sample("jetstream_consumer_open_pulls", named, consumer.pulls)
         yield Sample("jetstream_consumer_paused", named, float(consumer.paused))
         yield Sample("jetstream_consumer_deliveries", named, consumer.deliveries)
+
+
+def account_samples(overview: QueueOverview, account: JobAccount | None) -> Iterator[Sample]:
+    """Yield the metrics of the last account of a queue's jobs; none where there is none."""
+    if account is None or overview.health is None:
+        return
+    labels, age = (overview.name,), (overview.health.taken_at - account.at).total_seconds()
+    yield Sample("jetstream_queue_account_age_seconds", labels, max(0.0, age))
+    yield Sample("jetstream_queue_unaccounted_jobs", labels, account.unaccounted_count)
+    yield Sample("jetstream_queue_unknown_ends", labels, account.unknown_count)
 
 
 def redrive_samples(queue: str, redrives: list[Redrive]) -> Iterator[Sample]:

@@ -44,6 +44,18 @@ async def redrive(connection: str, queue: str, redrive: str, hiding: Hidden) -> 
     return json_answer(await running_service.service().actions.redrive(connection, queue, redrive, hiding))
 
 
+@router.get("/account")
+async def last_account(connection: str, queue: str) -> Response:
+    """Return the last account of a queue's jobs."""
+    return json_answer(await running_service.service().actions.account(connection, queue, anew=False))
+
+
+@_acting.post("/account")
+async def account(connection: str, queue: str) -> Response:
+    """Make an account of a queue's jobs."""
+    return json_answer(await running_service.service().actions.account(connection, queue, anew=True))
+
+
 # Bodies are parsed here rather than by FastAPI, which would answer one that isn't JSON before it checks the origin.
 @_acting.post("/redrives/{redrive}/{action}")
 async def steer(

@@ -6,6 +6,7 @@ Every method returns JSON of the model that it names.
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.consumer_control import pause_consumer, resume_consumer
@@ -16,15 +17,20 @@ from airflow_provider_jetstream.jetstream.audit.redrive_control import (
     read_redrive,
     resume_redrive,
 )
+from airflow_provider_jetstream.jetstream.client.sequence_ranges import ranges_text
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs, last_account
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError, RedriveRequestError
 from airflow_provider_jetstream.plugins.monitor.dry_run import dry_run
 from airflow_provider_jetstream.plugins.monitor.letter_edit import edited, person, redrive_edited
 from airflow_provider_jetstream.plugins.monitor.letter_service import LetterAnswer
 from airflow_provider_jetstream.plugins.monitor.letter_view import dag_of
+from airflow_provider_jetstream.plugins.monitor.models.queues import Account
 from airflow_provider_jetstream.plugins.monitor.models.redrives import ConsumerPaused, PauseRequest, RedriveList
 from airflow_provider_jetstream.plugins.monitor.redrive_view import redrive_view
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
     from airflow_provider_jetstream.plugins.monitor.answers import Answers
@@ -169,6 +175,34 @@ class QueueActions:
 
         return await self._answers.run(run())
 
+    async def account(self, connection: str, queue: str, *, anew: bool) -> bytes:
+        """Return the :class:`Account` of a queue.
+
+        :param anew: whether to make one; else the last one is returned
+        :raises DeadlineError: making it takes more than 25 seconds; it goes on, and the same request joins it
+        """
+
+        async def make() -> Account:
+            poller = await self._pollers.of_queue(connection, queue)
+            declared = await self._pollers.declaration(connection, queue)
+            async with poller.connection() as opened:
+                if anew:
+                    return _account_view(await account_for_jobs(opened, declared))
+                info = await stream_info(opened, queue)
+                return _account_view(await last_account(opened, declared, info["created"]))
+
+        if not anew:
+            return await self._answers.now(("account", connection, queue), make)
+
+        async def wait() -> bytes:
+            try:
+                async with asyncio.timeout(_COUNT_SECONDS):
+                    return await self._answers.shared_page(("new account", connection, queue), make)
+            except TimeoutError:
+                raise DeadlineError("the account is still being made; try again in a few seconds") from None
+
+        return await self._answers.run(wait())
+
     async def dry_run(
         self, connection: str, queue: str, selection: Selection, action: Act, patch: JsonPatch | None = None
     ) -> bytes:
@@ -190,3 +224,20 @@ class QueueActions:
                 raise DeadlineError("the letters are still being counted; try again in a few seconds") from None
 
         return await self._answers.run(wait())
+
+
+def _account_view(account: JobAccount | None) -> Account:
+    if account is None:
+        return Account()
+    return Account(
+        at=account.at,
+        age_seconds=max(0.0, (datetime.now(UTC) - account.at).total_seconds()),
+        jobs=account.jobs,
+        stored=account.stored,
+        ended=account.ended,
+        unaccounted=account.unaccounted_count,
+        sequences=ranges_text(account.unaccounted_jobs),
+        unknown=account.unknown_count,
+        unknown_share=account.unknown_share,
+        why_unknown=list(account.why_unknown),
+    )

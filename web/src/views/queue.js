@@ -6,6 +6,7 @@ import { bytes, count, counted, duration, exact, percent, rate } from "../format
 import { html, useMemo } from "../html.js";
 import { Ago, Facts, Loading, Meter, Notice } from "../components.js";
 import { State, deadOf, toneOf, wordOf } from "../queue_state.js";
+import { AccountPanel } from "./account.js";
 import { ConsumerButtons } from "./consumer_pause.js";
 import { Table } from "../table.js";
 import { QueueHead, useQueue } from "./queue_head.js";
@@ -49,6 +50,7 @@ export function QueueView({ connection, queue }) {
         <div class="columns">
           <section><h2>Limits</h2><${Limits} limits=${detail.numbers.limits} /></section>
           <section><h2>Stream</h2><${Stream} detail=${detail} /></section>
+          <section><h2>Jobs that are gone</h2><${AccountPanel} ...${{ connection, queue }} /></section>
         </div>
       `
     }

@@ -208,6 +208,33 @@ class Snapshot(MonitorModel):
     refresh_seconds: float
 
 
+class Account(MonitorModel):
+    """The account of a queue's jobs that was made last.
+
+    :param at: as of when; ``null`` where none was made, so that the other fields say nothing
+    :param age_seconds: how long ago that was
+    :param jobs: how many jobs the queue has ever stored
+    :param stored: how many of them are stored
+    :param ended: how many are gone with evidence of their end
+    :param unaccounted: how many are gone without
+    :param sequences: those, as text of ranges
+    :param unknown: of how many that are gone the end isn't known
+    :param unknown_share: which share of the jobs that are gone this is
+    :param why_unknown: why it isn't known, a clause each
+    """
+
+    at: datetime | None = None
+    age_seconds: float = 0.0
+    jobs: int = 0
+    stored: int = 0
+    ended: int = 0
+    unaccounted: int = 0
+    sequences: str = ""
+    unknown: int = 0
+    unknown_share: float = 0.0
+    why_unknown: list[str] = Field(default_factory=list)
+
+
 class QueueDetail(MonitorModel):
     """The details of a queue.
 
