@@ -25,7 +25,7 @@ def letter_row(letter: DeadLetter) -> tuple[object, ...]:
         letter.sequence,
         f"{death.died_at:%m-%d %H:%M:%S}",
         death.reason,
-        death.consumer or "",
+        f"{death.consumer} (absent)" if letter.consumer_absent and death.consumer else death.consumer or "",
         letter.subject,
         safe_line(letter.job_id, _JOB_ID),
         error,
@@ -44,6 +44,7 @@ def letter_json(letter: DeadLetter, *, content: bool = False) -> dict[str, Any]:
         "subject": readable_text(letter.subject),
         "reason": death.reason.value,
         "consumer": death.consumer,
+        "consumer_absent": letter.consumer_absent,
         "stored_at": letter.time,
         "died_at": death.died_at.isoformat(),
         "deliveries": death.deliveries,
@@ -70,7 +71,8 @@ def letter_json(letter: DeadLetter, *, content: bool = False) -> dict[str, Any]:
 def letter_text(letter: DeadLetter) -> str:
     """Return the letter for people: its death, its headers, and its body as it is stored."""
     values = letter_json(letter)
-    lines = [f"{name}: {safe_line(value)}" for name, value in values.items() if value not in (None, "")]
+    shown = {name: value for name, value in values.items() if value is not False and value not in (None, "")}
+    lines = [f"{name}: {safe_line(value)}" for name, value in shown.items()]
     lines += ["", "headers:", *(f"  {safe_line(name)}: {safe_line(value)}" for name, value in letter.headers)]
     body = _utf8(letter.body)
     return "\n".join([*lines, "", "body:" if body is not None else "body, which isn't UTF-8:", _shown(letter.body)])

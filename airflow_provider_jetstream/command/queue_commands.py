@@ -58,6 +58,11 @@ def add_queue_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
         action.add_argument(
             "--migrate", action="store_true", help="let consumers hand jobs over to others, and remove undeclared ones"
         )
+        action.add_argument(
+            "--park-dead",
+            action="store_true",
+            help="park dead letters that a new consumer would run again, since theirs is gone",
+        )
     lint = actions.add_parser(
         "lint",
         parents=parents,
@@ -208,7 +213,7 @@ async def _plan(options: argparse.Namespace, out: Output) -> ExitCode:
 
     queue = load_file(options.queue)
     async with opened(options, out) as connection:
-        steps = await plan(connection, queue, migrate=options.migrate)
+        steps = await plan(connection, queue, migrate=options.migrate, park_dead=options.park_dead)
     _print_plan(queue.name, steps, out, applied=False)
     return ExitCode.FINDINGS if steps.changes or steps.blocked else ExitCode.DONE
 
@@ -218,7 +223,7 @@ async def _apply(options: argparse.Namespace, out: Output) -> ExitCode:
 
     queue = load_file(options.queue)
     async with opened(options, out) as connection:
-        steps = await provision(connection, queue, migrate=options.migrate)
+        steps = await provision(connection, queue, migrate=options.migrate, park_dead=options.park_dead)
     _print_plan(queue.name, steps, out, applied=True)
     return ExitCode.DONE
 
@@ -233,6 +238,8 @@ def _print_plan(queue: str, plan: Plan, out: Output, *, applied: bool) -> None:
                 "differences": [str(difference) for difference in step.differences],
                 "blocked": list(step.blocked),
                 "migration": str(step.migration) if step.migration else None,
+                "parking": str(step.parking) if step.parking else None,
+                "notes": list(step.notes),
             }
             for step in plan.steps
         ]

@@ -56,31 +56,33 @@ class JetStreamHook(JobOperations, JobWaits):
         """Return what the form does with the fields of every connection, for Airflow 3.1."""
         return {name.replace("-", "_"): value for name, value in FIELD_BEHAVIOUR.items()}
 
-    def plan(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
+    def plan(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
         """Plan what :meth:`provision` would do; change nothing.
 
         :param migrate: whether consumers may hand jobs over to others
+        :param park_dead: whether dead letters that a new consumer would run again are parked first
         :return: the steps, those that the server would refuse included
         :raises ServerTooOldError: the declaration needs a feature that the server lacks
         """
-        return self.blocking(plan, load_queue(queue), migrate=flag("migrate", migrate))
+        return self.blocking(plan, load_queue(queue), **_provisioning_flags(migrate, park_dead))
 
-    async def aplan(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
+    async def aplan(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
         """Do what :meth:`plan` does, awaited."""
-        return await self.awaited(plan, load_queue(queue), migrate=flag("migrate", migrate))
+        return await self.awaited(plan, load_queue(queue), **_provisioning_flags(migrate, park_dead))
 
-    def provision(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
+    def provision(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
         """Create or update a queue's streams and consumers.
 
         :param migrate: whether consumers may hand jobs over to others
+        :param park_dead: whether dead letters that a new consumer would run again are parked first
         :return: the steps that were applied
         :raises DriftError: what exists differs in a way that no update can change
         """
-        return self.blocking(provision, load_queue(queue), migrate=flag("migrate", migrate))
+        return self.blocking(provision, load_queue(queue), **_provisioning_flags(migrate, park_dead))
 
-    async def aprovision(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
+    async def aprovision(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
         """Do what :meth:`provision` does, awaited."""
-        return await self.awaited(provision, load_queue(queue), migrate=flag("migrate", migrate))
+        return await self.awaited(provision, load_queue(queue), **_provisioning_flags(migrate, park_dead))
 
     def check_drained(
         self, queue: QueueSource, consumers: Sequence[str] | None = None, *, nothing_dead: bool = False
@@ -246,3 +248,7 @@ class JetStreamHook(JobOperations, JobWaits):
         return await self.awaited(
             preview, load_queue(queue), optional_request(request) or RedriveRequest(), group_fields(group_by)
         )
+
+
+def _provisioning_flags(migrate: bool, park_dead: bool) -> dict[str, bool]:  # noqa: FBT001
+    return {"migrate": flag("migrate", migrate), "park_dead": flag("park_dead", park_dead)}

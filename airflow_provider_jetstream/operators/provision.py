@@ -34,6 +34,8 @@ class JetStreamProvisionOperator(BaseOperator):
     :param migrate: whether consumers may hand stored jobs over to others, such as one consumer to its partitions. An
         undeclared consumer that has nothing left is removed then. The task waits until none of the jobs is in flight;
         a try that was interrupted is continued by the next one
+    :param park_dead: whether dead letters that a new consumer would run again, since theirs is gone, are parked first;
+        otherwise the consumer isn't created
     :param nats_conn_id: the Airflow connection
     :return: one line per stream and consumer, saying what was done; after a dry run the number of changes and of
         steps that are blocked, and all steps with what they change and why they are blocked
@@ -50,17 +52,19 @@ class JetStreamProvisionOperator(BaseOperator):
         work_queue: QueueSource,
         dry_run: bool = False,
         migrate: bool = False,
+        park_dead: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         declared_queue(work_queue, self)
         check_text(nats_conn_id=nats_conn_id)
-        check_flags(dry_run=dry_run, migrate=migrate)
+        check_flags(dry_run=dry_run, migrate=migrate, park_dead=park_dead)
         self.work_queue = work_queue
         # Not named dry_run: every operator has a method of that name.
         self.only_plan = dry_run
         self.migrate = migrate
+        self.park_dead = park_dead
         self.nats_conn_id = nats_conn_id
 
     def execute(self, context: Context) -> list[str] | dict[str, Any]:
@@ -73,8 +77,8 @@ class JetStreamProvisionOperator(BaseOperator):
             self._log_warnings(queue, queue.warnings())
             hook = JetStreamHook(self.nats_conn_id)
             if self.only_plan:
-                return self._log_plan(hook.plan(queue, migrate=self.migrate))
-            plan = hook.provision(queue, migrate=self.migrate)
+                return self._log_plan(hook.plan(queue, migrate=self.migrate, park_dead=self.park_dead))
+            plan = hook.provision(queue, migrate=self.migrate, park_dead=self.park_dead)
         for step in plan.steps:
             self.log.info("%s", step)
         try:
@@ -98,6 +102,8 @@ class JetStreamProvisionOperator(BaseOperator):
                 "name": step.name,
                 "differences": [str(difference) for difference in step.differences],
                 "migration": str(step.migration) if step.migration else None,
+                "parking": str(step.parking) if step.parking else None,
+                "notes": list(step.notes),
                 "blocked": list(step.blocked),
             }
             for step in plan.steps

@@ -238,8 +238,9 @@ async def test_an_entry_about_used_up_deliveries_does_not_account_for_a_job_that
     if not archived:
         await connection.api(f"STREAM.PURGE.{name}-archive")
     # A consumer that is created anew delivers it once more, so that it needn't be a dead letter that somebody deletes.
+    config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"]
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
-    await provision(connection, queue)
+    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", {"stream_name": name, "config": config})
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     assert (await summarise_dead_letters(connection, queue)).dead == 0
     assert await unaccounted(connection, queue) == [(1, 1)]

@@ -133,6 +133,9 @@ async def test_a_queue_without_letters_or_without_a_consumer_is_diagnosed(
     assert (empty.action, empty.headline) == (Action.NOTHING, f"{name}: no dead letters")
     await make_dead_letters(connection, queue, ["a"])
     await connection.api(f"CONSUMER.DELETE.{name}.worker", {})
+    dead = await diagnose_dead_letters(connection, queue)
+    assert [group.recommendation.action for group in dead.groups] == [Action.ADD_CONSUMER]
+    await publish_jobs(connection, queue, ["b"])
     undeliverable = await diagnose_dead_letters(connection, queue, Selection(reasons=frozenset({Reason.UNDELIVERABLE})))
     assert [group.recommendation.action for group in undeliverable.groups] == [Action.ADD_CONSUMER]
 

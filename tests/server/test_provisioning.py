@@ -138,11 +138,13 @@ async def test_drift_is_shown_as_a_difference_and_corrected(connection: Connecti
     consumer = _consumer(name, filter_subject=f"{name}.b", ack_wait="1m", max_deliver=5)
     changed = _alone(name, max_msgs=200, max_age=-1, consumers=[consumer])
     intended = await plan(connection, changed)
-    assert str(intended) == (
+    *steps, marks = intended.steps
+    assert "\n".join(map(str, steps)) == (
         f"update stream {name}\n    max_msgs: 100 → 200\n    max_age: 1h → 0\n"
         f"update consumer {name}/w\n    max_deliver: 3 → 5\n    filter_subject: {name}.a → {name}.b\n"
         "    ack_wait: 30s → 1m"
     )
+    assert (marks.name, [difference.field for difference in marks.differences]) == (name, ["metadata"])
     await apply(connection, intended)
     assert (await _stream(connection, name))["config"]["max_msgs"] == 200
     stored = await _consumer_config(connection, name, "w")

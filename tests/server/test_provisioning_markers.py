@@ -64,7 +64,9 @@ async def test_a_queue_that_exists_is_upgraded_and_keeps_its_jobs_and_deliveries
     (first,) = await pull_jobs(connection, _queue(name), 1)
     done = await provision(connection, _queue(name, atomic_redrive=True))
     jobs, more, markers = f"{name}.jobs.>", f"{name}.more.*", f"requeued.{name}.*"
-    assert [str(step) for step in done.changes] == [
+    *changes, marks = done.changes
+    assert str(marks).startswith(f"update stream {name}\n    metadata: {{'filters.worker'")
+    assert [str(step) for step in changes] == [
         (
             f"update stream {name}\n    subjects: {[jobs, more]} → {[jobs, more, markers]}\n"
             "    allow_atomic: unset → True\n    allow_msg_ttl: False → True"

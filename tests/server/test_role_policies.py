@@ -25,6 +25,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
+    DriftError,
     JetStreamProviderError,
     PermissionDeniedError,
     UnreachableError,
@@ -79,10 +80,14 @@ _OF_OTHER_QUEUES = {
     ("spark-reader", "$JS.API.STREAM.MSG.GET.orders"),
     *(
         (role, f"$JS.API.DIRECT.GET.orders{name}")
-        for role in ("redriver", "monitor")
+        for role in ("redriver", "monitor", "provisioner")
         for name in ("", "-dead", "-events", "-audit", "-archive")
     ),
     ("redriver", "$JS.API.STREAM.PURGE.orders-dead"),
+    # Of a queue with another consumer, and with records of redrives and copies of letters.
+    ("provisioner", "$JS.API.CONSUMER.MSG.NEXT.orders.worker"),
+    ("provisioner", "$JS.API.STREAM.MSG.GET.orders-audit"),
+    ("provisioner", "$JS.API.STREAM.MSG.GET.orders-archive"),
     # Without it, samples are read one by one.
     ("monitor", "$JS.API.DIRECT.GET.airflow_monitor"),
 }
@@ -386,6 +391,33 @@ async def provisions(settings: ConnectionSettings, admin: NatsPyConnection) -> N
         await provision(connection, WorkQueue.load(fields | changed))
 
 
+async def provisions_twice(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    await provisions(settings, admin)
+    await reset(admin, "provisioner")
+    await creates_anew(settings, admin)
+
+
+async def creates_anew(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    """Provision a queue whose consumer is gone: it would run dead letters again."""
+    await provision(admin, QUEUE)
+    await make_letters(settings, admin)
+    await admin.api("CONSUMER.DELETE.orders.worker")
+    async with connect(settings) as connection:
+        with pytest.raises(DriftError, match="it would run 1 dead letter again"):
+            await provision(connection, QUEUE)
+
+
+def without_consumer(flow: _Flow) -> _Flow:
+    """Return a flow on a queue whose consumer is gone."""
+
+    async def look(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+        await make_letters(settings, admin)
+        await admin.api("CONSUMER.DELETE.orders.worker")
+        await flow(settings, admin)
+
+    return look
+
+
 async def reports_on_spark(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
     await make_letters(settings, admin)
     options = {"servers": settings.servers[0], "user": settings.user or "", "password": _SECRET}
@@ -410,12 +442,15 @@ _FLOWS: dict[Role, _Flow] = {
     "redriver": redrives_all_ways,
     "monitor": monitors,
     "spark-reader": reports_on_spark,
-    "provisioner": provisions,
+    "provisioner": provisions_twice,
 }
 
 
+# The part of a flow that needs most lines.
+_MISSING: dict[Role, _Flow] = {"redriver": redrives, "provisioner": provisions}
 _PROBE = "$JS.API.CONSUMER.MSG.NEXT.orders.worker"
 _DEAD_LETTERS = "$JS.API.STREAM.INFO.orders-dead"
+_ANEW: dict[str, _Flow] = dict.fromkeys(("the queue's streams", "jobs that are dead letters", "entries"), creates_anew)
 # The states of the queue in which a line is needed that the role's flow needs nowhere else: by subject, or by what the
 # line is for.
 _STATES: dict[Role, dict[str, _Flow]] = {
@@ -423,6 +458,7 @@ _STATES: dict[Role, dict[str, _Flow]] = {
     "redriver": {
         _PROBE: while_a_job_runs(redrives_once),
         "requeueing in place": requeues,
+        "dead jobs whose consumer is gone": without_consumer(redrives_once),
         "copies of bodies, before they are gone": scans,
         _DEAD_LETTERS: capturing_advisories_only(redrives_once),
         **{
@@ -431,6 +467,7 @@ _STATES: dict[Role, dict[str, _Flow]] = {
         },
     },
     "monitor": {_PROBE: while_a_job_runs(monitors), _DEAD_LETTERS: capturing_advisories_only(monitors)},
+    "provisioner": _ANEW,
     "spark-reader": {
         _PROBE: while_a_job_runs(reports_on_spark),
         _DEAD_LETTERS: capturing_advisories_only(reports_on_spark),
@@ -464,7 +501,7 @@ async def run(
         if missing:
             states = _STATES.get(role, {})
             state = states.get(missing.subject) or states.get(missing.purpose)
-            flow = state or redrives if role == "redriver" else state or flow
+            flow = state or _MISSING.get(role, flow)
         if missing is None or role not in _READING or state:
             await reset(admin, role)
         task = asyncio.ensure_future(flow(settings_of(server, user), admin))

@@ -37,7 +37,11 @@ from airflow_provider_jetstream.jetstream.dead_letters.late_ends import ended_la
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.letters_by_advisory import LettersByAdvisory
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.dead_letters.stored_job import dead_letter_of, judge_stored_job
+from airflow_provider_jetstream.jetstream.dead_letters.stored_job import (
+    dead_letter_of,
+    judge_job_without_consumer,
+    judge_stored_job,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -74,6 +78,7 @@ class Classifier:
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state: the server forgot a death
         in a crash
     :param vanished: whether a job that vanished counts as a dead letter
+    :param disputed: jobs without an entry that another consumer's worker may have
     :param named_unaccounted: jobs that are gone without evidence of their end and whose sequences a request names
     """
 
@@ -88,6 +93,7 @@ class Classifier:
     audit: AuditLog | None = None
     inconsistent_consumers: Collection[str] = ()
     vanished: bool = False
+    disputed: Collection[int] = ()
     named_unaccounted: frozenset[int] = frozenset()
 
     async def classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
@@ -200,13 +206,17 @@ class Classifier:
         audit: AuditLog | None,
     ) -> DeadLetter | Status:
         audited = await audit.last_record(message.sequence) if audit else None
+        judged: Status | tuple[datetime, list[Entry]] | None
         if consumer is None:
+            judged = judge_job_without_consumer(message, self.snapshot.consumers, entries, audited)
+        else:
+            judged = judge_stored_job(message, consumer, entries, audited, self.inconsistent_consumers)
+        if judged is None:
             copies = [entry for entry in entries if entry.kind in COPIES]
             preserved = any(entry.recorded_at >= message.stored_at for entry in copies)
             death = self._death_without_entry(message, None)
             letter = dead_letter_of(message, BodySource.QUEUE, death, None, preserved=preserved, entries=entries)
             return await self._with_copy_sequence(letter, audited)
-        judged = judge_stored_job(message, consumer, entries, audited, self.inconsistent_consumers)
         if isinstance(judged, Status):
             return judged
         since, valid = judged
@@ -217,6 +227,8 @@ class Classifier:
                 self.connection, self.dead_letter_queue, self.snapshot, message.sequence, valid
             )
             death, preserved, origin = merged.death, merged.job is not None, merged.origin
+        elif message.sequence in self.disputed:
+            return Status.UNCERTAIN
         else:
             acknowledged_at = await self.metrics.acknowledged_at(message.sequence)
             if acknowledged_at and acknowledged_at >= max(message.stored_at, requeued_at or message.stored_at):

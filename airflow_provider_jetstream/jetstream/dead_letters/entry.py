@@ -82,14 +82,16 @@ def is_handled(entries: Iterable[Entry]) -> bool:
     return not _HANDLED.isdisjoint([entry.kind for entry in entries])
 
 
-def valid_since(message: StoredMessage, consumer: ConsumerState, audited: LetterRecord | None) -> datetime:
+def valid_since(message: StoredMessage, consumer: ConsumerState | None, audited: LetterRecord | None) -> datetime:
     """Return when a stored job was certainly alive for the last time; older entries don't count.
 
     :param message: the job
-    :param consumer: the consumer that it is for; a recreated one delivers every stored job again
+    :param consumer: the consumer that it is for, if there is one; a recreated one delivers every stored job again
     :param audited: the last action on the job that the audit has
     """
-    times = [message.stored_at, consumer.created]
+    times = [message.stored_at]
+    if consumer:
+        times.append(consumer.created)
     if audited and audited.in_place:
         times.append(audited.at)
     return max(times)

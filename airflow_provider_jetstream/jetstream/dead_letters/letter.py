@@ -55,6 +55,8 @@ class DeadLetter:
     :param copy_stream: the new job's stream, where it isn't the letter's own
     :param parked: why it is out of circulation, if it is
     :param origin: the Airflow task that published it, if one did and it is known
+    :param consumer_absent: whether it is stored and no consumer takes its subject any more: the one that delivered it
+        is gone, or takes other subjects. A consumer that is created for the subject would run it again
     """
 
     death: Death
@@ -70,6 +72,7 @@ class DeadLetter:
     copy_stream: str | None = None
     parked: str | None = None
     origin: Origin | None = None
+    consumer_absent: bool = False
 
     @property
     def sequence(self) -> int:

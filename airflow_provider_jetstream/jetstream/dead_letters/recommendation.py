@@ -150,7 +150,8 @@ def _obstacle(group: CauseGroup, activity: ConsumerActivity | None) -> tuple[Act
     if group.reason == Reason.UNDELIVERABLE:
         return Action.ADD_CONSUMER, "declare a consumer for their subjects: then they are delivered without a redrive"
     if consumer and activity is None:
-        return Action.ADD_CONSUMER, f"consumer {consumer} is gone: provision the queue, then {_canary(group)}"
+        advice = "provision the queue again, parking its dead letters first (--park-dead), then"
+        return Action.ADD_CONSUMER, f"consumer {consumer} is gone: {advice} {_canary(group)}"
     if activity and activity.paused:
         return Action.START_WORKERS, f"consumer {consumer} is paused: resume it, then {_canary(group)}"
     return None

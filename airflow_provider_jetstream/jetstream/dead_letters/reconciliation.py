@@ -25,6 +25,7 @@ from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.dead_letters.disputed_orphans import tell_orphans
 from airflow_provider_jetstream.jetstream.dead_letters.entry import death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.finding import Restriction
@@ -60,6 +61,9 @@ class Reconciliation:
         were dead are alive again, or deliveries are open whose jobs are gone
     :param doubtful: stream sequences of dead jobs without an entry that a handler may have handled, in order; they
         count as uncertain too
+    :param disputed: stream sequences of jobs without an entry that a consumer's numbers call dead although it may never
+        have delivered them, since its filters were changed: another one's worker may have them, in order; they count
+        as uncertain too
     :param findings: why dead letters are uncertain, a sentence each
     """
 
@@ -67,6 +71,7 @@ class Reconciliation:
     uncertain: int = 0
     inconsistent_consumers: set[str] = field(default_factory=set)
     doubtful: array[int] = field(default_factory=lambda: array("Q"))
+    disputed: array[int] = field(default_factory=lambda: array("Q"))
     findings: list[Restriction] = field(default_factory=list)
 
     def doubt(self, below: int) -> None:
@@ -111,14 +116,14 @@ async def _compare(
     :param index: all entries, where dead jobs without an entry are to be found; ``None`` where they are known
     """
     reconciliation = Reconciliation()
-    orphans: list[int] = []
+    orphans: dict[str, list[int]] = {}
     unknown: dict[str, int] = {}
     for consumer in consumers:
         name = consumer.name
         if index and consumer.dead is not None and consumer.dead <= known.jobs[name] and consumer.in_flight == 0:
             continue
-        certain = [] if index is None else await _find_orphans(connection, snapshot, consumer, index)
-        orphans += certain
+        certain = [] if index is None else sorted(await _find_orphans(connection, snapshot, consumer, index))
+        orphans[consumer.name] = certain
         if consumer.dead is None:
             delivered = await _count_delivered(connection, snapshot, consumer)
             _add_bounds(reconciliation, consumer, delivered - known.above_settled[name])
@@ -133,7 +138,10 @@ async def _compare(
             reconciliation.findings.append(_restart_finding(snapshot.queue, consumer, count))
     reconciliation.uncertain += await _count_again(connection, snapshot, unknown) if unknown else 0
     reconciliation.uncertain += sum(consumer.undecided for consumer in consumers)
-    reconciliation.orphans = array("Q", sorted(orphans))
+    judged = tell_orphans(snapshot, orphans, reconciliation.inconsistent_consumers)
+    reconciliation.orphans, reconciliation.disputed = judged.certain, judged.disputed
+    reconciliation.findings += judged.findings
+    reconciliation.uncertain += len(judged.disputed)
     return reconciliation
 
 
@@ -150,8 +158,9 @@ async def jobs_without_entry(
     """
     sequences = reconciliation.orphans[:]
     if selection.sequences is not None:
-        # Whoever names a job knows that it isn't handled.
+        # Whoever names a job knows that it isn't handled, and that no worker has it.
         sequences.extend(reconciliation.doubtful)
+        sequences.extend(reconciliation.disputed)
     if selection.selects_undeliverable:
         for subject in snapshot.unconsumed:
             async for message in read_range(connection, snapshot.queue, subject):

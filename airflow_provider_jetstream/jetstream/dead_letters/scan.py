@@ -100,6 +100,7 @@ class Scan:
     _newly_handled: list[LetterRecord] = field(default_factory=list)
     page_size: int = PAGE
     _is_whole: bool = True
+    _named: frozenset[int] = frozenset()
 
     @property
     def now(self) -> datetime:
@@ -229,7 +230,8 @@ class Scan:
         """Return the jobs that are gone without evidence of their end and whose sequences a selection names."""
         if not selection.sequences or not selection.names_unaccounted or not self._is_whole:
             return ()
-        certain, since = {*self.reconciliation.orphans, *self.reconciliation.doubtful}, self.snapshot.created_at
+        numbers, since = self.reconciliation, self.snapshot.created_at
+        certain = {*numbers.orphans, *numbers.doubtful, *numbers.disputed}
         named = [job for job in selection.sequences if not (job in certain or self.index.has_end(job, since))]
         stored = await stored_sequences(self.connection, self.snapshot.queue, self.snapshot.state)
         if all(stored.exact and (job in stored or job > stored.last) for job in named):
@@ -297,6 +299,9 @@ class Scan:
             reconciliation = await reconcile(self.connection, self.snapshot, self.index, self.audit)
             self._classifier.inconsistent_consumers = reconciliation.inconsistent_consumers
             self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.doubtful)
+            # A consumer may have been changed meanwhile.
+            self.reconciliation.disputed = reconciliation.disputed
+            self._classifier.disputed = {*reconciliation.disputed} - self._named
         # Only now: another page that is classified meanwhile doesn't rely on what was read before.
         self._reconnects = reconnects
 
@@ -307,7 +312,7 @@ class Scan:
             if isinstance(result, NotDead):
                 dismissed.append(result)
             elif result.death.reason == Reason.UNDELIVERABLE and not selection.selects_undeliverable:
-                # The consumer of its entries is gone, so that its death no longer counts.
+                # Its entries are about another message of its sequence, or state no death.
                 dismissed.append(NotDead(result.sequence, Status.STALE, result.entries, None, stored=True))
             else:
                 letters.append(result)
@@ -322,4 +327,6 @@ class Scan:
 
         These are the orphans, and jobs that match no consumer where those are selected.
         """
+        # Jobs that a selection names stay what they are while they are redriven.
+        self._named |= selection.sequences or frozenset()
         return await jobs_without_entry(self.connection, self.snapshot, self.index, self.reconciliation, selection)

@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource,
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
@@ -38,16 +38,52 @@ def judge_stored_job(
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state
     """
     since = valid_since(message, consumer, audited)
-    # The job is stored, so an advisory that it was deleted is wrong.
-    valid = [entry for entry in entries if entry.recorded_at >= since and entry.kind != EntryKind.DELETION]
+    valid = _valid_entries(entries, since)
     deaths, consistent = death_entries(valid), consumer.name not in inconsistent_consumers
-    has_evidence = consistent and any(consumer.believes(entry.recorded_at) for entry in deaths)
+    # What another consumer, which had the subject before, says of the job doesn't prove that this one is done with it.
+    own = [entry for entry in deaths if entry.consumer in (None, consumer.name)]
+    has_evidence = consistent and any(consumer.believes(entry.recorded_at) for entry in own)
     requeued_at = audited.at if audited and audited.in_place else None
     if consumer.proves_death(message.sequence, has_evidence=has_evidence, requeued_at=requeued_at):
         return since, valid
     if deaths and not has_evidence and (consistent or consumer.may_have_open(message.sequence)):
         return Status.UNCERTAIN
     return Status.ALIVE if valid or not entries else Status.STALE
+
+
+def judge_job_without_consumer(
+    message: StoredMessage,
+    consumers: Mapping[str, ConsumerState],
+    entries: Sequence[Entry],
+    audited: LetterRecord | None,
+) -> Status | tuple[datetime, list[Entry]] | None:
+    """Return the same of a job whose subject no consumer takes; ``None`` where no entry states its death.
+
+    Its entries prove the death by the consumer that was. One that exists and takes other subjects now may have
+    forgotten the death as any other.
+
+    :param consumers: the queue's consumers by name
+    """
+    since = valid_since(message, None, audited)
+    valid = _valid_entries(entries, since)
+    deaths = death_entries(valid)
+    if not deaths:
+        return None
+
+    def still_holds(death: Entry) -> bool:
+        by = consumers.get(death.consumer or "")
+        if by is None or not by.in_flight:
+            return True
+        return death.recorded_at >= by.created and by.believes(death.recorded_at)
+
+    if any(still_holds(death) for death in deaths):
+        return since, valid
+    return Status.UNCERTAIN
+
+
+def _valid_entries(entries: Sequence[Entry], since: datetime) -> list[Entry]:
+    # The job is stored, so an advisory that it was deleted is wrong.
+    return [entry for entry in entries if entry.recorded_at >= since and entry.kind != EntryKind.DELETION]
 
 
 def dead_letter_of(
@@ -82,4 +118,5 @@ def dead_letter_of(
         parked=parked,
         # A record's origin counts only where it is the one that the job's key names.
         origin=origin_of(message.headers, {origin.key: origin} if origin else {}),
+        consumer_absent=consumer is None and source == BodySource.QUEUE,
     )

@@ -6,18 +6,24 @@ A change that would rebuild a stream or consumer is refused.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
+    DeadLetterGoneError,
     DriftError,
     ProvisioningError,
     ServerTooOldError,
     TransientError,
 )
+from airflow_provider_jetstream.jetstream.provisioning.absent_consumers import park_first, with_dead_letters
+from airflow_provider_jetstream.jetstream.provisioning.companion_owner import owner_blockers
 from airflow_provider_jetstream.jetstream.provisioning.consumer_plan import (
     dead_letter_consumer_steps,
+    declared_consumers,
+    existing_consumers,
     work_queue_consumer_steps,
 )
 from airflow_provider_jetstream.jetstream.provisioning.diff import Difference
@@ -32,6 +38,7 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import (
 )
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import maintain_manifests
+from airflow_provider_jetstream.jetstream.queue.filter_marks import filter_marks
 from airflow_provider_jetstream.jetstream.queue.server_uptime import watch_server
 
 if TYPE_CHECKING:
@@ -60,12 +67,13 @@ _SCHEDULING_SERVER = (2, 12, 0)
 _POLICY_LEVELS = {"overflow": (1, (2, 11, 0)), "pinned_client": (1, (2, 11, 0)), "prioritized": (2, (2, 12, 0))}
 
 
-async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = False) -> Plan:
+async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = False, park_dead: bool = False) -> Plan:
     """Compare a declaration with the server, and return what :func:`apply` would do; change nothing.
 
     Steps that the server would refuse, or that would lose or repeat jobs, are blocked.
 
     :param migrate: whether consumers may hand jobs over to others, and undeclared ones without any left be removed
+    :param park_dead: whether dead letters that a new consumer would run again, since theirs is gone, are parked first
     :raises ServerTooOldError: the declaration needs a feature that the server lacks
     :raises ApiError: the server refused a request
     """
@@ -73,15 +81,30 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
     steps: list[Step] = []
     for stream in queue.companions():
         existing = await _existing_stream(connection, stream.name)
-        declared = declared_companion_config(queue, stream, existing)
-        steps.append(stream_step(existing, _supported(declared, existing, connection.api_level)))
+        config = _supported(declared_companion_config(queue, stream, existing), existing, connection.api_level)
+        steps.append(_own_step(queue, existing, config))
         if stream is queue.dead_letters:
             steps += await dead_letter_consumer_steps(connection, queue.dead_letters, existing)
-    existing = await _existing_stream(connection, queue.name)
-    steps.append(stream_step(existing, declared_queue_config(queue, existing)))
+    info = await _existing_info(connection, queue.name)
+    existing = info["config"] if info else None
     reserved = reserved_subjects_in_use(queue, existing)
-    steps += await work_queue_consumer_steps(connection, queue, reserved, exists=existing is not None, migrate=migrate)
-    return Plan(tuple(await with_refusals(connection, steps)))
+    declared = declared_consumers(queue, reserved)
+    consumers = await existing_consumers(connection, queue.name) if info else {}
+    metadata, last = (existing.get("metadata") or {}, info["state"]["last_seq"]) if info and existing else (None, 0)
+    marks = filter_marks(declared, metadata, consumers, last)
+    config = declared_queue_config(queue, existing)
+    if existing is None and marks:
+        config["metadata"] = {**(config.get("metadata") or {}), **marks}
+    steps.append(own := _own_step(queue, existing, config))
+    steps += await work_queue_consumer_steps(connection, queue, declared, consumers, reserved, migrate=migrate)
+    steps = await with_refusals(connection, steps)
+    if info:
+        steps = await with_dead_letters(connection, queue, steps, park_dead=park_dead)
+    if existing and marks:
+        # Last: until the consumers have their filters, the marks are those of before.
+        marking = stream_step(own.config, {"name": queue.name, "metadata": marks})
+        steps += [marking] if marking.differences else []
+    return Plan(tuple(steps))
 
 
 async def apply(connection: Connection, plan: Plan) -> None:
@@ -113,32 +136,40 @@ async def apply(connection: Connection, plan: Plan) -> None:
                 f" {error.err_code}); {_progress(plan, number)}"
             ) from None
         except (DriftError, TransientError) as error:
-            raise type(error)(f"{error}; {_progress(plan, number)}") from None
+            raise type(error)(f"{error}; {_progress(plan, number)}") from error.__cause__
 
 
-async def provision(connection: Connection, queue: WorkQueue, *, migrate: bool = False) -> Plan:
+async def provision(
+    connection: Connection, queue: WorkQueue, *, migrate: bool = False, park_dead: bool = False
+) -> Plan:
     """Create and update a queue's streams and consumers, and return the plan that was executed.
 
     What was interrupted is continued by calling it again. Where another process changes the queue meanwhile, the plan
     is made again; of two different declarations the later one to be applied holds.
 
     :param migrate: whether consumers may hand jobs over to others, and undeclared ones without any left be removed
+    :param park_dead: whether dead letters that a new consumer would run again, since theirs is gone, are parked first
     :raises ServerTooOldError: the declaration needs a feature that the server lacks; nothing has been changed
     :raises DriftError: what exists differs in a way that no update can change; nothing has been changed
     :raises ProvisioningError: the server refused a step; the steps before it are done, and provisioning again is safe
     """
     for attempt in range(1, _ATTEMPTS + 1):
-        executed = await plan(connection, queue, migrate=migrate)
+        executed = await plan(connection, queue, migrate=migrate, park_dead=park_dead)
         try:
             await apply(connection, executed)
             break
         except TransientError as error:
-            if attempt == _ATTEMPTS or not isinstance(error.__cause__, ApiError):
+            if attempt == _ATTEMPTS or not isinstance(error.__cause__, ApiError | DeadLetterGoneError):
                 raise
     await maintain_manifests(connection, queue)
     if queue.audit:
         await watch_server(connection, await stream_info(connection, queue.audit.name))
     return executed
+
+
+def _own_step(queue: WorkQueue, existing: Mapping[str, Any] | None, declared: dict[str, Any]) -> Step:
+    step = stream_step(existing, declared)
+    return replace(step, blocked=(*step.blocked, *owner_blockers(queue, existing, step)))
 
 
 def _require_features(connection: Connection, queue: WorkQueue) -> None:
@@ -177,16 +208,22 @@ def _supported(config: dict[str, Any], existing: Mapping[str, Any] | None, level
 
 
 async def _existing_stream(connection: Connection, name: str) -> dict[str, Any] | None:
+    info = await _existing_info(connection, name)
+    return info and dict(info["config"])
+
+
+async def _existing_info(connection: Connection, name: str) -> dict[str, Any] | None:
     try:
-        config: dict[str, Any] = (await connection.api(f"STREAM.INFO.{name}"))["config"]
+        return await connection.api(f"STREAM.INFO.{name}")
     except ApiError as error:
         if error.err_code == _STREAM_MISSING:
             return None
         raise
-    return config
 
 
 async def _execute(connection: Connection, step: Step) -> None:
+    if step.parking:
+        await park_first(connection, step.parking)
     if step.kind == "stream":
         await connection.api(f"STREAM.{step.action.upper()}.{step.name}", step.config)
     elif step.migration:

@@ -30,24 +30,37 @@ async def dead_letter_consumer_steps(
     """
     if not stream.consumers:
         return []
-    configs = await _existing_consumers(connection, stream.name) if existing else {}
+    configs = await existing_consumers(connection, stream.name) if existing else {}
     steps = [consumer_step(stream.name, configs.get(consumer.name), consumer.config()) for consumer in stream.consumers]
     # With another retention, consumers share messages.
     return in_accepted_order(steps, configs) if (existing or stream.config())["retention"] == "workqueue" else steps
 
 
+def declared_consumers(queue: WorkQueue, reserved: tuple[Reserved, ...]) -> dict[str, dict[str, Any]]:
+    """Return the declared configurations of a work queue's consumers by name.
+
+    :param reserved: the subjects of the stream that no consumer may have
+    """
+    default_filters = queue.subjects if reserved else ()
+    return {consumer.name: consumer.config(default_filters) for consumer in queue.consumers}
+
+
 async def work_queue_consumer_steps(
-    connection: Connection, queue: WorkQueue, reserved: tuple[Reserved, ...], *, exists: bool, migrate: bool
+    connection: Connection,
+    queue: WorkQueue,
+    declared: Mapping[str, dict[str, Any]],
+    configs: Mapping[str, dict[str, Any]],
+    reserved: tuple[Reserved, ...],
+    *,
+    migrate: bool,
 ) -> list[Step]:
     """Return the steps for the consumers of a work queue, and for undeclared ones that are in the way.
 
+    :param declared: the declared configurations by name
+    :param configs: the server's configurations by name
     :param reserved: the subjects of the stream that no consumer may have
-    :param exists: whether the stream exists
     :param migrate: whether consumers may hand jobs over to others
     """
-    default_filters = queue.subjects if reserved else ()
-    declared = {consumer.name: consumer.config(default_filters) for consumer in queue.consumers}
-    configs = await _existing_consumers(connection, queue.name) if exists else {}
     changes = ConsumerChanges(connection, queue, declared, configs, reserved)
     existing = changes.existing
     migrations = await changes.migrations()
@@ -69,7 +82,8 @@ async def work_queue_consumer_steps(
     return in_accepted_order([*declared_steps, *undeclared_steps], configs)
 
 
-async def _existing_consumers(connection: Connection, stream: str) -> dict[str, dict[str, Any]]:
+async def existing_consumers(connection: Connection, stream: str) -> dict[str, dict[str, Any]]:
+    """Return the server's configurations of a stream's consumers by name."""
     # Older servers leave the name out of the configuration of a consumer that was created with a durable name only.
     consumers = (await list_consumers(connection, stream)).items()
     return {name: {"name": name, **info["config"]} for name, info in consumers}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _UNLIMITED = frozenset({"max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"})
-_DURATIONS = frozenset({"max_age", "duplicate_window", "ack_wait"})
+_DURATIONS = frozenset({"max_age", "duplicate_window", "ack_wait", "inactive_threshold"})
 _SERVER_DEFAULTS = {"discard": "old", "storage": "file", "replay_policy": "instant", "max_deliver": -1}
 
 

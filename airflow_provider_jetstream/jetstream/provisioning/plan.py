@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.provisioning.diff import (
     stream_differences,
 )
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
+from airflow_provider_jetstream.jetstream.queue.consumer_lint import lifetime_warnings
 from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMITS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _FIXED_STREAM_FIELDS = frozenset({"retention", "storage"})
 _ONE_WAY_STREAM_FIELDS = frozenset({"deny_delete", "deny_purge"})
-_FIXED_CONSUMER_FIELDS = frozenset({"ack_policy", "deliver_policy", "replay_policy"})
+_FIXED_CONSUMER_FIELDS = frozenset({"ack_policy", "deliver_policy", "replay_policy", "mem_storage"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,24 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
+class Parking:
+    """The dead letters that are parked before a consumer is created, which would run them again.
+
+    :param queue: the work queue
+    :param consumer: the consumer
+    :param sequences: the letters' stream sequences, in order
+    """
+
+    queue: WorkQueue
+    consumer: str
+    sequences: tuple[int, ...]
+
+    def __str__(self) -> str:
+        count = len(self.sequences)
+        return f"parks {'1 dead letter' if count == 1 else f'{count} dead letters'} first, which it would run again"
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """The provisioning of one stream or consumer.
 
@@ -60,6 +79,7 @@ class Step:
     :param differences: what an update changes
     :param blocked: why the server can't make the change, and what to do instead
     :param migration: what a consumer passes on to others first
+    :param parking: the dead letters that are parked first
     """
 
     kind: Literal["stream", "consumer"]
@@ -69,12 +89,22 @@ class Step:
     differences: tuple[Difference, ...] = ()
     blocked: tuple[str, ...] = ()
     migration: Migration | None = None
+    parking: Parking | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What will cause trouble later though the server accepts it."""
+        if self.kind == "stream" or self.action == "remove":
+            return ()
+        name, threshold = self.name.partition("/")[2], self.config.get("inactive_threshold")
+        warnings = lifetime_warnings(name, threshold, in_memory=bool(self.config.get("mem_storage")))
+        return tuple(map(str, warnings))
 
     def __str__(self) -> str:
-        changes = "".join(f"\n    {difference}" for difference in self.differences)
-        migration = f"\n    {self.migration}" if self.migration else ""
-        reasons = "".join(f"\n    not possible: {reason}" for reason in self.blocked)
-        return f"{self.action} {self.kind} {self.name}{changes}{migration}{reasons}"
+        before = (*self.differences, *filter(None, (self.migration, self.parking)))
+        lines = [*map(str, before), *(f"note: {note}" for note in self.notes)]
+        lines += [f"not possible: {reason}" for reason in self.blocked]
+        return f"{self.action} {self.kind} {self.name}" + "".join(f"\n    {line}" for line in lines)
 
 
 @dataclass(frozen=True, slots=True)

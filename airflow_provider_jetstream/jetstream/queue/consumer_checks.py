@@ -34,6 +34,8 @@ class ConsumerFields(Protocol):
     sample_freq: str | None
     partitions: int | None
     partition: int | None
+    inactive_threshold: int | None
+    mem_storage: bool | None
     priority_groups: tuple[str, ...]
     priority_policy: PriorityPolicy | None
 
@@ -78,6 +80,11 @@ def consumer_problems(consumer: ConsumerFields) -> list[str]:
         problems.append(
             f"consumer {consumer.name}: expected max_ack_pending of at least 1, or -1 for no limit, found"
             f" {consumer.max_ack_pending}"
+        )
+    if consumer.inactive_threshold is not None and consumer.inactive_threshold < 0:
+        problems.append(
+            f"consumer {consumer.name}: expected an inactive_threshold of at least 0, found"
+            f" {format_duration(consumer.inactive_threshold)}: leave it out to keep the consumer"
         )
     sample = _SAMPLE.fullmatch(consumer.sample_freq or "0")
     if not sample or int(sample[1]) > _MAX_PERCENT:

@@ -28,8 +28,32 @@ def consumer_warnings(consumers: Iterable[ConsumerFields], *, execute_at_header:
             yield from _crash_warnings(consumer)
             yield from _retry_warnings(consumer)
             yield from _sharing_warnings(consumer)
+            yield from lifetime_warnings(
+                consumer.name, consumer.inactive_threshold, in_memory=bool(consumer.mem_storage)
+            )
             if execute_at_header:
                 yield _execute_at_warning(consumer)
+
+
+def lifetime_warnings(consumer: str, inactive_threshold: int | None, *, in_memory: bool) -> Iterator[QueueWarning]:
+    """Yield why a consumer may be gone one day.
+
+    :param inactive_threshold: as declared, or as the server has it
+    :param in_memory: whether its state is in memory
+    """
+    harm = "its jobs wait for a new one, which would run its dead letters again"
+    if inactive_threshold and inactive_threshold > 0:
+        yield QueueWarning(
+            "inactive-threshold",
+            f"consumer {consumer} has an inactive_threshold of {format_duration(inactive_threshold)}: the server"
+            f" removes it once nobody has pulled for so long, and {harm}; declare 0",
+        )
+    if in_memory:
+        yield QueueWarning(
+            "memory-consumer",
+            f"consumer {consumer} is in memory (mem_storage): a restart of its server removes it, and {harm}; create it"
+            " without that",
+        )
 
 
 def _crash_warnings(consumer: ConsumerFields) -> Iterator[QueueWarning]:

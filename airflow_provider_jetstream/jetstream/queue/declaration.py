@@ -17,6 +17,11 @@ from airflow_provider_jetstream.jetstream.queue.stream_declaration import Declar
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 _DAY = 86_400 * NANOSECONDS
+# The fields of a consumer that JetStream has by the same name and in the same form.
+_PLAIN_FIELDS = (
+    *("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata", "priority_policy"),
+    *("inactive_threshold", "mem_storage"),
+)
 
 
 class Consumer(Declaration):
@@ -35,6 +40,8 @@ class Consumer(Declaration):
     :param partitions: the number of consumers among which its jobs are divided, named after it with ``-0``, ``-1`` and
         so on; its filters have ``{partition}`` in place of one token
     :param partition: the number of this one; follows from ``partitions``
+    :param inactive_threshold: after so long without a pull the server removes the consumer; none where absent or ``0``
+    :param mem_storage: whether its state is in memory, so that a restart of its server removes it; fixed when created
     :param priority_groups: names of groups, of which each pull request has to name one; workers name the first
     :param priority_policy: how the server chooses among pull requests of a group; needs server 2.11, ``prioritized``
         needs 2.12
@@ -57,6 +64,8 @@ class Consumer(Declaration):
     metadata: dict[Text, Text] | None = None
     partitions: int | None = Field(default=None, ge=1, le=1000)
     partition: int | None = None
+    inactive_threshold: Duration | None = None
+    mem_storage: bool | None = None
     priority_groups: tuple[str, ...] = ()
     priority_policy: PriorityPolicy | None = None
 
@@ -95,7 +104,7 @@ class Consumer(Declaration):
             config["backoff"] = list(self.backoff)
         if self.priority_groups:
             config["priority_groups"] = list(self.priority_groups)
-        for field in ("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata", "priority_policy"):
+        for field in _PLAIN_FIELDS:
             if (value := getattr(self, field)) is not None:
                 config[field] = value
         if self.partitions is not None:

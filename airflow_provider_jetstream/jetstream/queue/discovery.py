@@ -27,6 +27,7 @@ from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     discovered_advisory_subjects,
     discovered_sample_freq,
 )
+from airflow_provider_jetstream.jetstream.queue.filter_marks import without_marks
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -40,7 +41,7 @@ _ANY = frozenset({"*", ">"})
 _QUEUE_TOKEN = MAX_DELIVERIES.count(".") + 1
 _CONSUMER_FIELDS = (
     *("description", "filter_subjects", "filter_subject", "max_deliver", "ack_wait", "backoff"),
-    *("max_ack_pending", "sample_freq", "priority_groups", "priority_policy"),
+    *("max_ack_pending", "sample_freq", "priority_groups", "priority_policy", "inactive_threshold", "mem_storage"),
 )
 
 
@@ -215,8 +216,9 @@ def _fields(model: type[Stream], config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the metadata without the server's own."""
-    return {key: value for key, value in (config.get("metadata") or {}).items() if not key.startswith("_nats.")}
+    """Return the metadata without the server's own, and without that of provisioning."""
+    metadata = without_marks(config.get("metadata") or {})
+    return {key: value for key, value in metadata.items() if not key.startswith("_nats.")}
 
 
 def has_dead_letter_mark(config: Mapping[str, Any]) -> bool:

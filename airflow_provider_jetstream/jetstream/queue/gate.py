@@ -189,6 +189,14 @@ def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Finding]
                 f"{name} has fewer jobs than consumer {consumer.name} has in flight, as after a crash: its dead letters"
                 " can't be told from live jobs until its ack wait is over; if that stays so, recreate the consumer",
             )
+    if missing := [consumer.name for consumer in queue.consumers if consumer.name not in snapshot.consumers]:
+        yield Risk(
+            "consumer-missing",
+            f"{name} has no consumer {', '.join(missing)}: removed by its inactive_threshold, in memory when its server"
+            f" restarted, or deleted; {sum(snapshot.unconsumed.values())} jobs match no consumer, and those among them"
+            " that are dead letters would run again once it is created: provision the queue again, which refuses that"
+            " or parks them first",
+        )
     unknown = [consumer for consumer in snapshot.consumers.values() if consumer.in_flight and not consumer.up_since]
     if unknown:
         yield Risk(

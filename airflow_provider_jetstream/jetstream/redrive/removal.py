@@ -6,6 +6,7 @@ import logging
 import time
 from bisect import bisect_right
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
@@ -49,17 +50,24 @@ async def remove_originals(
 ) -> dict[int, JetStreamProviderError]:
     """Remove jobs that have been copied or completed.
 
-    A late acknowledgement works on streams that deny deletes as well; a job that no consumer has delivered can only be
-    deleted. The answer to neither says that the job is gone, so the queue is read afterwards.
+    A late acknowledgement works on streams that deny deletes as well; a job that no consumer has delivered, or whose
+    consumer is gone, is deleted, or delivered to a consumer of this package's own where deletes are denied. The answer
+    to none of these says that the job is gone, so the queue is read afterwards.
 
-    :param originals: the jobs' stream sequences, with the consumer that delivered each; ``None`` where none did
+    :param originals: the jobs' stream sequences, with the consumer that delivered each; ``None`` where none did, or
+        where no consumer takes their subject any more
     :return: for each job that is still stored why
     :raises NotFoundError: the queue doesn't exist any more
     :raises TransientError: the queue couldn't be read
     """
     requests = [_removal(connection.api_prefix, queue, consumer, sequence) for sequence, consumer in originals.items()]
-    answers = dict(zip(originals, await connection.request_many(requests), strict=True))
+    answers: dict[int, bytes | JetStreamProviderError] = {}
+    answers.update(zip(originals, await connection.request_many(requests), strict=True))
     stored = await _still_stored(connection, queue, sorted(originals)) if originals else []
+    consumers = await list_consumers(connection, queue) if stored else {}
+    if without := [sequence for sequence in stored if originals[sequence] not in consumers]:
+        answers |= await _remove_without_consumer(connection, queue, without)
+        stored = await _still_stored(connection, queue, stored)
     return {
         sequence: RedriveError(
             f"the original {sequence} could not be removed ({_cause(answers[sequence])}); {RUN_AGAIN}"
@@ -74,8 +82,30 @@ def _removal(api_prefix: str, queue: str, consumer: str | None, sequence: int) -
     return f"{api_prefix}.STREAM.MSG.DELETE.{queue}", b'{"seq":%d,"no_erase":true}' % sequence
 
 
-def _cause(answer: bytes | TransientError) -> object:
-    if isinstance(answer, TransientError):
+async def _remove_without_consumer(
+    connection: Connection, queue: str, sequences: Sequence[int]
+) -> Mapping[int, bytes | JetStreamProviderError]:
+    """Delete jobs; where the stream denies that, have them delivered to a consumer that acknowledges them."""
+    if not (await stream_info(connection, queue))["config"].get("deny_delete"):
+        requests = [_removal(connection.api_prefix, queue, None, sequence) for sequence in sequences]
+        return dict(zip(sequences, await connection.request_many(requests), strict=True))
+    messages = await map_concurrently(partial(get_message, connection, queue), sequences)
+    subjects = sorted({message.subject for message in messages if message})
+    try:
+        # It takes no job from workers: the server refuses consumers whose filters overlap.
+        own = await _create_own_consumer(connection, queue, queue, subjects, _SHORT_THRESHOLD)
+        try:
+            await _acknowledge_through(connection, queue, own, sequences)
+        finally:
+            # What else it was delivered is delivered to the consumer that is created for these jobs.
+            await connection.api(f"CONSUMER.DELETE.{queue}.{own}")
+    except (ApiError, NotFoundError, PermissionDeniedError, TransientError) as error:
+        return dict.fromkeys(sequences, error)
+    return {}
+
+
+def _cause(answer: bytes | JetStreamProviderError) -> object:
+    if isinstance(answer, JetStreamProviderError):
         return answer
     try:
         decode_answer(answer or b"{}", "removal")
@@ -111,6 +141,8 @@ _PULL_BATCH = 500
 _LEAST_PURGED = 64
 _PULL_PAUSE = 0.05
 _OWN_CONSUMER_THRESHOLD = 300 * 1_000_000_000
+# One on the work queue is in the way of that which provisioning creates.
+_SHORT_THRESHOLD = 30 * 1_000_000_000
 
 
 async def remove_entries(
@@ -245,19 +277,31 @@ async def _consumers(
     )
     if not consumers[own]:
         return consumers
+    await _create_own_consumer(connection, dead_letter_queue, queue, consumers[own])
+    return consumers
+
+
+async def _create_own_consumer(
+    connection: Connection,
+    stream: str,
+    queue: str,
+    filters: Sequence[str],
+    inactive_threshold: int = _OWN_CONSUMER_THRESHOLD,
+) -> str:
+    """Create the consumer through which messages of some subjects are acknowledged, and return its name."""
+    own = own_consumer(queue)
     config = {
         "durable_name": own,
         "name": own,
         "ack_policy": "explicit",
         "deliver_policy": "all",
-        "filter_subjects": consumers[own],
+        "filter_subjects": filters,
         "max_ack_pending": -1,
-        # As long as it exists, the server refuses other consumers of these entries.
-        "inactive_threshold": _OWN_CONSUMER_THRESHOLD,
+        # As long as it exists, the server refuses other consumers of these messages.
+        "inactive_threshold": inactive_threshold,
     }
-    request = {"stream_name": dead_letter_queue, "config": config}
-    await connection.api(f"CONSUMER.CREATE.{dead_letter_queue}.{own}", request)
-    return consumers
+    await connection.api(f"CONSUMER.CREATE.{stream}.{own}", {"stream_name": stream, "config": config})
+    return own
 
 
 @asynccontextmanager

@@ -97,18 +97,25 @@ class Requeueing:
         return found
 
     async def _prepare(self, page: ProvedPage) -> set[int]:
-        """Finish the letters of a page that a reset mustn't deliver; return the sequences of those that aren't stored.
+        """Finish the letters of a page that a reset must not deliver; return the sequences of those that none delivers.
 
         A job that has ended, or has a new job, would be delivered once more.
         """
         await self._steps.clean_up(page.dismissed)
         await self._steps.redrive([letter for letter in page.letters if letter.copy_sequence is not None])
-        return {letter.sequence for letter in page.letters if letter.source != BodySource.QUEUE}
+        return {
+            letter.sequence for letter in page.letters if letter.source != BodySource.QUEUE or letter.consumer_absent
+        }
 
     async def _requeue(self, consumer: ConsumerState, selection: Selection) -> set[int]:
         letters, entries, unstored = array("Q"), array("Q"), set[int]()
 
         async def record() -> int:
+            if uncertain := self._scan.reconciliation.disputed:
+                raise RedriveError(
+                    f"expected each job without an entry to be dead, found {len(uncertain)} that may be in a worker's"
+                    " hands: a reset would deliver them once more; use another protocol"
+                )
             async with ProvedPages(self._scan, selection, reads_ahead=True) as pages:
                 while page := await pages.next():
                     unstored.update(await self._prepare(page))

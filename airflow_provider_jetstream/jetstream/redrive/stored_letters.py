@@ -119,7 +119,11 @@ class StoredLetters:
     async def _remove_originals(self, done: Sequence[Done]) -> list[Done]:
         """Remove the original jobs; return the letters whose original is gone."""
         await self._audit.require_lease()
-        originals = {letter.sequence: letter.death.consumer for letter, _ in done if letter.source == BodySource.QUEUE}
+        originals = {
+            letter.sequence: None if letter.consumer_absent else letter.death.consumer
+            for letter, _ in done
+            if letter.source == BodySource.QUEUE
+        }
         try:
             failed = await remove_originals(self._connection, self._queue.name, originals)
         except JetStreamProviderError as error:

@@ -232,6 +232,7 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
         yield _sends(f"$JS.ACK.{name}.>", "the end of the dead job")
         for request in ("INFO", "PAUSE", "RESET"):
             yield _api(f"CONSUMER.{request}", name, "requeueing in place")
+    yield from _removes_without_consumer(queue)
     if queue.dead_letters:
         yield _api("STREAM.MSG.DELETE", queue.dead_letters.name, "entries of redriven letters")
         yield _api("STREAM.PURGE", queue.dead_letters.name, "many entries of redriven letters at once")
@@ -241,6 +242,18 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     if queue.events:
         yield _sends(manifest_filter(queue.name), "which task's jobs were redriven")
         yield _api("STREAM.PURGE", queue.events.name, "parts of what the task had published before")
+
+
+def _removes_without_consumer(queue: WorkQueue) -> Iterator[Permission]:
+    """Yield what removes dead jobs whose consumer is gone."""
+    purpose = "dead jobs whose consumer is gone"
+    if not queue.deny_delete:
+        yield _api("STREAM.MSG.DELETE", queue.name, purpose)
+        return
+    name = f"{queue.name}.{redrive_consumer(queue.name)}"
+    for request in ("CREATE", "INFO", "MSG.NEXT", "DELETE"):
+        yield _api(f"CONSUMER.{request}", name, purpose)
+    yield _sends(f"$JS.ACK.{name}.>", purpose)
 
 
 def _claims(queue: str, letters: DeadLetterQueue) -> Iterator[Permission]:
@@ -276,6 +289,11 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
     yield from _uptime(queue)
     if queue.events:
         yield _api("STREAM.MSG.GET", queue.events.name, "what was provisioned before")
+    if queue.dead_letters:
+        # Whether a consumer that is created would run dead letters again.
+        yield from _scan(queue)
+        yield from _reads(queue)
+        yield from _bulk_reads(queue)
 
 
 _LINES: Final[dict[str, Callable[[WorkQueue], Iterator[Permission]]]] = {

@@ -1,0 +1,258 @@
+"""Dead letters whose consumer is gone stay dead letters, and nothing runs them again unasked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    Selection,
+    connect,
+    connection_settings,
+    discover_queue,
+    find_dead_letters,
+    plan,
+    provision,
+    redrive_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.errors import DriftError
+from testbed.dead_letters import make_terminated_letters
+from testbed.nats_binaries import NoSuchServerError, nats_server_of
+from testbed.nats_server import NatsServer
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+_LONG = {"ack_wait": "30s"}
+_BY_HAND = {"durable_name": CONSUMER, "name": CONSUMER, "ack_policy": "explicit", "deliver_policy": "all"}
+
+
+async def _delete(connection: NatsPyConnection, name: str, consumer: str = CONSUMER) -> None:
+    await connection.api(f"CONSUMER.DELETE.{name}.{consumer}")
+
+
+async def _bodies(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[bytes]:
+    return sorted(message.data for message in await pull_jobs(connection, queue, count))
+
+
+@pytest.fixture(params=["newest", "2.12.8", "2.10.27"])
+def any_nats(request: pytest.FixtureRequest) -> Any:
+    """A server of each generation: they create consumers and remove messages in their own ways."""
+    try:
+        binary = None if request.param == "newest" else nats_server_of(request.param)
+    except NoSuchServerError as error:
+        pytest.skip(str(error))
+    with NatsServer(binary=binary) as server:
+        yield server
+
+
+@pytest.mark.parametrize("deny_delete", [False, True])
+async def test_letters_of_a_deleted_consumer_stay_and_are_redriven_or_parked_once(
+    any_nats: NatsServer, name: str, *, deny_delete: bool
+) -> None:
+    async with connect(connection_settings({"servers": (any_nats.url,), "timeout": 10})) as connection:
+        queue = await make_queue(connection, name, consumer=_LONG, deny_delete=deny_delete)
+        await make_dead_letters(connection, queue, ["redriven", "parked", "left"])
+        await publish_jobs(connection, queue, ["alive"])
+        await _delete(connection, name)
+        findings = await find_dead_letters(connection, queue)
+        assert [(letter.sequence, letter.death.consumer, letter.consumer_absent) for letter in findings.letters] == [
+            (1, CONSUMER, True),
+            (2, CONSUMER, True),
+            (3, CONSUMER, True),
+        ]
+        assert findings.uncertain == 0
+        assert "consumer-missing" in [risk.name for risk in findings.risks]
+        (await redrive_dead_letters(connection, queue, _named(1))).raise_for_failures()
+        (await redrive_dead_letters(connection, queue, _named(2, max_redrives=0))).raise_for_failures()
+        with pytest.raises(DriftError, match="it would run 1 dead letter again \\(3\\)"):
+            await provision(connection, queue)
+        done = await provision(connection, queue, park_dead=True)
+        assert [str(step.parking) for step in done.steps if step.parking] == [
+            "parks 1 dead letter first, which it would run again"
+        ]
+        assert await _bodies(connection, queue, 2) == [b"alive", b"redriven"]
+        parked = await find_dead_letters(connection, queue, Selection(parked=True))
+        assert [letter.body for letter in parked.letters] == [b"parked", b"left"]
+
+
+def _named(*sequences: int, **fields: Any) -> RedriveRequest:
+    return RedriveRequest(Selection(sequences=frozenset(sequences)), **fields)
+
+
+async def test_letters_of_a_consumer_that_the_server_removed_are_listed_and_parked_by_commands(
+    nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"]
+    short = {"stream_name": name, "config": config | {"inactive_threshold": 100_000_000}}
+    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", short)
+
+    async def removed() -> bool:
+        return not (await connection.api(f"CONSUMER.NAMES.{name}", {}))["consumers"]
+
+    await eventually(removed)
+    file = tmp_path / "queue.yaml"
+    file.write_text(queue.to_yaml())
+
+    def command(*arguments: object) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "airflow_provider_jetstream.command.program", *map(str, arguments)],
+            capture_output=True,
+            check=False,
+            timeout=60,
+            env={"NATS_URL": nats.url, "COLUMNS": "200"},
+        )
+        return done.returncode, (done.stdout + done.stderr).decode()
+
+    code, listed = command("letters", "list", file, "--json")
+    letters = [json.loads(line) for line in listed.splitlines()]
+    assert (code, [letter["consumer_absent"] for letter in letters]) == (0, [True, True])
+    assert f"{CONSUMER} (absent)" in command("letters", "list", file)[1]
+    code, planned = command("queue", "plan", file)
+    assert (code, "it would run 2 dead letters again (1, 2)" in planned) == (1, True)
+    code, refused = command("queue", "apply", file)
+    assert (code, "--park-dead" in refused) == (7, True)
+    assert await removed()
+    code, applied = command("queue", "apply", file, "--park-dead")
+    assert (code, "parks 2 dead letters first" in applied) == (0, True)
+    assert await stored_count(connection, name) == 0
+
+
+async def test_letters_of_a_consumer_in_memory_outlive_a_restart(own_nats: NatsServer, name: str) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 10})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, name, consumer=_LONG | {"mem_storage": True})
+        await make_dead_letters(connection, queue, "ab")
+    own_nats.stop()
+    own_nats.start()
+    async with connect(settings) as connection:
+        letters = (await find_dead_letters(connection, queue)).letters
+        assert [(letter.sequence, letter.consumer_absent) for letter in letters] == [(1, True), (2, True)]
+        assert (await connection.api(f"CONSUMER.NAMES.{name}", {}))["consumers"] in (None, [])
+        await provision(connection, queue, park_dead=True)
+        assert await stored_count(connection, name) == 0
+
+
+async def test_a_terminated_job_a_waiting_one_and_one_that_nobody_takes_are_no_reason_to_refuse(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_terminated_letters(connection, queue, ["terminated"])
+    await publish_jobs(connection, queue, ["waiting"])
+    await _delete(connection, name)
+    assert [letter.consumer_absent for letter in (await find_dead_letters(connection, queue)).letters] == [False]
+    await provision(connection, queue)
+    assert await _bodies(connection, queue, 1) == [b"waiting"]
+
+
+async def test_another_consumer_for_the_subject_is_refused_too(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "c", kind="other")
+    await _delete(connection, name)
+    consumers = [
+        {"name": "plain", "max_deliver": 1, "filter_subject": f"{name}.jobs.plain"},
+        {"name": "other", "max_deliver": 1, "filter_subject": f"{name}.jobs.other"},
+    ]
+    divided = type(queue)(**queue.model_dump(exclude_unset=True) | {"consumers": consumers})
+    blocked = {step.name: step.blocked for step in (await plan(connection, divided)).blocked}
+    assert {consumer.partition("/")[2]: reasons[0][:35] for consumer, reasons in blocked.items()} == {
+        "plain": "it would run 2 dead letters again (",
+        "other": "it would run 1 dead letter again (3",
+    }
+
+
+async def test_a_letter_that_was_redriven_before_runs_once(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    await _delete(connection, name)
+    (await redrive_dead_letters(connection, queue)).raise_for_failures()
+    await provision(connection, queue)
+    assert await _bodies(connection, queue, 2) == [b"a", b"b"]
+    assert (await find_dead_letters(connection, queue)).letters == ()
+
+
+async def test_a_consumer_that_another_tool_created_anew_runs_them_and_they_are_alive(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    await _delete(connection, name)
+    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", {"stream_name": name, "config": _BY_HAND})
+    assert (await find_dead_letters(connection, queue)).letters == ()
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
+    assert await _bodies(connection, queue, 2) == [b"a", b"b"]
+
+
+async def test_a_consumer_that_gave_its_subject_up_leaves_letters_behind(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"] | {"filter_subject": f"{name}.none"}
+    request = {"stream_name": name, "config": config, "action": "update"}
+    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}.{name}.none", request)
+    letters = (await find_dead_letters(connection, queue)).letters
+    assert [(letter.sequence, letter.consumer_absent) for letter in letters] == [(1, True), (2, True)]
+    (await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))).raise_for_failures()
+    assert await stored_count(connection, name) == 0
+
+
+async def test_plan_lint_and_import_name_what_makes_a_consumer_go(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await _delete(connection, name)
+    config = _BY_HAND | {"max_deliver": 1, "inactive_threshold": 3_600_000_000_000, "mem_storage": True}
+    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", {"stream_name": name, "config": config})
+    (step,) = [step for step in (await plan(connection, queue)).steps if step.kind == "consumer"]
+    assert [note.partition(":")[0] for note in step.notes] == [
+        f"consumer {CONSUMER} has an inactive_threshold of 1h",
+        f"consumer {CONSUMER} is in memory (mem_storage)",
+    ]
+    assert all(f"note: {note}" in str(step) for note in step.notes)
+    imported = await discover_queue(connection, name)
+    consumer = imported.consumer(CONSUMER)
+    assert (consumer.inactive_threshold, consumer.mem_storage) == (3_600_000_000_000, True)
+    assert {"inactive-threshold", "memory-consumer"} <= {warning.name for warning in imported.warnings()}
+    assert (await plan(connection, imported)).changes == ()
+    # The threshold can be given up; the storage is what it was created with.
+    kept = queue.model_dump(exclude_unset=True)
+    kept["consumers"] = [kept["consumers"][0] | {"inactive_threshold": 0, "ack_wait": "30s"}]
+    await provision(connection, type(queue)(**kept))
+    assert (await discover_queue(connection, name)).consumer(CONSUMER).inactive_threshold is None
+    kept["consumers"] = [kept["consumers"][0] | {"mem_storage": False}]
+    (blocked,) = (await plan(connection, type(queue)(**kept))).blocked
+    assert "mem_storage of a consumer is fixed when it is created" in blocked.blocked[0]
+
+
+async def test_a_job_that_died_under_an_earlier_stream_is_no_letter_of_an_absent_consumer(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    await connection.api(f"STREAM.DELETE.{name}")
+    await make_queue(connection, name, consumer=_LONG)
+    await publish_jobs(connection, queue, ["new"])
+    await _delete(connection, name)
+    assert (await find_dead_letters(connection, queue)).letters == ()
+    await provision(connection, queue)
+    await exhaust_deliveries(connection, queue, 1)
