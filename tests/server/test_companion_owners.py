@@ -71,7 +71,7 @@ async def test_a_companion_that_is_to_store_both_queues_is_refused(connection: N
 async def test_a_work_queue_may_not_become_another_ones_companion(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     letters = {"name": name, "retention": "workqueue"}
-    await _refused(connection, small_queue(f"{name}2", dead_letters=letters), f"it captures {name}.jobs.>")
+    await _refused(connection, small_queue(f"{name}2", dead_letters=letters), f"belongs to work queue {name} (")
 
 
 async def test_a_dead_letter_queue_may_not_become_a_work_queue(connection: NatsPyConnection, name: str) -> None:
