@@ -57,16 +57,19 @@ def owner_blockers(queue: WorkQueue, existing: Mapping[str, Any] | None, step: S
         return
     captured: list[str] = existing.get("subjects") or []
     copied: str | None = (existing.get("republish") or {}).get("dest")
-    own = {queue.name, *([queue.dead_letters.name] if queue.dead_letters else [])}
+    # An audit stores what the server says about the entries of the dead letter queue.
+    entries = _Named(queue.dead_letters.name, by_server=True) if queue.dead_letters else None
     named = {subject: _named_queue(subject) for subject in [*captured, *([copied] if copied else [])]}
     lost = [subject for subject in captured if not covered_by_any(step.config.get("subjects") or [], subject)]
-    is_queue, is_own = step.name == queue.name, any(found and found.queue in own for found in named.values())
+    is_queue = step.name == queue.name
+    is_own = any(found and (found.queue == queue.name or found == entries) for found in named.values())
     owners = sorted(
         {
             found.queue
             for subject, found in named.items()
             if found
-            and found.queue not in own | _WILDCARDS
+            and found != entries
+            and found.queue not in {queue.name, *_WILDCARDS}
             # Jobs may have any subject. Several queues may share what another tool has made.
             and (found.by_server or not is_queue)
             and (subject in lost or not (found.by_server or is_own))
