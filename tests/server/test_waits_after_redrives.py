@@ -292,5 +292,24 @@ async def test_a_job_is_not_taken_for_one_of_an_earlier_queue_that_was_redriven(
     assert (report.completed, report.copies) == ({1}, {})
 
 
+async def test_records_that_lead_in_a_circle_or_nowhere_end_no_wait(
+    connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    sequences = await publish_jobs(connection, queue, "abc")
+    record = {"action": "redriven", "stream": name, "created": cursor.created, "reason": "max-deliveries"}
+    record |= {"subject": "x", "fingerprint": "x", "at": "2026-01-01T00:00:00Z"}
+    jetstream = connection.client.jetstream()
+    for letter, new in ((1, 1), (2, 1), (3, 2**63)):
+        body = json.dumps(record | {"sequence": letter, "new_sequence": new}).encode()
+        await jetstream.publish(f"audit.{name}.letters.{letter}", body)
+        await jetstream.publish(f"handled.{name}.{'9' * 30}", b"{}")
+    waiting = asyncio.create_task(ended(connection, cursor, sequences))
+    await finish(connection, queue, 3)
+    assert (await waiting).completed == {1, 2, 3}
+    assert "Traceback" not in caplog.text
+
+
 async def _dead(connection: NatsPyConnection, queue: WorkQueue) -> int:
     return len((await find_dead_letters(connection, queue)).letters)

@@ -67,22 +67,26 @@ class AuditSource(EndSource):
             record = parse_record(LetterRecord, stored)
             if record and self._is_of_queue(record) and message.subject == f"{self._letters}{record.sequence}":
                 fields = {name: getattr(record, name) for name in ("sequence", "new_sequence", "consumer", "reason")}
-                yield self._end(record, fields, message)
+                yield from self._end(record, fields, message)
         elif (found := parse_range(stored)) and self._is_of_queue(found):
             for fields in found.letters():
-                yield self._end(found, fields, message)
+                yield from self._end(found, fields, message)
 
     def _is_of_queue(self, record: Any) -> bool:
         return (record.stream, record.created) == (self._queue, self._created_text)
 
-    def _end(self, record: Any, fields: dict[str, Any], message: TailedMessage) -> JobEnd:
+    def _end(self, record: Any, fields: dict[str, Any], message: TailedMessage) -> Iterator[JobEnd]:
         action, new, successor = record.action, fields["new_sequence"], None
-        if action == "redriven" and new:
-            successor = Successor(record.new_stream or self._queue, new)
-            note = successor.describe()
+        if action == "redriven":
+            stream = record.new_stream or self._queue
+            note = f"it died and was redriven as job {new} of {stream}"
+            # Of one stream, a copy is stored later than its job: others would lead in a circle.
+            if not new or (stream == self._queue and new <= fields["sequence"]):
+                return
+            successor = Successor(stream, new)
         else:
             note = _ACTIONS.get(action, f"it died and was {action}") + (f": {record.why}" if record.why else "")
-        return JobEnd(
+        yield JobEnd(
             EndKind.DEAD,
             fields["sequence"],
             message.sequence,

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RETRY_PAUSE = 1.0
+# Of one job.
+_MOST_REDRIVES = 100
 
 
 class EndDispatcher:
@@ -212,9 +214,15 @@ class EndDispatcher:
     def _follow(self, waiter: Waiter, end: JobEnd, successor: Successor) -> None:
         """Await the new job of a redriven one in its place."""
         known = waiter.redriven.get(end.sequence)
-        if known and known.successor == successor:
+        if known and end.event_sequence <= known.record:
             return
-        job = SuccessorWaiter(waiter, end.sequence, waiter.cursor, successor)
+        if isinstance(waiter, SuccessorWaiter) and waiter.depth >= _MOST_REDRIVES:
+            # Forged records could lead from queue to queue for ever.
+            waiter.record_end(end._replace(note=f"{end.note}, and is followed no further", successor=None))
+            return
+        if known:
+            self.remove(known)
+        job = SuccessorWaiter(waiter, end.sequence, waiter.cursor, successor, end.event_sequence)
         waiter.note_redriven(job)
         if successor.stream == self._cursor.queue:
             self.add(job)

@@ -105,11 +105,13 @@ class SuccessorWaiter(Waiter):
     :param sequence: the stream sequence of that job
     :param cursor: of the queue that has the new job
     :param successor: the new job
+    :param record: the sequence in the audit of the record that says so
+    :ivar depth: how many times the job has been redriven by then
     """
 
-    __slots__ = ("origin", "sequence", "successor")
+    __slots__ = ("depth", "origin", "record", "sequence", "successor")
 
-    def __init__(self, origin: Waiter, sequence: int, cursor: Cursor, successor: Successor) -> None:
+    def __init__(self, origin: Waiter, sequence: int, cursor: Cursor, successor: Successor, record: int) -> None:
         # Not as a wait of its own: it has no policy, and is over with the other one.
         self.cursor = cursor
         self.report = WaitReport({successor.sequence})
@@ -119,6 +121,8 @@ class SuccessorWaiter(Waiter):
         self.origin = origin
         self.sequence = sequence
         self.successor = successor
+        self.record = record
+        self.depth: int = origin.depth + 1 if isinstance(origin, SuccessorWaiter) else 1
 
     def record_end(self, end: JobEnd) -> None:
         """Record an end of the new job for the redriven one."""
