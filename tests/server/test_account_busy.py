@@ -15,7 +15,6 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     find_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -30,6 +29,7 @@ from testbed.queues import (
     process_all,
     publish_jobs,
     pull_jobs,
+    store_completion,
     stored_count,
 )
 
@@ -73,8 +73,7 @@ async def done_job(connection: NatsPyConnection, queue: WorkQueue, *, is_complet
     await publish_jobs(connection, queue, ["done"])
     (message,) = await pull_jobs(connection, queue, 1)
     if is_completed:
-        sequence = message.metadata.sequence.stream
-        await connection.request(completion_subject(queue.name, CONSUMER, sequence), b"{}")
+        await store_completion(connection, queue, message.metadata.sequence.stream)
     await message.ack_sync()
 
 
@@ -268,7 +267,7 @@ async def test_evidence_about_jobs_that_do_not_exist_yet_proves_nothing_about_th
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await publish_jobs(connection, queue, ["first"])
     for sequence in (2, 3, 2**40):
-        await connection.request(completion_subject(name, CONSUMER, sequence), b"{}")
+        await store_completion(connection, queue, sequence)
     assert (await account_for_jobs(connection, queue)).unaccounted == ()
     await publish_jobs(connection, queue, ["second", "third"])
     await connection.api(f"STREAM.PURGE.{name}")
