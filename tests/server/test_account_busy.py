@@ -220,6 +220,7 @@ async def test_an_account_goes_on_where_the_last_one_was_when_the_server_was_res
         assert (account.jobs, account.stored, account.ended, account.unaccounted) == (21, 0, 20, ((1, 1),))
 
 
+@pytest.mark.since_server("2.14", "requeueing in place")
 async def test_a_job_that_is_requeued_in_place_and_done_while_an_account_is_made_is_accounted_for(
     connection: NatsPyConnection, name: str
 ) -> None:
