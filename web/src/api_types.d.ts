@@ -389,6 +389,7 @@ export type QueueState = "no_consumer" | "stuck" | "unserved" | "full" | "paused
 
 export interface RedriveList {
   redrives: (RedriveView)[];
+  not_shown: number;
 }
 
 export interface RedriveView {
@@ -413,6 +414,7 @@ export interface RedriveView {
   failures: Record<string, string>;
   waves: (WaveView)[];
   controls: (ControlView)[];
+  hidden: boolean;
   summary: string;
 }
 

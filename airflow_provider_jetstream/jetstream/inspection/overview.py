@@ -105,12 +105,13 @@ async def inspect_all_queues(
             # The user's role may be for some of the server's queues only.
             return QueueOverview(config, state, dead_letter_queue, None, None, error)
 
-    queues = [info for info in streams if _is_queue(info["config"])]
+    queues = [info for info in streams if is_work_queue(info["config"])]
     overviews = [overview for overview in await map_concurrently(inspect, queues) if overview is not None]
     return sorted(overviews, key=lambda overview: overview.name)
 
 
-def _is_queue(config: Mapping[str, Any]) -> bool:
+def is_work_queue(config: Mapping[str, Any]) -> bool:
+    """Return whether a stream is a work queue, and no dead letter queue."""
     return config["retention"] == "workqueue" and not has_dead_letter_mark(config) and not captured_queues(config)
 
 

@@ -101,7 +101,7 @@ def repaired_content(letter: DeadLetter, transform: Transform | None, patch: Jso
 
     :raises RedriveError: the transform raised, or returned something that can't be sent; or the patch can't be applied
     """
-    own = tuple(pair for pair in letter.headers if not is_servers(pair[0]))
+    own = _own_headers(letter)
     if patch is not None:
         return _patched(letter, patch, own)
     if transform is None:
@@ -121,7 +121,7 @@ def repaired_content(letter: DeadLetter, transform: Transform | None, patch: Jso
             " letter is untouched"
         )
     try:
-        return _repaired(letter, repair, own)
+        return apply_repair(letter, repair)
     except JobError as error:
         raise RedriveError(f"the transform's repair can't be sent: {error}; the letter is untouched") from None
     except _FAULTS as error:
@@ -131,13 +131,22 @@ def repaired_content(letter: DeadLetter, transform: Transform | None, patch: Jso
         ) from error
 
 
-def _repaired(letter: DeadLetter, repair: Repair, own: Pairs) -> Content:
+def apply_repair(letter: DeadLetter, repair: Repair) -> Content:
+    """Return the content of a letter's new job with the changes of a repair.
+
+    :raises JobError: it is nothing that a job can have
+    """
+    own = _own_headers(letter)
     _check_subject(letter, repair.subject)
     body = letter.body if repair.body is UNCHANGED else Job(repair.body).payload()
     _check_headers(letter, repair.headers)
     unchanged = tuple(pair for pair in own if pair[0] not in repair.headers)
     added = tuple((name, value) for name, values in repair.headers.items() for value in _values(values))
     return Content(body, (*unchanged, *added), _changes(letter.body, body, own, repair.headers), repair.subject)
+
+
+def _own_headers(letter: DeadLetter) -> Pairs:
+    return tuple(pair for pair in letter.headers if not is_servers(pair[0]))
 
 
 def _described(error: BaseException) -> str:

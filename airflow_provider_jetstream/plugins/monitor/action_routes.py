@@ -16,10 +16,11 @@ from airflow_provider_jetstream.plugins.monitor.authorization import (
     require_connection,
     require_run_access,
 )
-from airflow_provider_jetstream.plugins.monitor.letter_routes import Hidden, Sequence
+from airflow_provider_jetstream.plugins.monitor.letter_routes import Hidden, Sequence, Viewing
 from airflow_provider_jetstream.plugins.monitor.models.actions import DryRunRequest
 from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest, PauseRequest, SteerRequest
 from airflow_provider_jetstream.plugins.monitor.queue_actions import Steer
+from airflow_provider_jetstream.plugins.monitor.redrive_view import dags_of, redrive_list, redrive_view
 from airflow_provider_jetstream.plugins.monitor.request_origin import require_own_origin
 from airflow_provider_jetstream.plugins.monitor.running_service import json_answer
 
@@ -33,15 +34,21 @@ _acting = APIRouter(dependencies=[Depends(require_own_origin), Depends(require_a
 
 
 @router.get("/redrives")
-async def redrives(connection: str, queue: str, hiding: Hidden, dag_id: _Name = None, run_id: _Name = None) -> Response:
-    """Return the redrives of a queue."""
-    return json_answer(await running_service.service().actions.redrives(connection, queue, hiding, dag_id, run_id))
+async def redrives(
+    connection: str, queue: str, viewer: Viewing, hiding: Hidden, dag_id: _Name = None, run_id: _Name = None
+) -> Response:
+    """Return those redrives of a queue that the user may see."""
+    found = await running_service.service().actions.redrives(connection, queue)
+    shown = await run_in_threadpool(redrive_list, found, viewer.sees_all, hiding, dag_id=dag_id, run_id=run_id)
+    return json_answer(shown.model_dump_json().encode())
 
 
 @router.get("/redrives/{redrive}")
-async def redrive(connection: str, queue: str, redrive: str, hiding: Hidden) -> Response:
+async def redrive(connection: str, queue: str, redrive: str, viewer: Viewing, hiding: Hidden) -> Response:
     """Return a redrive."""
-    return json_answer(await running_service.service().actions.redrive(connection, queue, redrive, hiding))
+    found = await running_service.service().actions.redrive(connection, queue, redrive)
+    await run_in_threadpool(viewer.require, dags_of(found))
+    return json_answer(redrive_view(found, hiding).model_dump_json().encode())
 
 
 @router.get("/account")
@@ -59,12 +66,22 @@ async def account(connection: str, queue: str) -> Response:
 # Bodies are parsed here rather than by FastAPI, which would answer one that isn't JSON before it checks the origin.
 @_acting.post("/redrives/{redrive}/{action}")
 async def steer(
-    connection: str, queue: str, redrive: str, action: Steer, request: Request, user: GetUserDep, hiding: Hidden
+    connection: str,
+    queue: str,
+    redrive: str,
+    action: Steer,
+    request: Request,
+    user: GetUserDep,
+    viewer: Viewing,
+    hiding: Hidden,
 ) -> Response:
     """Pause, resume or abort a redrive."""
     parsed = await _body(request, SteerRequest)
     actions = running_service.service().actions
-    return json_answer(await actions.steer(connection, queue, redrive, action, parsed, user.get_name(), hiding))
+    # Who may not see a redrive may not steer it either.
+    await run_in_threadpool(viewer.require, dags_of(await actions.redrive(connection, queue, redrive)))
+    found = await actions.steer(connection, queue, redrive, action, parsed, user.get_name())
+    return json_answer(redrive_view(found, hiding).model_dump_json().encode())
 
 
 @_acting.post("/consumers/{name}/pause")
@@ -85,21 +102,24 @@ async def resume_consumer(connection: str, queue: str, name: str, request: Reque
 
 @_acting.post("/letters/{sequence}/edit")
 async def edit(
-    connection: str, queue: str, sequence: Sequence, request: Request, user: GetUserDep, hiding: Hidden
+    connection: str,
+    queue: str,
+    sequence: Sequence,
+    request: Request,
+    user: GetUserDep,
+    viewer: Viewing,
+    hiding: Hidden,
 ) -> Response:
     """Show what an edit of a letter changes, and redrive the letter with it."""
     if hiding.all:
         raise refusal(403, "forbidden", "expected a role that may see bodies, found one that may not")
     parsed = await _body(request, EditRequest)
+    # Before anything is said of the letter, such as which digest its body has.
+    shown = await running_service.service().letters.body(connection, queue, sequence, hiding)
+    await run_in_threadpool(viewer.require, shown.dags)
     actions = running_service.service().actions
-    if not parsed.dry_run:
-        # Who may not see the letter's DAG may not redrive it either.
-        shown = await running_service.service().letters.body(connection, queue, sequence, hiding)
-        if shown.dag_id is not None:
-            await run_in_threadpool(require_run_access, shown.dag_id, user)
     answer = await actions.edit(connection, queue, sequence, parsed, user.get_name(), hiding)
-    if answer.dag_id is not None:
-        await run_in_threadpool(require_run_access, answer.dag_id, user)
+    await run_in_threadpool(viewer.require, answer.dags)
     return json_answer(answer.content)
 
 
@@ -109,7 +129,8 @@ async def dry_run(connection: str, queue: str, request: Request, user: GetUserDe
     parsed = await _body(request, DryRunRequest)
     selection = Selection.of(parsed.select)
     patch = None if parsed.patch is None else JsonPatch.of(parsed.patch)
-    if patch and (hiding.all or (hiding.of_unknown and selection.dag_id is None)):
+    of_unknown = hiding.of_unknown and selection.dag_id is None
+    if patch and (hiding.all or of_unknown):
         # Its samples are of any of the letters.
         raise refusal(
             403, "forbidden", "expected a role that may see the bodies of all these letters, found one that may not"
@@ -117,7 +138,8 @@ async def dry_run(connection: str, queue: str, request: Request, user: GetUserDe
     if selection.dag_id is not None:
         await run_in_threadpool(require_run_access, selection.dag_id, user)
     actions = running_service.service().actions
-    return json_answer(await actions.dry_run(connection, queue, selection, parsed.action, patch))
+    counted = actions.dry_run(connection, queue, selection, parsed.action, patch, hidden=of_unknown)
+    return json_answer(await counted)
 
 
 router.include_router(_acting)

@@ -1,6 +1,6 @@
 """Authorization of the page's requests: Airflow decides, for every route."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -49,6 +49,47 @@ def require_acting(allowed: Annotated[bool, Depends(may_act)]) -> None:
             f"expected a role that may trigger the DAG {monitor_settings().redrive_dag}, found one that may not; ask"
             " an administrator of this Airflow for it",
         )
+
+
+class Viewer:
+    """What one user may see of what belongs to DAGs; the one rule of all routes.
+
+    Whatever names a DAG (a job, a letter, a redrive, an audit record) is for users who may see the task instances of
+    all the DAGs that it names. What belongs to a DAG that isn't known is for users who may see every DAG. Others get
+    numbers that merely count it among others.
+    """
+
+    def __init__(self, user: GetUserDep) -> None:
+        self._user = user
+        self._known: dict[str | None, bool] = {}
+
+    def sees(self, dag_id: str | None) -> bool:
+        """Return whether the user may see what belongs to a DAG; to one that isn't known for ``None``.
+
+        Airflow may ask its database, so this isn't for an event loop.
+        """
+        if dag_id not in self._known:
+            self._known[dag_id] = (
+                may_see_every_dag(self._user) if dag_id is None else bool(permitted_dags([dag_id], self._user))
+            )
+        return self._known[dag_id]
+
+    def sees_all(self, dag_ids: Iterable[str | None]) -> bool:
+        """Return whether the user may see what names all of these DAGs."""
+        return all(map(self.sees, dag_ids))
+
+    def require(self, dag_ids: Iterable[str | None]) -> None:
+        """Refuse a user who may not see what names these DAGs; the refusal names none of them.
+
+        :raises HTTPException: the user may not
+        """
+        if not self.sees_all(dag_ids):
+            raise refusal(
+                status.HTTP_403_FORBIDDEN,
+                "forbidden",
+                "expected a role that may see the task instances of the DAG that this belongs to, found one that may"
+                " not; ask an administrator of this Airflow for it",
+            )
 
 
 def require_run_access(dag_id: str, user: GetUserDep) -> None:

@@ -20,9 +20,18 @@ if TYPE_CHECKING:
 
 
 async def dry_run(
-    poller: ServerPoller, queue: str, selection: Selection, action: Act, patch: JsonPatch | None = None
+    poller: ServerPoller,
+    queue: str,
+    selection: Selection,
+    action: Act,
+    patch: JsonPatch | None = None,
+    *,
+    hidden: bool = False,
 ) -> DryRun:
-    """Count what an action would do with the letters that are selected now."""
+    """Count what an action would do with the letters that are selected now.
+
+    :param hidden: whether nothing about single letters is returned
+    """
     request = request_for_action(action, selection, patch=patch)
     async with poller.connection() as connection:
         declared = await discover_queue(connection, queue)
@@ -35,8 +44,8 @@ async def dry_run(
         redriven=counts["redriven"],
         parked=counts["parked"],
         failed=counts["failed"],
-        failures={str(sequence): reason for sequence, reason in counts["failures"].items()},
-        causes=counts["causes"],
+        failures={} if hidden else {str(sequence): reason for sequence, reason in counts["failures"].items()},
+        causes={} if hidden else counts["causes"],
         changed=counts["changed"],
         samples=[
             PatchedLetter(

@@ -7,8 +7,10 @@ for its next delivery; with ``max_deliver`` used up it is dead.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.concurrency import in_thread
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
@@ -57,6 +59,7 @@ async def job_page(
     stop = max((found.delivered for found in chosen), default=0) if state == "delivered" else health.last_sequence
     subject = filters[0] if len(filters) == 1 else ">"
     jobs: list[JobLine] = []
+    seen: dict[str | None, bool] = {}
     not_shown = read = 0
     next_after: int | None = None
     while start <= stop:
@@ -66,8 +69,12 @@ async def job_page(
         start, read = message.sequence + 1, read + 1
         line = _line(health, message)
         if line is not None and line.state == state and (consumer is None or line.consumer == consumer):
-            of_task = line.origin is not None or task_key_of(message.headers) is not None
-            if of_task and not may_see(line.origin.dag_id if line.origin else None):
+            dags = _dags_of(message)
+            for dag_id in dags:
+                if dag_id not in seen:
+                    # Airflow may ask its database.
+                    seen[dag_id] = await in_thread(partial(may_see, dag_id))
+            if not all(seen[dag_id] for dag_id in dags):
                 not_shown += 1
             else:
                 jobs.append(line)
@@ -85,9 +92,9 @@ async def job_page(
 
 
 async def job_detail(
-    connection: Connection, health: QueueHealth, sequence: int, max_bytes: int, *, hidden: bool, hidden_of_unknown: bool
-) -> JobDetail:
-    """Return the details of a stored job.
+    connection: Connection, health: QueueHealth, sequence: int, max_bytes: int, *, hidden: bool
+) -> tuple[JobDetail, list[str | None]]:
+    """Return the details of a stored job, and the DAG that published it: ``None`` for one that isn't known.
 
     :raises NotFoundError: it isn't stored
     """
@@ -95,15 +102,21 @@ async def job_detail(
     line = _line(health, message) if message else None
     if message is None or line is None:
         raise NotFoundError(f"expected job {sequence} in {health.queue}, found none stored: it has ended, or never was")
-    unknown = line.origin is None and task_key_of(message.headers) is not None
-    left_out = hidden or (hidden_of_unknown and unknown)
     headers = [(readable_text(name), readable_text(value)) for name, value in message.headers]
-    return JobDetail(
+    detail = JobDetail(
         job=line,
-        hidden=left_out,
-        payload=None if left_out else payload_of(message.data, max_bytes),
-        headers=[] if left_out else headers,
+        hidden=hidden,
+        payload=None if hidden else payload_of(message.data, max_bytes),
+        headers=[] if hidden else headers,
     )
+    return detail, _dags_of(message)
+
+
+def _dags_of(message: StoredMessage) -> list[str | None]:
+    """Return the DAG that published a job; ``None`` for one that isn't known, nothing where no task published it."""
+    if origin := origin_of(message.headers):
+        return [origin.dag_id]
+    return [] if task_key_of(message.headers) is None else [None]
 
 
 def _line(health: QueueHealth, message: StoredMessage) -> JobLine | None:

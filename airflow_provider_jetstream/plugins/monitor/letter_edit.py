@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.headers import is_servers
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.errors import JobError, RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair
+from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair, apply_repair
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.plugins.monitor.letter_view import dag_of
 from airflow_provider_jetstream.plugins.monitor.models.redrives import EditResult
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
     from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest
 
 # A difference of more lines takes long, and nobody reads it.
@@ -30,13 +32,19 @@ _MAX_BYTES = 512 * 1024
 _LEASE_SECONDS = 10.0
 
 
-def edited(letter: DeadLetter, request: EditRequest) -> EditResult:
+def edited(letter: DeadLetter, request: EditRequest, target: RedriveTarget) -> EditResult:
     """Return what an edit changes.
 
-    :raises RedriveRequestError: the letter isn't the one that was edited, or the edit changes what redrives record
+    :param target: the queue that gets the job
+    :raises RedriveRequestError: the letter isn't the one that was edited, or it can't be a job with the change
     """
     require_same(letter, request)
     repair = _repair(letter, request)
+    try:
+        apply_repair(letter, repair)
+        target.check_subject(repair.subject, letter.subject)
+    except (JobError, RedriveError) as error:
+        raise RedriveRequestError(f"the edit can't be sent: {error}") from None
     after = letter.body if repair.body is UNCHANGED else bytes(repair.body)
     diff, warnings = _diff(letter.body, after)
     if _is_json(letter.body) and not _is_json(after):
@@ -60,13 +68,18 @@ def edited(letter: DeadLetter, request: EditRequest) -> EditResult:
 
 
 async def redrive_edited(
-    connection: Connection, queue: WorkQueue, letter: DeadLetter, request: EditRequest, who: Mapping[str, Any]
+    connection: Connection,
+    queue: WorkQueue,
+    letter: DeadLetter,
+    request: EditRequest,
+    who: Mapping[str, Any],
+    result: EditResult,
 ) -> EditResult:
     """Redrive a letter with a change; it is refused if the letter isn't the one that was edited.
 
+    :param result: what the edit changes
     :raises RedriveError: the letter stays as it is
     """
-    result = edited(letter, request)
 
     def change(found: DeadLetter) -> Repair:
         require_same(found, request)
@@ -76,7 +89,8 @@ async def redrive_edited(
         connection,
         queue,
         RedriveRequest(
-            selection=Selection(sequences=[letter.sequence]),
+            # With its DAG, whose redrive this is, so that whoever may see the letter may see the redrive.
+            selection=Selection(sequences=[letter.sequence], dag_id=_named_dag(letter)),
             transform=change,
             why=request.why,
             who=dict(who),
@@ -87,6 +101,11 @@ async def redrive_edited(
         why = report.failed.get(letter.sequence, "it is no dead letter any more")
         raise RedriveError(f"expected job {letter.sequence} to be redriven with the change, found: {why}")
     return result.model_copy(update={"redriven": report.redriven[letter.sequence], "redrive": report.redrive})
+
+
+def _named_dag(letter: DeadLetter) -> str | None:
+    dag_id = dag_of(letter)
+    return dag_id if dag_id and readable_text(dag_id) == dag_id else None
 
 
 def require_same(letter: DeadLetter, request: EditRequest) -> None:

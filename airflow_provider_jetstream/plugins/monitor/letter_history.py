@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
@@ -31,6 +33,14 @@ class LetterHistory:
     own: list[LetterRecord] = field(default_factory=list)
     records: list[LetterRecord] = field(default_factory=list)
     outcome: str | None = None
+
+    def leave_out_unseen(self, sees: Callable[[str], bool]) -> None:
+        """Leave out who acted, and why, where that names a DAG that the user may not see.
+
+        :param sees: whether the user may see a DAG; it may block
+        """
+        self.own = [_without_unseen(record, sees) for record in self.own]
+        self.records = [_without_unseen(record, sees) for record in self.records]
 
 
 async def read_history(scan: Scan, found: DeadLetter | NotDead) -> LetterHistory:
@@ -92,6 +102,13 @@ async def _read_before(audit: AuditLog, sequence: int | None) -> list[LetterReco
 
 async def _records_of(audit: AuditLog, sequence: int) -> list[LetterRecord]:
     return [record async for record in audit.history(sequence)]
+
+
+def _without_unseen(record: LetterRecord, sees: Callable[[str], bool]) -> LetterRecord:
+    dag_id = record.who.get("dag_id")
+    if dag_id is None or (isinstance(dag_id, str) and sees(dag_id)):
+        return record
+    return record.model_copy(update={"who": {}, "why": None})
 
 
 def _next_job(record: LetterRecord) -> int | None:

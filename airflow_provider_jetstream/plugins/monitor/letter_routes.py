@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.plugins.monitor import running_service
 from airflow_provider_jetstream.plugins.monitor.authorization import (
+    Viewer,
     may_see_every_dag,
     payloads_hidden,
     permitted_dags,
@@ -119,6 +120,7 @@ def parse_hiding(
 Sequence = Annotated[int, Path(ge=1, lt=2**63)]
 Wanted = Annotated[LetterQuery, Depends(parse_query)]
 Hidden = Annotated[Hiding, Depends(parse_hiding)]
+Viewing = Annotated[Viewer, Depends(Viewer)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 After = Annotated[int, Query(ge=0, lt=2**63)]
 
@@ -158,22 +160,20 @@ async def letters(
 
 
 @router.get("/letters/{sequence}")
-async def letter(connection: str, queue: str, sequence: Sequence, hiding: Hidden, user: GetUserDep) -> Response:
+async def letter(connection: str, queue: str, sequence: Sequence, hiding: Hidden, viewer: Viewing) -> Response:
     """Return the details of a dead letter, or of a job that was one."""
-    answer = await running_service.service().letters.detail(connection, queue, sequence, hiding)
-    if answer.dag_id is not None:
-        await run_in_threadpool(require_run_access, answer.dag_id, user)
+    answer = await running_service.service().letters.detail(connection, queue, sequence, hiding, viewer.sees)
+    await run_in_threadpool(viewer.require, answer.dags)
     return json_answer(answer.content)
 
 
 @router.get("/letters/{sequence}/body")
-async def body(connection: str, queue: str, sequence: Sequence, hiding: Hidden, user: GetUserDep) -> Response:
+async def body(connection: str, queue: str, sequence: Sequence, hiding: Hidden, viewer: Viewing) -> Response:
     """Return the body of a dead letter as it is stored."""
     if hiding.all:
         raise refusal(_FORBIDDEN, "forbidden", "expected a role that may see bodies, found one that may not")
     answer = await running_service.service().letters.body(connection, queue, sequence, hiding)
-    if answer.dag_id is not None:
-        await run_in_threadpool(require_run_access, answer.dag_id, user)
+    await run_in_threadpool(viewer.require, answer.dags)
     headers = {"Content-Disposition": f'attachment; filename="job-{sequence}"'}
     return Response(answer.content, media_type="application/octet-stream", headers=headers)
 

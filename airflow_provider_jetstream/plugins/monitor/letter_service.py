@@ -26,7 +26,7 @@ from airflow_provider_jetstream.plugins.monitor.models.diagnosis import Diagnosi
 from airflow_provider_jetstream.plugins.monitor.models.letters import Groups, LetterDetail, LetterPage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from pydantic import BaseModel
 
@@ -48,10 +48,17 @@ class LetterAnswer:
 
     :param dag_id: the DAG that published its job, if that is known
     :param content: a :class:`LetterDetail` as JSON, or its body
+    :param of_unknown: whether a DAG that isn't known published its job
     """
 
     dag_id: str | None
     content: bytes
+    of_unknown: bool = False
+
+    @property
+    def dags(self) -> tuple[str | None, ...]:
+        """The DAG whose data this is; ``None`` for one that isn't known; empty where no DAG has to do with it."""
+        return (self.dag_id,) if self.dag_id is not None or self.of_unknown else ()
 
 
 class LetterService:
@@ -137,12 +144,15 @@ class LetterService:
         key = ("letters", connection, queue, query, hiding, sort, offset, after, limit)
         return await self._answers.page(key, make)
 
-    async def detail(self, connection: str, queue: str, sequence: int, hiding: Hiding) -> LetterAnswer:
+    async def detail(
+        self, connection: str, queue: str, sequence: int, hiding: Hiding, sees: Callable[[str], bool] | None = None
+    ) -> LetterAnswer:
         """Return the :class:`LetterDetail` of a dead letter or of a job that was one, and the DAG that published it.
 
+        :param sees: whether the user may see a DAG: who redrove a letter, and why, is that DAG's
         :raises DeadLetterGoneError: it is no dead letter, and the audit knows nothing of it
         """
-        return await self._answers.run(self._detail(connection, queue, sequence, hiding))
+        return await self._answers.run(self._detail(connection, queue, sequence, hiding, sees))
 
     async def body(self, connection: str, queue: str, sequence: int, hiding: Hiding) -> LetterAnswer:
         """Return the body of a dead letter as it is stored; empty where it is hidden from the user.
@@ -218,10 +228,14 @@ class LetterService:
             )
         return letter
 
-    async def _detail(self, connection: str, queue: str, sequence: int, hiding: Hiding) -> LetterAnswer:
+    async def _detail(
+        self, connection: str, queue: str, sequence: int, hiding: Hiding, sees: Callable[[str], bool] | None
+    ) -> LetterAnswer:
         scan = self._pollers.require_scan(connection, await self._pollers.requested_scan(connection, queue))
         (found,) = await scan.classify([sequence])
         history = await read_history(scan, found)
+        if sees:
+            await asyncio.to_thread(history.leave_out_unseen, sees)
         detail: LetterDetail
         if isinstance(found, DeadLetter):
             detail = letter_detail(

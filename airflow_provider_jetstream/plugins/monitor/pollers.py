@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     NotFoundError,
+    PermissionDeniedError,
     QueueDeclarationError,
     UnreachableError,
 )
+from airflow_provider_jetstream.jetstream.inspection.overview import is_work_queue
+from airflow_provider_jetstream.jetstream.line_text import shown_value
+from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
@@ -72,6 +77,24 @@ class Pollers:
         :raises UnreachableError: the server hasn't answered yet
         """
         (poller,) = await self.refreshed([connection])
+        unknown = NotFoundError(
+            f"expected a work queue {shown_value(queue)} on the server of {connection}, found none: api/snapshot lists"
+            " the queues"
+        )
+        if any(name_problems("work queue", queue)):
+            # No stream has such a name, and a server may not answer a request about it.
+            raise unknown
+        if queue not in poller.overviews and poller.state == "up":
+            try:
+                async with poller.connection() as opened:
+                    config = (await stream_info(opened, queue))["config"]
+                if not is_work_queue(config):
+                    raise unknown
+            except NotFoundError:
+                raise unknown from None
+            except PermissionDeniedError:
+                # The list of all streams may be allowed.
+                pass
         # Created just now, perhaps while a poll was running.
         for _ in range(_POLLS_OF_A_NEW_QUEUE):
             if queue not in poller.overviews:
@@ -81,9 +104,7 @@ class Pollers:
         poller.require_usable()
         if poller.state == "starting":
             raise UnreachableError(f"the first poll of {connection} is still running; try again")
-        raise NotFoundError(
-            f"expected a work queue {queue!r} on the server of {connection}, found none: api/snapshot lists the queues"
-        )
+        raise unknown
 
     async def requested_scan(self, connection: str, queue: str) -> QueueScan:
         """Return the scan of a queue's dead letters, which may still run.

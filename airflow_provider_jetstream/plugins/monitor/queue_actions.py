@@ -21,15 +21,17 @@ from airflow_provider_jetstream.jetstream.client.sequence_ranges import ranges_t
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs, last_account
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.redrive.target import own_queue
+from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.dry_run import dry_run
 from airflow_provider_jetstream.plugins.monitor.letter_edit import edited, person, redrive_edited
 from airflow_provider_jetstream.plugins.monitor.letter_service import LetterAnswer
 from airflow_provider_jetstream.plugins.monitor.letter_view import dag_of
 from airflow_provider_jetstream.plugins.monitor.models.queues import Account
-from airflow_provider_jetstream.plugins.monitor.models.redrives import ConsumerPaused, PauseRequest, RedriveList
-from airflow_provider_jetstream.plugins.monitor.redrive_view import redrive_view
+from airflow_provider_jetstream.plugins.monitor.models.redrives import ConsumerPaused, PauseRequest
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
     from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
@@ -37,13 +39,15 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.plugins.monitor.letter_service import LetterService
     from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
     from airflow_provider_jetstream.plugins.monitor.models.actions import Act, DryRun
-    from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest, RedriveView, SteerRequest
+    from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest, SteerRequest
     from airflow_provider_jetstream.plugins.monitor.pollers import Pollers
 
 Steer: TypeAlias = Literal["pause", "resume", "abort"]
 
 # Proxies give up at 30 or 60 seconds; a repeated request joins the count, which goes on.
 _COUNT_SECONDS = 25.0
+_MOST_QUEUES = 64
+_REDRIVES_SECONDS = 0.5
 
 
 class QueueActions:
@@ -53,74 +57,56 @@ class QueueActions:
         self._pollers = pollers
         self._answers = answers
         self._letters = letters
+        self._redrives: SingleFlightCache[tuple[Redrive, ...]] = SingleFlightCache(_MOST_QUEUES, _REDRIVES_SECONDS)
 
-    async def redrives(
-        self, connection: str, queue: str, hiding: Hiding, dag_id: str | None = None, run_id: str | None = None
-    ) -> bytes:
-        """Return the :class:`RedriveList` of a queue.
+    async def redrives(self, connection: str, queue: str) -> tuple[Redrive, ...]:
+        """Return the redrives of a queue, whoever may see them; all viewers share one look at the audit."""
 
-        :param dag_id: only those that tasks of this DAG ran
-        :param run_id: only those of this DAG run
-        """
-
-        async def make() -> RedriveList:
+        async def read() -> tuple[Redrive, ...]:
             poller = await self._pollers.of_queue(connection, queue)
             declared = await self._pollers.declaration(connection, queue)
             if declared.audit is None:
-                return RedriveList(redrives=[])
+                return ()
             async with poller.connection() as opened:
-                found = await list_redrives(opened, declared)
-            return RedriveList(
-                redrives=[
-                    redrive_view(redrive, hidden=hiding.all or hiding.of_unknown)
-                    for redrive in found
-                    if dag_id in (None, redrive.who.get("dag_id")) and run_id in (None, redrive.who.get("run_id"))
-                ]
-            )
+                return tuple(await list_redrives(opened, declared))
 
-        return await self._answers.now(("redrives", connection, queue, hiding, dag_id, run_id), make)
+        return await self._answers.run(self._redrives.get((connection, queue), read))
 
-    async def redrive(self, connection: str, queue: str, redrive: str, hiding: Hiding) -> bytes:
-        """Return the :class:`RedriveView` of a redrive.
+    async def redrive(self, connection: str, queue: str, redrive: str) -> Redrive:
+        """Return a redrive, whoever may see it.
 
         :raises NotFoundError: there is none of this id
         """
 
-        async def make() -> RedriveView:
+        async def read() -> Redrive:
             poller = await self._pollers.of_queue(connection, queue)
             declared = await self._pollers.declaration(connection, queue)
             async with poller.connection() as opened:
-                found = await read_redrive(opened, declared, redrive)
-            return redrive_view(found, hidden=hiding.all or hiding.of_unknown)
+                return await read_redrive(opened, declared, redrive)
 
-        return await self._answers.now(("redrive", connection, queue, redrive, hiding), make)
+        return await self._answers.run(read())
 
     async def steer(
-        self, connection: str, queue: str, redrive: str, action: Steer, request: SteerRequest, user: str, hiding: Hiding
-    ) -> bytes:
-        """Pause, resume or abort a redrive; return its :class:`RedriveView`.
+        self, connection: str, queue: str, redrive: str, action: Steer, request: SteerRequest, user: str
+    ) -> Redrive:
+        """Pause, resume or abort a redrive; return it in its new state.
 
         :param user: the person's name
         :raises RedriveRequestError: it is over
         :raises NotFoundError: there is none of this id
         """
 
-        async def run() -> bytes:
+        async def run() -> Redrive:
             poller = await self._pollers.of_queue(connection, queue)
             declared = await self._pollers.declaration(connection, queue)
             async with poller.connection() as opened:
                 if action == "pause":
-                    found = await pause_redrive(opened, declared, redrive, who=user, why=request.why)
-                elif action == "abort":
-                    found = await abort_redrive(opened, declared, redrive, who=user, why=request.why)
-                else:
-                    found = await resume_redrive(
-                        *(opened, declared, redrive),
-                        who=user,
-                        why=request.why,
-                        park_returned=request.park_returned,
-                    )
-            return redrive_view(found, hidden=hiding.all or hiding.of_unknown).model_dump_json().encode()
+                    return await pause_redrive(opened, declared, redrive, who=user, why=request.why)
+                if action == "abort":
+                    return await abort_redrive(opened, declared, redrive, who=user, why=request.why)
+                return await resume_redrive(
+                    *(opened, declared, redrive), who=user, why=request.why, park_returned=request.park_returned
+                )
 
         return await self._answers.run(run())
 
@@ -166,11 +152,13 @@ class QueueActions:
                 raise RedriveRequestError(
                     f"expected a letter whose body you may see, found job {sequence}, of a task that isn't known"
                 )
+            scan = self._pollers.require_scan(connection, await self._pollers.requested_scan(connection, queue))
+            result = await asyncio.to_thread(edited, letter, request, own_queue(scan))
             if request.dry_run:
-                return LetterAnswer(dag_of(letter), edited(letter, request).model_dump_json().encode())
+                return LetterAnswer(dag_of(letter), result.model_dump_json().encode())
             declared = await self._pollers.declaration(connection, queue)
             async with self._pollers.of(connection).connection() as opened:
-                done = await redrive_edited(opened, declared, letter, request, person(user))
+                done = await redrive_edited(opened, declared, letter, request, person(user), result)
             return LetterAnswer(dag_of(letter), done.model_dump_json().encode())
 
         return await self._answers.run(run())
@@ -204,17 +192,27 @@ class QueueActions:
         return await self._answers.run(wait())
 
     async def dry_run(
-        self, connection: str, queue: str, selection: Selection, action: Act, patch: JsonPatch | None = None
+        self,
+        connection: str,
+        queue: str,
+        selection: Selection,
+        action: Act,
+        patch: JsonPatch | None = None,
+        *,
+        hidden: bool = False,
     ) -> bytes:
         """Return the :class:`DryRun` of an action.
+
+        :param hidden: whether it only counts, since some of the letters may be of DAGs that the user may not see
 
         :raises DeadlineError: counting takes more than 25 seconds; it goes on, and the same request joins it
         :raises RedriveRequestError: the action isn't possible for this queue and selection
         """
-        key = ("dry-run", connection, queue, selection, action, patch)
+        key = ("dry-run", connection, queue, selection, action, patch, hidden)
 
         async def count() -> DryRun:
-            return await dry_run(self._pollers.of(connection), queue, selection, action, patch)
+            poller = await self._pollers.of_queue(connection, queue)
+            return await dry_run(poller, queue, selection, action, patch, hidden=hidden)
 
         async def wait() -> bytes:
             try:

@@ -10,29 +10,72 @@ from airflow_provider_jetstream.plugins.monitor.models.redrives import (
     ControlView,
     DeathCountView,
     OutcomesView,
+    RedriveList,
     RedriveView,
     WaveView,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, RedriveOutcomes, Wave
+    from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 
 
-def redrive_view(redrive: Redrive, *, hidden: bool) -> RedriveView:
+def dags_of(redrive: Redrive) -> tuple[str | None, ...]:
+    """Return the DAGs that a redrive names: the one that ran it, and the one whose letters it selects.
+
+    ``None`` stands for one that isn't known: a program or a person ran it, or the record names what can't be a DAG.
+    """
+    named = (redrive.who.get("dag_id"), redrive.selection.get("dag_id"))
+    known = tuple(dag_id for dag_id in named if isinstance(dag_id, str))
+    odd = any(dag_id is not None and not isinstance(dag_id, str) for dag_id in named)
+    return (*known, None) if odd or not known else known
+
+
+def redrive_list(
+    redrives: Iterable[Redrive],
+    sees_all: Callable[[Iterable[str | None]], bool],
+    hiding: Hiding,
+    *,
+    dag_id: str | None = None,
+    run_id: str | None = None,
+) -> RedriveList:
+    """Return those of a queue's redrives that a user may see.
+
+    :param sees_all: whether the user may see what names some DAGs; it may block
+    :param dag_id: only those that tasks of this DAG ran
+    :param run_id: only those of this DAG run
+    """
+    wanted = [
+        redrive
+        for redrive in redrives
+        if dag_id in (None, redrive.who.get("dag_id")) and run_id in (None, redrive.who.get("run_id"))
+    ]
+    shown = [redrive for redrive in wanted if sees_all(dags_of(redrive))]
+    return RedriveList(
+        redrives=[redrive_view(redrive, hiding) for redrive in shown], not_shown=len(wanted) - len(shown)
+    )
+
+
+def redrive_view(redrive: Redrive, hiding: Hiding) -> RedriveView:
     """Return a redrive for the page.
 
-    :param hidden: whether texts that may quote bodies are left out
+    Its letters may be of DAGs that the user may not see unless the selection names one, and its texts about them.
     """
+    of_unknown = hiding.of_unknown and redrive.selection.get("dag_id") is None
+    hidden = hiding.all or of_unknown
     failures = redrive.report.get("failures")
     return RedriveView(
         id=redrive.id,
         queue=redrive.stream,
         state=redrive.state.value,
-        reason=readable_text(redrive.reason),
+        reason="" if of_unknown else readable_text(redrive.reason),
         user=person_of(redrive.who),
         who=redrive.who,
-        why=redrive.why,
-        selection=redrive.selection,
+        why=None if of_unknown else redrive.why,
+        selection={} if of_unknown else redrive.selection,
+        hidden=of_unknown,
         # The values of a patch may be those of bodies.
         plan={name: value for name, value in redrive.plan.items() if name != "patch" or not hidden},
         letters=redrive.letters,
@@ -47,12 +90,12 @@ def redrive_view(redrive: Redrive, *, hidden: bool) -> RedriveView:
         failures={str(sequence): str(why) for sequence, why in failures.items()}
         if isinstance(failures, dict) and not hidden
         else {},
-        waves=[_wave(wave, hidden=hidden) for wave in redrive.waves],
+        waves=[_wave(wave, hidden=hidden, of_unknown=of_unknown) for wave in redrive.waves],
         controls=[
             ControlView(
                 action=control.action,
                 who=control.who,
-                why=control.why,
+                why=None if of_unknown else control.why,
                 at=control.at,
                 obeyed=control.sequence <= redrive.controls_to,
             )
@@ -100,7 +143,7 @@ def _outcomes(outcomes: RedriveOutcomes) -> OutcomesView:
     )
 
 
-def _wave(wave: Wave, *, hidden: bool) -> WaveView:
+def _wave(wave: Wave, *, hidden: bool, of_unknown: bool) -> WaveView:
     return WaveView(
         number=wave.number,
         size=wave.size,
@@ -121,5 +164,5 @@ def _wave(wave: Wave, *, hidden: bool) -> WaveView:
         parked_again=wave.parked_again,
         brought_again=wave.brought_again,
         passed_by=wave.passed_by,
-        reason=wave.reason,
+        reason="" if of_unknown else wave.reason,
     )

@@ -1,6 +1,5 @@
 """The routes of the page's data; ``docs/monitor-api.md`` describes them."""
 
-from functools import cache
 from typing import Annotated
 
 from airflow.api_fastapi.core_api.security import GetUserDep
@@ -15,15 +14,13 @@ from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.plugins.monitor import action_routes, letter_routes, running_service
 from airflow_provider_jetstream.plugins.monitor.authorization import (
     may_act,
-    may_see_every_dag,
     payloads_hidden,
     permitted_connections,
-    permitted_dags,
     require_connection,
     require_run_access,
 )
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
-from airflow_provider_jetstream.plugins.monitor.letter_routes import After, Limit, Sequence
+from airflow_provider_jetstream.plugins.monitor.letter_routes import After, Limit, Sequence, Viewing
 from airflow_provider_jetstream.plugins.monitor.letter_routes import Hidden as HiddenTexts
 from airflow_provider_jetstream.plugins.monitor.models.actions import Me
 from airflow_provider_jetstream.plugins.monitor.models.stored_jobs import JobState
@@ -85,30 +82,22 @@ async def history(connection: str, queue: str, hours: Annotated[int, Query(ge=1,
 async def stored_jobs(
     connection: str,
     queue: str,
-    user: GetUserDep,
+    viewer: Viewing,
     state: JobState = "pending",
     consumer: Annotated[str | None, Query(max_length=250)] = None,
     after: After = 0,
     limit: Limit = 50,
 ) -> Response:
     """Return a page of a queue's jobs that are no dead letters."""
-
-    @cache
-    def may_see(dag_id: str | None) -> bool:
-        return may_see_every_dag(user) if dag_id is None else bool(permitted_dags([dag_id], user))
-
-    page = running_service.service().job_page(connection, queue, state, consumer, after, limit, may_see)
+    page = running_service.service().job_page(connection, queue, state, consumer, after, limit, viewer.sees)
     return json_answer(await page)
 
 
 @_of_queue.get("/jobs/{sequence}")
-async def stored_job(
-    connection: str, queue: str, sequence: Sequence, hiding: HiddenTexts, user: GetUserDep
-) -> Response:
+async def stored_job(connection: str, queue: str, sequence: Sequence, hiding: HiddenTexts, viewer: Viewing) -> Response:
     """Return the details of a stored job."""
     answer = await running_service.service().job(connection, queue, sequence, hiding)
-    if answer.dag_id is not None:
-        await run_in_threadpool(require_run_access, answer.dag_id, user)
+    await run_in_threadpool(viewer.require, answer.dags)
     return json_answer(answer.content)
 
 

@@ -193,13 +193,10 @@ class MonitorService:
             poller = await self._pollers.of_queue(connection, queue)
             async with poller.connection() as opened:
                 health = await inspect_queue(opened, queue)
-                detail = await job_detail(
-                    *(opened, health, sequence, self._settings.payload_bytes),
-                    hidden=hiding.all,
-                    hidden_of_unknown=hiding.of_unknown,
+                detail, dags = await job_detail(
+                    opened, health, sequence, self._settings.payload_bytes, hidden=hiding.all
                 )
-            origin = detail.job.origin
-            return LetterAnswer(origin.dag_id if origin else None, detail.model_dump_json().encode())
+            return LetterAnswer(dags[0] if dags else None, detail.model_dump_json().encode(), of_unknown=dags == [None])
 
         return await self._answers.run(read())
 

@@ -90,8 +90,9 @@ export function RedrivesView({ connection, queue, query }) {
       poll.data &&
       (poll.data.redrives.length
         ? html`<div class="panel"><${Table} caption="Redrives" columns=${columns} rows=${poll.data.redrives} rowKey=${(item) => item.id} /></div>`
-        : html`<${Empty} title="No redrive yet">The audit of this queue has none.<//>`)
+        : poll.data.not_shown === 0 && html`<${Empty} title="No redrive yet">The audit of this queue has none.<//>`)
     }
+    ${poll.data && poll.data.not_shown > 0 && html`<p class="hint">${counted(poll.data.not_shown, "redrive")} of DAGs that you may not see aren't shown.</p>`}
   `;
 }
 
@@ -145,7 +146,7 @@ function Details({ connection, queue, redrive, reload }) {
               ["Began", html`${clock(redrive.began_at)}, <${Ago} time=${redrive.began_at} />`],
               ["As of", html`<${Ago} time=${redrive.at} />`],
               ["Selected", redrive.letters == null ? null : `about ${counted(redrive.letters, "letter")}`],
-              ["Letters", describe(redrive.selection)],
+              ["Letters", redrive.hidden ? "not shown: some may be of DAGs that you may not see" : describe(redrive.selection)],
               ["Gone before", redrive.gone ? counted(redrive.gone, "letter") : null],
               ...Object.entries(redrive.plan)
                 .filter(([, value]) => value != null)

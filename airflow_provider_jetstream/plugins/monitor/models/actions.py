@@ -67,7 +67,8 @@ class DryRun(MonitorModel):
     :param parked: how many would be parked
     :param failed: how many would stay where they are
     :param failures: sequence → why it would stay; the first 20
-    :param causes: why letters would stay → how many; the 20 most frequent
+    :param causes: why letters would stay → how many; the 20 most frequent. Like ``failures`` empty where some of the
+        letters may be of DAGs that the user may not see
     :param changed: how many of the redriven a patch would change
     :param samples: with a patch, the first five letters that it changes
     :param uncertain: jobs that may be dead but aren't proved yet

@@ -97,6 +97,8 @@ class RedriveView(MonitorModel):
     :param failures: sequence → why it stayed; the first 20
     :param waves: empty where it has none
     :param controls: oldest first; only of a single redrive
+    :param hidden: whether reasons, selection and failures are left out, since its letters may be of DAGs that the user
+        may not see
     :param summary: what was done and what became of it, a sentence
     """
 
@@ -121,13 +123,18 @@ class RedriveView(MonitorModel):
     failures: dict[str, str] = Field(default_factory=dict)
     waves: list[WaveView] = Field(default_factory=list)
     controls: list[ControlView] = Field(default_factory=list)
+    hidden: bool = False
     summary: str
 
 
 class RedriveList(MonitorModel):
-    """Redrives of a queue, newest first."""
+    """Redrives of a queue, newest first.
+
+    :param not_shown: further ones, of DAGs whose task instances the user may not see
+    """
 
     redrives: list[RedriveView]
+    not_shown: int = 0
 
 
 class SteerRequest(MonitorModel):
