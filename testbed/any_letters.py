@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.dead_letters import publish_raw, store_task
 from testbed.nats_server import NatsServer
-from testbed.queues import small_queue
+from testbed.queues import completion_body, marker_body, small_queue
 
 TASK = Origin("prints/größe", "manual__2026-11-21T00:00:00+00:00", "publish", 2**40)
 HEADERS = [
@@ -114,10 +114,11 @@ async def _add_evidence(scan: Scan, queue: WorkQueue) -> None:
     for sequence in DELETED:
         await connection.api(f"STREAM.MSG.DELETE.{queue.name}", {"seq": sequence, "no_erase": True})
     for sequence in COMPLETED:
-        await store(connection, completion_subject(queue.name, "till", sequence), b"{}")
-        await store(connection, completion_subject(queue.name, "press", sequence), b"{}")
+        for consumer in ("till", "press"):
+            body = completion_body(queue.name, sequence, consumer)
+            await store(connection, completion_subject(queue.name, consumer, sequence), body)
     for sequence in MARKED:
-        await store(connection, marker_subject(queue.name, sequence), b"")
+        await store(connection, marker_subject(queue.name, sequence), marker_body(queue.name, sequence))
     common: dict[str, Any] = {"subject": "x", "reason": "max_deliveries", "fingerprint": "x", "stream": queue.name}
     common["created"] = scan.snapshot.created
     records = [

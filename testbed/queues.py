@@ -197,6 +197,18 @@ async def store_completion(connection: NatsPyConnection, queue: WorkQueue, seque
     await connection.client.jetstream().publish(subject, json.dumps(completion | fields).encode())
 
 
+def completion_body(queue: str, sequence: int, consumer: str = CONSUMER) -> bytes:
+    """Return the body of a worker's completion of a job, with its required fields only."""
+    place = {"stream": queue, "consumer": consumer, "stream_seq": sequence, "deliveries": 1}
+    kind = "io.airflow.jetstream.v1.completion"
+    return json.dumps({"type": kind, "timestamp": "2026-11-27T00:00:00Z", **place}).encode()
+
+
+def marker_body(queue: str, sequence: int) -> bytes:
+    """Return the body of the marker that an atomic redrive stores for a letter."""
+    return json.dumps({"stream": queue, "sequence": sequence}).encode()
+
+
 async def process_all(connection: NatsPyConnection, queue: WorkQueue, within: float = 30.0) -> Counter[str]:
     """Pull and acknowledge every job that the queue still delivers, and count the deliveries of each body."""
     done: Counter[str] = Counter()

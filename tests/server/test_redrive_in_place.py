@@ -17,7 +17,16 @@ from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRe
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import acknowledge_jobs, letter_records, make_terminated_letters, stream_messages
-from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
+from testbed.queues import (
+    completion_body,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -85,7 +94,7 @@ async def test_a_job_that_is_no_dead_letter_is_reported_once_and_not_delivered_a
 ) -> None:
     queue = await three_kinds(connection, name)
     # A worker stored the completion, and was stopped before it acknowledged.
-    await connection.client.jetstream().publish(f"completed.{name}.low.2", b"{}")
+    await connection.client.jetstream().publish(f"completed.{name}.low.2", completion_body(name, 2, "low"))
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (sorted(report.redriven), list(report.gone)) == ([1, 3, 4, 5, 6], [2])
     for kind, sequences in zip(KINDS, ([1, 4], [5], [3, 6]), strict=True):

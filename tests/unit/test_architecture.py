@@ -41,6 +41,8 @@ _DEEP = {
     # All names of the wire contract.
     "jetstream.contract": 370,
     "jetstream.redrive.steps": 360,
+    # What is read of one job, and in which order it is judged.
+    "jetstream.dead_letters.classifier": 480,
     # One table, with the rule of each row.
     "jetstream.evidence": 450,
 }

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric
+from airflow_provider_jetstream.jetstream.client.bulk_read import first_since
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import ACK_METRIC
 from airflow_provider_jetstream.jetstream.evidence import event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+
+# Windows that are so near are read together.
+_NEAR = timedelta(minutes=1)
 
 
 class AckMetrics:
@@ -48,6 +53,31 @@ class AckMetrics:
         if self._events is None or sequence not in self._sequences:
             return None
         return (await self.acknowledged()).get(sequence)
+
+    async def acknowledged_within(self, windows: Mapping[int, tuple[datetime, datetime]]) -> dict[int, list[datetime]]:
+        """Return when the ack metrics of jobs were stored, each as far as that was between two times.
+
+        :param windows: the two times by the job's stream sequence; those that are near are read together
+        """
+        found: dict[int, list[datetime]] = {}
+        if self._events is None or not windows:
+            return found
+        info = await stream_info(self._connection, self._events)
+        parts: list[list[datetime]] = []
+        for start, stop in sorted(windows.values()):
+            if parts and start <= parts[-1][1] + _NEAR:
+                parts[-1][1] = max(stop, parts[-1][1])
+            else:
+                parts.append([start, stop])
+        for start, stop in parts:
+            first = await first_since(self._connection, info, start)
+            async for message in read_range(self._connection, self._events, self._subject, first):
+                if message.stored_at > stop:
+                    break
+                metric = event_of(message, self._queue, self._connection.domain)
+                if isinstance(metric, AckMetric) and metric.stream_seq in windows:
+                    found.setdefault(metric.stream_seq, []).append(message.stored_at)
+        return found
 
     async def acknowledged(self) -> dict[int, datetime]:
         """Return by stream sequence when the last ack metric of each job was stored, for those that have one."""

@@ -7,7 +7,8 @@ entries are about the very message that is stored now, or about one of which a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,21 @@ from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.contract import (
+    MSG_ID,
     companion_filter,
     completion_subject,
+    ended_job_time,
     letter_audit_subject,
     marker_subject,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import CLOCK_SKEW, Order, ServerTimes
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
+    CONTRADICTING,
     COPIES,
     Entry,
+    EntryKind,
+    death_entries,
     is_handled,
     last_consumer,
     parked_entries,
@@ -42,6 +49,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.stored_job import (
     judge_job_without_consumer,
     judge_stored_job,
 )
+from airflow_provider_jetstream.jetstream.queue.end_evidence import sampled_percent
+from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -59,6 +68,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 
+# For so long before its termination a job may have been acknowledged of which nothing says when it was stored.
+_UNKNOWN_AGE = timedelta(hours=1)
 # Before other tasks of the event loop may run.
 _JUDGED_AT_ONCE = 32
 
@@ -80,6 +91,7 @@ class Classifier:
     :param vanished: whether a job that vanished counts as a dead letter
     :param disputed: jobs without an entry that another consumer's worker may have
     :param named_unaccounted: jobs that are gone without evidence of their end and whose sequences a request names
+    :param named: jobs whose sequences a request names: what is uncertain of them is the request's to know
     """
 
     connection: Connection
@@ -95,6 +107,10 @@ class Classifier:
     vanished: bool = False
     disputed: Collection[int] = ()
     named_unaccounted: frozenset[int] = frozenset()
+    named: Collection[int] = frozenset()
+    _up_since: datetime | None = None
+    _unclear: set[int] = field(default_factory=set)
+    _acknowledged: dict[int, list[datetime]] = field(default_factory=dict)
 
     async def classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
         """Classify jobs.
@@ -111,6 +127,7 @@ class Classifier:
                 audit = audit and await audit.with_ranges_of(sequence for sequence, _ in batch)
                 letters = await self._letters_by_advisory(batch, announced, empty, audit)
                 remaining = [job for job, letter in zip(batch, letters, strict=True) if letter is None]
+                self._acknowledged |= await self._acknowledgements(remaining)
                 others = iter(await map_concurrently(partial(self._classify, empty, audit), remaining))
             classified += await self.origins.add_to([letter or next(others) for letter in letters])
         return classified
@@ -174,13 +191,18 @@ class Classifier:
         else:
             message = await with_archived_subject(self.archive, message)
         current = [entry for entry in entries if entry.recorded_at >= self.snapshot.created_at]
-        named, taker = last_consumer(current), self.snapshot.consumer_for(message.subject) if message else None
+        taker = self.snapshot.consumer_for(message.subject) if message else None
+        # What the server says, before what a worker of another consumer may have stored.
+        named = last_consumer([entry for entry in current if entry.kind in ADVISORIES]) or last_consumer(current)
         result: DeadLetter | Status
-        completed_at = None
-        if self.events not in empty:
-            completed_at = await self._completed_at(sequence, {named, taker.name if taker else None})
-        if completed_at:
+        order, ended_at = await self._end(
+            sequence, message, current, {named, taker.name if taker else None} - {None}, empty, audit
+        )
+        completed_at = ended_at if order is Order.AFTER else None
+        if order is Order.AFTER:
             result = Status.COMPLETED
+        elif order is Order.UNCLEAR and sequence not in self.named:
+            result = Status.UNCERTAIN
         elif message is None and sequence in self.named_unaccounted:
             result = await self._classify_unaccounted(sequence, entries, audit)
         elif message is None:
@@ -194,7 +216,8 @@ class Classifier:
             late = ended_late(current, completed_at)
             if late and audit and (audited := await audit.last_record(sequence)) and audited.in_place:
                 late = ended_late([entry for entry in current if entry.recorded_at >= audited.at], completed_at)
-            return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late)
+            unclear = result == Status.UNCERTAIN and (order is Order.UNCLEAR or sequence in self._unclear)
+            return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late, unclear)
         # Entries about an earlier stream's job of the same number are removed together with this letter's.
         return result if result.entries == entry_sequences else replace(result, entries=entry_sequences)
 
@@ -207,6 +230,12 @@ class Classifier:
     ) -> DeadLetter | Status:
         audited = await audit.last_record(message.sequence) if audit else None
         judged: Status | tuple[datetime, list[Entry]] | None
+        if audited:
+            order = await self._record_order(message, audited, entries)
+            if order is Order.UNCLEAR and message.sequence not in self.named:
+                self._unclear.add(message.sequence)
+                return Status.UNCERTAIN
+            audited = audited if order is Order.AFTER else None
         if consumer is None:
             judged = judge_job_without_consumer(message, self.snapshot.consumers, entries, audited)
         else:
@@ -231,9 +260,12 @@ class Classifier:
             return Status.UNCERTAIN
         else:
             acknowledged_at = await self.metrics.acknowledged_at(message.sequence)
-            if acknowledged_at and acknowledged_at >= max(message.stored_at, requeued_at or message.stored_at):
-                # A stream that sourced the queue kept it, and was deleted before it took the job.
-                return Status.COMPLETED
+            moment = max(message.stored_at, requeued_at or message.stored_at)
+            if acknowledged_at:
+                order = (await self._times(acknowledged_at, moment)).order(acknowledged_at, moment)
+                if order is not Order.BEFORE:
+                    # A stream that sourced the queue kept it, and was deleted before it took the job.
+                    return Status.COMPLETED if order is Order.AFTER else Status.UNCERTAIN
             death = self._death_without_entry(message, consumer)
         letter = dead_letter_of(
             message, BodySource.QUEUE, death, consumer, preserved=preserved, origin=origin, entries=entries
@@ -288,7 +320,7 @@ class Classifier:
             return Status.GONE
         message = await with_archived_subject(self.archive, message)
         consumer = self.snapshot.consumer_for(message.subject)
-        if consumer and await self._completed_at(sequence, {consumer.name}):
+        if consumer and await self._completions(sequence, consumer.name):
             return Status.COMPLETED
         death = replace(self._death_without_entry(message, consumer), reason=Reason.UNACCOUNTED)
         preserved = source == BodySource.COPY
@@ -330,14 +362,99 @@ class Classifier:
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
 
-    async def _completed_at(self, sequence: int, consumers: Collection[str | None]) -> datetime | None:
-        """Return when a job's completion was stored; ``None`` where none is."""
+    async def _acknowledgements(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> dict[int, list[datetime]]:
+        """Return when the server reported that terminated jobs were acknowledged: a slow worker terminates late.
+
+        A job can't have been acknowledged before it was stored.
+        """
+        windows = {}
+        for sequence, entries in jobs:
+            ends = [entry for entry in entries if entry.kind == EntryKind.TERMINATION]
+            consumer = self.snapshot.consumers.get(last_consumer(ends) or "")
+            if ends and (consumer is None or sampled_percent(consumer.sample_freq) > 0):
+                stop = max(entry.recorded_at for entry in ends)
+                start = await self._stored_at(sequence, entries) or stop - _UNKNOWN_AGE
+                windows[sequence] = (start - CLOCK_SKEW, stop + CLOCK_SKEW)
+        return await self.metrics.acknowledged_within(windows)
+
+    async def _end(
+        self,
+        sequence: int,
+        message: StoredMessage | None,
+        entries: Sequence[Entry],
+        consumers: Collection[str | None],
+        empty: Collection[str],
+        audit: AuditLog | None,
+    ) -> tuple[Order, datetime | None]:
+        """Return whether the end of a job is stored, and when it was: that of the message that is stored now.
+
+        Of a job that is gone an end tells, unless something says that another job of its sequence has died since.
+        """
+        if self.events is None or self.events in empty:
+            return Order.BEFORE, None
+        ends = [
+            (end.stored_at, ended_job_time(end.header(MSG_ID) or "", sequence))
+            for consumer in consumers
+            for end in await self._completions(sequence, str(consumer))
+        ]
+        contradicted = not CONTRADICTING.isdisjoint([entry.kind for entry in entries])
+        if message is None and contradicted and not ends:
+            ends = [(at, None) for at in self._acknowledged.get(sequence, ())]
+        if not ends:
+            return Order.BEFORE, None
+        stored_at = message.stored_at if message else None
+        if message is None and contradicted:
+            stored_at = await self._stored_at(sequence, entries)
+        audited = await audit.last_record(sequence) if audit else None
+        requeued_at = audited.at if audited and audited.in_place else None
+        orders: dict[Order, datetime] = {}
+        for at, job_time in ends:
+            times = await self._times(at, stored_at, requeued_at)
+            order = times.bearing(at, stored_at, job_time) if stored_at else Order.AFTER
+            # One that was requeued in place since has run again.
+            if order is not Order.BEFORE and requeued_at and contradicted:
+                after = times.order(at, requeued_at)
+                order = after if Order.UNCLEAR not in (order, after) or after is Order.BEFORE else Order.UNCLEAR
+            orders.setdefault(order, at)
+        found = next(order for order in (Order.AFTER, Order.UNCLEAR, Order.BEFORE) if order in orders)
+        return found, orders[found]
+
+    async def _completions(self, sequence: int, consumer: str) -> list[StoredMessage]:
+        """Return the ends of a job that workers of a consumer stored: the last one, or all where it isn't the only."""
         if self.events is None:
-            return None
-        for consumer in consumers:
-            if consumer is not None:
-                subject = completion_subject(self.snapshot.queue, consumer, sequence)
-                last = await last_message(self.connection, self.events, subject)
-                if last is not None and last.stored_at >= self.snapshot.created_at:
-                    return last.stored_at
-        return None
+            return []
+        subject = completion_subject(self.snapshot.queue, consumer, sequence)
+        last = await last_message(self.connection, self.events, subject)
+        if last is None or last.stored_at < self.snapshot.created_at:
+            return []
+        return [last]
+
+    async def _stored_at(self, sequence: int, entries: Sequence[Entry]) -> datetime | None:
+        """Return when a job that is gone was stored, by its record or the archive; ``None`` where neither is there."""
+        copies = [entry for entry in entries if entry.kind in {*COPIES, EntryKind.PARKED}]
+        job = None
+        if copies:
+            merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, copies)
+            job = merged.job
+        if (job is None or not job.time) and self.archive:
+            job = await self.archive.find(sequence)
+        return job.stored_at if job and job.time else None
+
+    async def _record_order(self, message: StoredMessage, audited: LetterRecord, entries: Sequence[Entry]) -> Order:
+        """Return whether the audit's last record about a sequence is about the message that is stored now."""
+        # The death that a redrive recorded is that of an entry which is stored still.
+        if audited.died_at and any(
+            entry.recorded_at == audited.died_at >= message.stored_at for entry in death_entries(entries)
+        ):
+            return Order.AFTER
+        return (await self._times(audited.at, message.stored_at)).bearing(audited.at, message.stored_at)
+
+    async def _times(self, at: datetime, *moments: datetime | None) -> ServerTimes:
+        """Return what is known of the server's clock; since when it has been up is read where that decides."""
+        times = ServerTimes.of(self.snapshot)
+        unclear = any(moment and times.order(at, moment) is Order.UNCLEAR for moment in moments)
+        if not unclear or times.clustered or times.up_since or self.audit is None:
+            return times
+        if self._up_since is None:
+            self._up_since = await server_up_since(self.connection, self.snapshot.companions[self.audit.stream])
+        return replace(times, up_since=self._up_since)

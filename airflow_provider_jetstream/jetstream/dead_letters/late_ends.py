@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import CLOCK_SKEW
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 LATE_ENDS: Final = "late-ends"
+UNCLEAR_ENDS: Final = "unclear-ends"
 
 
 def ended_late(entries: Sequence[Entry], completed_at: datetime | None) -> bool:
@@ -46,6 +48,24 @@ def late_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iter
     risks = [_risk(consumer, snapshot) for consumer in sorted(name for name in late if name)]
     texts = {str(finding) for finding in known}
     return tuple(risk for risk in risks if str(risk) not in texts)
+
+
+def unclear_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iterable[Finding]) -> tuple[Risk, ...]:
+    """Return a risk where ends are stored so near to their jobs that they may be those of earlier ones.
+
+    :param jobs: jobs that are no dead letters
+    :param known: what was found before; nothing is repeated
+    """
+    unclear = [job.sequence for job in jobs if job.is_unclear]
+    if not unclear:
+        return ()
+    risk = Risk(
+        UNCLEAR_ENDS,
+        f"whether jobs of {snapshot.queue} ended isn't known (the first is {unclear[0]}): an end is stored, but within"
+        f" {CLOCK_SKEW.total_seconds():g} s of the message of that sequence, and the server was restarted since or has"
+        " several clocks, so it may be an earlier job's; find out, and redrive by sequence those that didn't end",
+    )
+    return () if str(risk) in {str(finding) for finding in known} else (risk,)
 
 
 def _risk(name: str, snapshot: QueueSnapshot) -> Risk:

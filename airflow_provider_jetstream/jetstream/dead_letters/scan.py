@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.continued_index import cu
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.handled import record_handled
-from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks
+from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks, unclear_end_risks
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     Reconciliation,
     jobs_without_entry,
@@ -222,6 +222,7 @@ class Scan:
 
     def classified(self, jobs: Iterable[Job], selection: Selection, ahead: int = 0) -> AsyncGenerator[Page, None]:
         """Classify jobs, which are in order, as :meth:`pages` does."""
+        self._classifier.named = selection.sequences or ()
         remaining = iter(jobs)
         batches = iter(lambda: list(islice(remaining, self.page_size)), [])
         return in_order((self._page(batch, selection, ahead) for batch in batches), ahead)
@@ -318,6 +319,7 @@ class Scan:
                 letters.append(result)
         self.dismissed.update(job.status for job in dismissed)
         self.risks += late_end_risks(dismissed, self.snapshot, self.risks)
+        self.risks += unclear_end_risks(dismissed, self.snapshot, self.risks)
         self._newly_handled = [*(self._newly_handled if ahead else ()), *self._classifier.handled.take_found()]
         now = self.now
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))

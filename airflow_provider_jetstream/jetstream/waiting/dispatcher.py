@@ -348,8 +348,11 @@ class EndDispatcher:
             return False
         subject = completion_subject(self._cursor.queue, end.consumer, end.sequence)
         last = await last_message(self._connection, self._cursor.events, subject)
-        # Then the reader of the events stream dispatches the completion.
-        return last is not None and last.stored_at >= datetime.fromisoformat(self._cursor.created)
+        if last is None or last.stored_at < datetime.fromisoformat(self._cursor.created):
+            return False
+        # Then the reader of the events stream dispatches the completion. One from before a wait's cursor is that of an
+        # earlier job of the sequence.
+        return self._is_awaited(end.sequence, last.sequence)
 
     def _on_elsewhere_end(self, job: SuccessorWaiter, task: asyncio.Task[None]) -> None:
         self._elsewhere.pop(job, None)

@@ -1,0 +1,158 @@
+"""Ends that are older than the message of their sequence, and terminations of jobs that are done."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.dev.nats_binary import find_nats_server
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from testbed.nats_binaries import nats_server_of
+from testbed.nats_server import NatsServer
+from testbed.queues import (
+    CONSUMER,
+    completion_body,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+_SAMPLED = {"max_deliver": 5, "ack_wait": "300ms", "sample_freq": "100%"}
+
+
+@pytest.fixture(params=["2.15.0", "2.12.8"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NatsServer]:
+    binary = find_nats_server() if request.param == "2.15.0" else nats_server_of(request.param)
+    with NatsServer(tmp_path / "server", binary=binary) as running:
+        yield running
+
+
+@pytest.mark.parametrize("evidence", ["completions", "ack metrics", "redriven", "handled"])
+async def test_ends_of_jobs_that_a_loss_of_power_took_back_hide_no_dead_job_of_their_sequences(
+    server: NatsServer, evidence: str
+) -> None:
+    settings = connection_settings({"servers": (server.url,), "timeout": 10})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, "q", consumer={"sample_freq": "100%"})
+        (early,) = await publish_jobs(connection, queue, ["early"])
+        (message,) = await pull_jobs(connection, queue, 1)
+        await message.ack_sync()
+        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
+        await asyncio.sleep(0.4)
+        shutil.copytree(folder, kept)
+        await end_jobs(connection, queue, evidence)
+    server.kill()
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    server.start()
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        cursor = await take_cursor(connection, queue)
+        new = await make_dead_letters(connection, queue, ["new1", "new2"])
+        # It ends with the first death.
+        awaited = await asyncio.wait_for(wait(connection, cursor, new), 30)
+        assert awaited.completed == set()
+        assert awaited.dead.keys() <= set(new)
+        assert awaited.dead
+        assert new == [early + 1, early + 2]
+        report = await redrive_dead_letters(connection, queue)
+        assert report.failed == {}
+        findings = await find_dead_letters(connection, queue)
+        left = {letter.sequence for letter in findings.letters} | set(report.redriven)
+        uncertain = {job.sequence for job in findings.dismissed if job.status == Status.UNCERTAIN}
+        assert left | uncertain == set(new)
+        assert await stored_count(connection, "q") == 2
+        if evidence == "completions":
+            assert set(report.redriven) == set(new)
+
+
+async def end_jobs(connection: NatsPyConnection, queue: WorkQueue, evidence: str) -> None:
+    """End the two jobs of the next sequences, so that the companions have evidence of one kind about them."""
+    if evidence in ("redriven", "handled"):
+        dead = await make_dead_letters(connection, queue, ["old1", "old2"])
+        if evidence == "redriven":
+            assert set((await redrive_dead_letters(connection, queue)).redriven) == set(dead)
+        for sequence in dead if evidence == "handled" else ():
+            await connection.request(f"handled.q.{sequence}", b'{"by": "ann"}')
+        return
+    await publish_jobs(connection, queue, ["old1", "old2"])
+    if evidence == "completions":
+        for message in await pull_jobs(connection, queue, 2):
+            metadata = message.metadata
+            time = int(metadata.timestamp.timestamp() * 1_000_000) * 1_000
+            headers = {"Nats-Msg-Id": f"done:q:{metadata.sequence.stream}:{time}"}
+            subject = f"completed.q.{CONSUMER}.{metadata.sequence.stream}"
+            body = completion_body("q", metadata.sequence.stream)
+            await connection.client.jetstream().publish(subject, body, headers=headers)
+            await message.ack_sync()
+        return
+    for message in await pull_jobs(connection, queue, 2):
+        await message.ack_sync()
+
+    async def reported() -> bool:
+        return await stored_count(connection, "q-events") >= 3
+
+    await eventually(reported)
+
+
+@pytest.mark.parametrize("evidence", ["ack metric", "completion"])
+@pytest.mark.parametrize("order", ["acknowledged first", "terminated first"])
+async def test_a_termination_beside_a_stored_end_makes_no_letter(server: NatsServer, evidence: str, order: str) -> None:
+    settings = connection_settings({"servers": (server.url,), "timeout": 10})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, "q", consumer=_SAMPLED)
+        cursor = await take_cursor(connection, queue)
+        await publish_jobs(connection, queue, ["job"])
+        waiting = asyncio.ensure_future(wait(connection, cursor, [1]))
+        (slow,) = await pull_jobs(connection, queue, 1)
+        (other,) = await pull_jobs(connection, queue, 1)
+        steps: list[Callable[[], Awaitable[Any]]] = [
+            other.ack_sync,
+            lambda: connection.client.publish(slow.reply, b"+TERM gave up"),
+        ]
+        if evidence == "completion":
+            steps[0] = lambda: connection.client.jetstream().publish(
+                f"completed.q.{CONSUMER}.1", completion_body("q", 1)
+            )
+        elif order == "terminated first":
+            # The server reports no acknowledgement of a job that is gone: it is terminated instead.
+            steps[0] = other.ack
+        for step in steps if order == "acknowledged first" else reversed(steps):
+            await step()
+            await connection.client.flush()
+
+        async def entered() -> bool:
+            return await stored_count(connection, "q-dead") == 1
+
+        await eventually(entered)
+        findings = await find_dead_letters(connection, queue)
+        late = asyncio.ensure_future(wait(connection, cursor, [1]))
+        if (evidence, order) == ("ack metric", "terminated first"):
+            assert [letter.sequence for letter in findings.letters] == [1]
+            assert [set((await found).dead) for found in (waiting, late)] == [{1}, {1}]
+            return
+        assert (await late).completed == {1}
+        await waiting
+        assert findings.letters == ()
+        assert [job.status for job in findings.dismissed] == [Status.COMPLETED]
+        assert findings.uncertain == 0
+        assert (await redrive_dead_letters(connection, queue)).redriven == {}
+        assert await stored_count(connection, "q") == 0
