@@ -44,8 +44,8 @@ SCENARIOS: list[Scenario] = [
     (TASKIQ, FEW),
     (TASKIQ, EQUAL),
 ]
-# One connection with one inbox for answers; two subscriptions and two consumers for a queue with dead letters.
-OUR_SUBSCRIPTIONS, OUR_CONSUMERS = 4, 2
+# One connection with one inbox for answers; three subscriptions and consumers for a queue with dead letters and audit.
+OUR_SUBSCRIPTIONS, OUR_CONSUMERS = 5, 3
 
 
 def main() -> int:
