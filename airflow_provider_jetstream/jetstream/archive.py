@@ -3,6 +3,10 @@
 An archive has its own sequences. The server adds the job's stream sequence and time to the headers of each copy, and
 both increase along the archive, so a copy is found by binary search. Usually the first guess is right, since the
 sequences of an archive without gaps differ from those of its work queue by a constant.
+
+A loss of power may take back the queue's last jobs and not their copies. Then other jobs get their sequences, and the
+archive has two copies of one sequence, of which the later counts: so the first guess counts from the ends of both
+streams.
 """
 
 from __future__ import annotations
@@ -55,10 +59,13 @@ class ArchiveReader:
     _offset: int = 0
 
     @classmethod
-    async def open(cls, connection: Connection, queue: WorkQueue, created: datetime) -> ArchiveReader | None:
+    async def open(
+        cls, connection: Connection, queue: WorkQueue, created: datetime, last_job: int = 0
+    ) -> ArchiveReader | None:
         """Open a queue's archive; ``None`` where the queue declares none, or its stream doesn't exist.
 
         :param created: when the work queue's stream was created
+        :param last_job: the last sequence of the work queue; 0 where it isn't known
         """
         if queue.archive is None:
             return None
@@ -66,13 +73,18 @@ class ArchiveReader:
             info = await stream_info(connection, queue.archive.name)
         except NotFoundError:
             return None
-        return cls.from_info(connection, info, created)
+        return cls.from_info(connection, info, created, last_job)
 
     @classmethod
-    def from_info(cls, connection: Connection, info: Mapping[str, Any], created: datetime) -> ArchiveReader:
-        """Open the archive whose STREAM.INFO is at hand."""
-        state = info["state"]
-        return cls(connection, info["config"]["name"], created, state["first_seq"], state["last_seq"])
+    def from_info(
+        cls, connection: Connection, info: Mapping[str, Any], created: datetime, last_job: int = 0
+    ) -> ArchiveReader:
+        """Open the archive whose STREAM.INFO is at hand.
+
+        :param last_job: the last sequence of the work queue; 0 where it isn't known
+        """
+        state, offset = info["state"], info["state"]["last_seq"] - last_job if last_job else 0
+        return cls(connection, info["config"]["name"], created, state["first_seq"], state["last_seq"], offset)
 
     async def find(self, sequence: int) -> StoredMessage | None:
         """Return a job as it was stored; ``None`` where the archive has no copy of it.
@@ -87,13 +99,21 @@ class ArchiveReader:
 
         :param sequence: the job's stream sequence in the work queue
         """
-        copy = await self._next_copy(min(max(sequence + self._offset, self.first), self.last))
-        if copy is None or _stored_at(copy) < self.created or job_sequence(copy) != sequence:
+        copy = await self._copy_at(sequence + self._offset)
+        if copy and job_sequence(copy) != sequence:
+            # Jobs were stored since the streams' ends were read: the copy tells how many.
+            copy = await self._copy_at(copy.sequence + sequence - job_sequence(copy))
+        if copy is None or job_sequence(copy) != sequence:
             copy = await self._first_copy(lambda candidate: job_sequence(candidate) >= sequence)
         if copy is None or job_sequence(copy) != sequence:
             return None
         self._offset = copy.sequence - sequence
         return copy
+
+    async def _copy_at(self, position: int) -> StoredMessage | None:
+        """Return the first copy at or after a sequence of the archive, unless it is of an earlier queue."""
+        copy = await self._next_copy(min(max(position, self.first), self.last))
+        return copy if copy and _stored_at(copy) >= self.created else None
 
     async def first_copy_from(self, sequence: int) -> int:
         """Return the archive's sequence of the first copy of a job at or after a stream sequence of the work queue.

@@ -84,6 +84,33 @@ async def test_ends_of_jobs_that_a_loss_of_power_took_back_hide_no_dead_job_of_t
             assert set(report.redriven) == set(new)
 
 
+async def test_a_terminated_job_has_its_own_body_where_an_older_one_had_its_sequence(server: NatsServer) -> None:
+    settings = connection_settings({"servers": (server.url,), "timeout": 10})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, "q")
+        await publish_jobs(connection, queue, ["early"])
+        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
+        await asyncio.sleep(0.4)
+        shutil.copytree(folder, kept)
+        await publish_jobs(connection, queue, ["old1", "old2", "old3"])
+    server.kill()
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    server.start()
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        await publish_jobs(connection, queue, ["new1", "new2"])
+        for message in await pull_jobs(connection, queue, 3):
+            await message.term()
+
+        async def entered() -> bool:
+            return await stored_count(connection, "q-dead") >= 3
+
+        await eventually(entered)
+        found = await find_dead_letters(connection, queue)
+        bodies = {letter.sequence: letter.body for letter in found.letters}
+        assert bodies == {1: b"early", 2: b"new1", 3: b"new2"}
+
+
 async def end_jobs(connection: NatsPyConnection, queue: WorkQueue, evidence: str) -> None:
     """End the two jobs of the next sequences, so that the companions have evidence of one kind about them."""
     if evidence in ("redriven", "handled"):

@@ -376,7 +376,9 @@ class _Accounting:
         return jobs, unknown | of_unproved
 
     async def _archive(self) -> ArchiveReader | None:
-        return await ArchiveReader.open(self._connection, self._queue, self._snapshot.created_at)
+        return await ArchiveReader.open(
+            *(self._connection, self._queue, self._snapshot.created_at, self._snapshot.state["last_seq"])
+        )
 
     async def _first_job_since(self, moment: datetime, archive: ArchiveReader | None, last: int) -> int:
         """Return the lowest sequence from which on every job is known to be stored since a moment."""
