@@ -278,7 +278,15 @@ class Classifier:
         # A redrive that was cut off has to be finished, whatever a handler did meanwhile.
         if letter.copy_sequence is not None:
             return letter
-        return await self.handled.status(letter, entries, since, audited) or letter
+        status = await self.handled.status(letter, entries, since, audited, self._order)
+        if status is Status.UNCERTAIN:
+            if letter.sequence in self.named:
+                return letter
+            self._unclear.add(letter.sequence)
+        return status or letter
+
+    async def _order(self, at: datetime, stored_at: datetime) -> Order:
+        return (await self._times(at, stored_at)).bearing(at, stored_at)
 
     async def _with_copy_sequence(self, letter: DeadLetter, audited: LetterRecord | None) -> DeadLetter:
         """Add the new job's sequence, where a redrive was cut off after it stored the new job."""
@@ -447,7 +455,7 @@ class Classifier:
             entry.recorded_at == audited.died_at >= message.stored_at for entry in death_entries(entries)
         ):
             return Order.AFTER
-        return (await self._times(audited.at, message.stored_at)).bearing(audited.at, message.stored_at)
+        return await self._order(audited.at, message.stored_at)
 
     async def _times(self, at: datetime, *moments: datetime | None) -> ServerTimes:
         """Return what is known of the server's clock; since when it has been up is read where that decides."""

@@ -17,13 +17,14 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import handled_filter, handled_subject
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import Order
 from airflow_provider_jetstream.jetstream.dead_letters.entry import is_handled, stored_entries
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
@@ -74,21 +75,33 @@ class HandledJobs:
         return [handled_subject(self.queue, sequence) for sequence in sequences] if self._any_report else []
 
     async def status(
-        self, letter: DeadLetter, entries: Sequence[Entry], since: datetime, audited: LetterRecord | None
+        self,
+        letter: DeadLetter,
+        entries: Sequence[Entry],
+        since: datetime,
+        audited: LetterRecord | None,
+        order: Callable[[datetime, datetime], Awaitable[Order]],
     ) -> Status | None:
         """Return the status of a dead job that a handler has handled, or is handling; ``None`` for any other.
+
+        It is uncertain where a report may be about an earlier job of its sequence.
 
         :param letter: the job as a dead letter
         :param entries: its entries that count
         :param since: when the job was certainly alive for the last time; older reports are about an earlier job
         :param audited: the last record about the job, while it is stored
+        :param order: returns whether what was stored at the first time is about a job of the second
         """
         # Called for every dead letter, of which few queues have a report.
-        if self._any_report and await self._has_report(letter.sequence, since):
-            self._reported.add(letter.sequence)
+        reported_at = await self._reported_at(letter.sequence) if self._any_report else None
+        recorded_at = audited.at if audited and audited.action == "handled" else None
+        orders = {at: await order(at, since) for at in (reported_at, recorded_at) if at}
+        if Order.AFTER in orders.values():
+            if reported_at and orders[reported_at] is Order.AFTER:
+                self._reported.add(letter.sequence)
             return Status.HANDLED
-        if audited and audited.action == "handled" and audited.at >= since:
-            return Status.HANDLED
+        if Order.UNCLEAR in orders.values():
+            return Status.UNCERTAIN
         if is_handled(entries):
             if letter.source == BodySource.QUEUE:
                 self._found.append(_record(letter))
@@ -105,12 +118,12 @@ class HandledJobs:
         """Return whether :meth:`status` found a report about a job."""
         return sequence in self._reported
 
-    async def _has_report(self, sequence: int, since: datetime) -> bool:
+    async def _reported_at(self, sequence: int) -> datetime | None:
         if self.reports is None:
-            return False
+            return None
         # Anybody who may publish on the subject can say so, but not before the job exists.
         report = await last_message(self.connection, self.reports, handled_subject(self.queue, sequence))
-        return report is not None and report.stored_at >= since
+        return report.stored_at if report else None
 
     async def _any_removed(self, entries: Sequence[Entry]) -> bool:
         async def is_removed(entry: Entry) -> bool:
