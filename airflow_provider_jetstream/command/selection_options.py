@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.limits import SEQUENCE
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -72,11 +73,12 @@ def selection_of(options: argparse.Namespace) -> Selection:
 
 def _sequences(text: str) -> range:
     first, dash, last = text.partition("-")
-    if not first.isdecimal() or (dash and not last.isdecimal()):
+    # Ranges of larger numbers have no length.
+    if max(len(first), len(last)) > len(str(SEQUENCE)) or not first.isdecimal() or (dash and not last.isdecimal()):
         raise argparse.ArgumentTypeError(f"expected a stream sequence or a range such as 3-9, found {text!r}")
-    span = range(int(first), int(last if dash else first) + 1)
-    if not 0 < len(span) <= _MOST_SEQUENCES or not span[0]:
+    low, high = int(first), int(last if dash else first)
+    if not 0 < low <= high < low + _MOST_SEQUENCES:
         raise argparse.ArgumentTypeError(
             f"expected a range of 1 to {_MOST_SEQUENCES} stream sequences from 1 on, found {text!r}"
         )
-    return span
+    return range(low, high + 1)

@@ -113,7 +113,7 @@ def _parse_json(name: str, value: object) -> Any:
         return value
     try:
         return json.loads(value) or None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RedriveRequestError(f'expected {name} as JSON, such as [10, 100, "rest"], found {value!r}') from None
 
 

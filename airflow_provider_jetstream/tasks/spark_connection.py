@@ -145,7 +145,7 @@ def _properties(value: object, where: str) -> dict[str, str]:
     if isinstance(value, str):
         try:
             properties = json.loads(value or "{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             properties = None
     elif value is None:
         properties = {}

@@ -263,7 +263,7 @@ def _no_sequences(found: object) -> SelectionError:
 def _literal(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     try:
         return ast.literal_eval(text.strip())

@@ -26,5 +26,5 @@ def dict_of_text(argument: Any) -> Any:
         return argument
     try:
         return json.loads(argument)
-    except ValueError:
+    except (ValueError, RecursionError):
         return argument

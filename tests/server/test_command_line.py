@@ -298,6 +298,9 @@ def test_the_program_says_its_version_and_what_it_can_do() -> None:
     assert "diagnose" in text
     assert run(None)[0] == 2
     assert run(None, "letters", "list", "q", "--sequence", "9-3")[0] == 2
+    for sequences in ("1-99999999999999999999", "1-" + "9" * 100_000):
+        status, _, error = run(None, "letters", "list", "q", "--sequence", sequences)
+        assert (status, "expected a" in error) == (2, True)
 
 
 def test_the_shell_completes_commands(tmp_path: Path) -> None:

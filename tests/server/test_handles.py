@@ -171,7 +171,9 @@ async def test_a_queue_whose_jobs_nobody_can_await_gives_no_handle(connection: N
         {"cursor": CURSOR | {"advisory_subjects": 7}},
         {"cursor": CURSOR, "sequences": [[0, 1]]},
         {"cursor": CURSOR, "sequences": [["1", None]]},
+        {"cursor": CURSOR, "sequences": [[9, 1]] * 100_000},
         {"cursor": CURSOR, "pages": [-1]},
+        {"cursor": CURSOR, "pages": [7] * 100_000},
         {"cursor": CURSOR, "advised": {"digest": 0}},
     ],
 )
@@ -186,6 +188,24 @@ async def test_a_handle_that_claims_too_many_jobs_is_refused(connection: NatsPyC
     handle = await published(connection, queue, 1) | {"sequences": [[1, 10**18]]}
     with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 1,000"):
         await wait_by_handle(connection, handle)
+
+
+async def test_the_jobs_of_a_handle_are_counted_before_its_next_page_is_read(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    report = PublishReport()
+    report.sequences.extend(range(1, 20_000, 2))
+    await add_handle(connection, cursor, report, "key")
+    first = await connection.api(f"STREAM.MSG.GET.{cursor.events}", {"seq": (report.handle or {})["pages"][0]})
+    subject = first["message"]["subject"]
+    body = {"stream": cursor.queue, "created": cursor.created, "sequences": [[1, 19_999_999], [1, 19_999_999]]}
+    forged = (await connection.client.jetstream().publish(subject, json.dumps(body).encode())).seq
+    # No such page: it isn't asked for.
+    handle = report.handle | {"pages": [forged, forged + 1]} if report.handle else {}
+    with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 39,999,998"):
+        await JobsHandle.of(handle).jobs(connection)
 
 
 @pytest.mark.parametrize("by_task", [False, True])

@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream.audit.redrive_record import (
     redrive_control_subject,
     redrive_subject,
 )
+from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, RedriveRequestError
 from testbed.queues import make_queue
@@ -109,7 +110,16 @@ async def test_only_redrives_of_this_queue_are_listed(connection: NatsPyConnecti
     await jetstream.publish(redrive_subject(name, "y"), json.dumps({"id": "z", "version": 1}).encode())
     for body in (b"[]", b'{"action": "destroy", "who": "x"}', b'{"action": "pause"}', b"\xff"):
         await jetstream.publish(redrive_control_subject(name, second), body)
+    # 16 characters stand for more sequences than any memory holds.
+    endless = {"number": 1, "from_sequence": 1, "began_at": str(datetime.now(UTC)), "returned": ""}
+    endless["returned"] = SequenceRanges.between(1, 2**63 - 1).encode()
+    forged = await read_redrive(connection, queue, first)
+    values = forged.model_dump(mode="json") | {"id": "w", "waves": [endless]}
+    await jetstream.publish(redrive_subject(name, "w"), json.dumps(values).encode())
     assert [found.id for found in await list_redrives(connection, queue)] == [second, first]
+    endless["returned"] = SequenceRanges.between(1, 100).encode()
+    await jetstream.publish(redrive_subject(name, "w"), json.dumps(values).encode())
+    assert {found.id for found in await list_redrives(connection, queue)} == {second, first, "w"}
     assert (await read_redrive(connection, queue, second)).controls == ()
 
 

@@ -203,6 +203,7 @@ _BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
         (b"name: q\nconsumers: " + b"[" * 100_000, "expected at most 20 levels, found more"),
         (b"a:\n" + b"".join(b" " * depth + b"a:\n" for depth in range(1, 600)), "expected at most 20 levels"),
         (b"# comment\n" * 30_000, "expected a queue's file of at most 262144 bytes, found more"),
+        (b"name: q\nmax_msgs: 1" + b":1" * 120_000, "expected a number of at most 64 characters, found '1:1:1"),
         (b"- a\n" * 25_000, "expected at most 20000 values"),
         (b'name: "\\ud800"', "expected YAML, found something else"),
         (b"name: q\nmax_msgs: " + b"9" * 5_000, "expected YAML, found something else: Exceeds the limit"),
@@ -212,7 +213,7 @@ _BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
         (b"name: q\nnum_replicas: " + b"9" * 4_000, "num_replicas: "),
         (b"name: [q]", "name: Input should be a valid string"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_a_file_of_somebody_hostile_is_refused_at_once(content: bytes, problem: str, tmp_path: Path) -> None:
     path = tmp_path / "queue.yaml"

@@ -11,15 +11,26 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import StrEnum
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ControlAction = Literal["pause", "resume", "abort"]
 Engine = Literal["python", "spark"]
+
+# A redrive has the sequences that a wave returned in memory one by one; two of them in text may stand for any number.
+_MOST_RETURNED: Final = 10_000_000
+
+
+def _returned(text: str) -> str:
+    if text and (count := SequenceRanges.decode(text).count) > _MOST_RETURNED:
+        raise ValueError(f"expected at most {_MOST_RETURNED:,} sequences, found {count:,}")
+    return text
 
 
 class RedriveState(StrEnum):
@@ -152,7 +163,7 @@ class Wave(_RedrivePart):
     parked: int = 0
     outcomes: RedriveOutcomes = RedriveOutcomes()
     died_of: tuple[DeathCount, ...] = ()
-    returned: str = ""
+    returned: Annotated[str, AfterValidator(_returned)] = ""
     parked_again: int = 0
     brought_again: int = 0
     passed_by: str = ""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.limits import QUEUE_FILE, QUEUE_FILE_LEVELS, QUEUE_FILE_VALUES
+from airflow_provider_jetstream.jetstream.limits import QUANTITY, QUEUE_FILE, QUEUE_FILE_LEVELS, QUEUE_FILE_VALUES
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+# A number to the base 60, as YAML 1.1 has them; making one takes a time that grows with the square of its length.
+_SEXAGESIMAL: Final = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 
 
 def read_queue_file(path: Path) -> Any:
@@ -85,7 +89,9 @@ class _DocumentSize:
                 if anchor not in self._anchors:
                     raise ValueError(f"expected an anchor before its alias, found *{anchor} within it or before")
                 self._values += self._anchors[anchor]
-            case kinds.ScalarEvent(anchor=anchor):
+            case kinds.ScalarEvent(anchor=anchor, value=text, implicit=(is_plain, _)):
+                if is_plain and len(text) > QUANTITY and _SEXAGESIMAL.fullmatch(text):
+                    raise ValueError(f"expected a number of at most {QUANTITY} characters, found {shown_value(text)}")
                 self._values += 1
                 if anchor:
                     self._anchors[anchor] = 1

@@ -15,7 +15,7 @@ from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
@@ -58,12 +58,27 @@ _MAX_JOBS = 20_000_000
 _Sequence = Annotated[int, Field(ge=1, lt=2**64)]
 
 
+def _in_order(ends: tuple[int, int]) -> tuple[int, int]:
+    if ends[1] < ends[0]:
+        raise ValueError(f"expected the first sequence of a range before its last one, found {ends}")
+    return ends
+
+
+def _named_once(pages: list[int]) -> list[int]:
+    if len(set(pages)) < len(pages):
+        raise ValueError("expected each page once")
+    return pages
+
+
+_Range = Annotated[tuple[_Sequence, _Sequence], AfterValidator(_in_order)]
+
+
 class _Jobs(BaseModel):
     """Some of the jobs of a handle."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    sequences: list[tuple[_Sequence, _Sequence]] = []
+    sequences: list[_Range] = []
     advised: dict[str, _Sequence] = {}
 
 
@@ -85,7 +100,7 @@ class JobsHandle(_Jobs):
 
     type: Literal["io.airflow.jetstream.v1.jobs"] = "io.airflow.jetstream.v1.jobs"
     cursor: dict[str, Any]
-    pages: list[_Sequence] = []
+    pages: Annotated[list[_Sequence], AfterValidator(_named_once)] = []
 
     @classmethod
     async def take(cls, connection: Connection, cursor: Cursor, report: PublishReport, key: str) -> JobsHandle:
@@ -184,15 +199,13 @@ class JobsHandle(_Jobs):
         :raises ArgumentError: they are too many
         """
         ranges, advised = list(self.sequences), dict(self.advised)
+        count = _counted(0, ranges)
+        # Counted page by page, since a handle may name one page any number of times.
         for number in self.pages:
             page = await self._page(connection, number)
+            count = _counted(count, page.sequences)
             ranges += page.sequences
             advised |= page.advised
-        count = sum(max(0, last - first + 1) for first, last in ranges)
-        if count > _MAX_JOBS:
-            raise ArgumentError(
-                f"expected a handle on at most {_MAX_JOBS:,} jobs, found {count:,}: wait for parts of them"
-            )
         return await report_on(ranges), advised
 
     async def _page(self, connection: Connection, number: int) -> _Page:
@@ -292,6 +305,13 @@ async def _store_pages(
         body = page.model_dump_json(exclude_defaults=True).encode()
         pages.append((await store(connection, subject, body, headers)).sequence)
     return pages
+
+
+def _counted(jobs: int, ranges: Iterable[tuple[int, int]]) -> int:
+    jobs += sum(last - first + 1 for first, last in ranges)
+    if jobs > _MAX_JOBS:
+        raise ArgumentError(f"expected a handle on at most {_MAX_JOBS:,} jobs, found {jobs:,}: wait for parts of them")
+    return jobs
 
 
 def _literal(text: str) -> object:

@@ -73,7 +73,7 @@ def _ends(trial: Trial) -> Iterator[tuple[str, StoredMessage, dict[str, Any]]]:
         for message in messages:
             try:
                 body = json.loads(message.data)
-            except ValueError:
+            except (ValueError, RecursionError):
                 body = None
             yield job, message, body if isinstance(body, dict) else {}
 
