@@ -200,6 +200,7 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Na
         "details": {
             "awaited": [],
             "with_result": [],
+            "copies": [],
             "attempts": [],
             "notes": [("ann: wrong price", [(1, 1)])],
         },

@@ -92,7 +92,8 @@ async def test_single_reads_equal_those_of_the_api(connection: NatsPyConnection,
     last = await asyncio.gather(*(last_message(ahead, name, subject) for subject in [*subjects, *subjects]))
     expected_last = [await last_message(connection, name, subject) for subject in subjects]
     assert last == [*expected_last, *expected_last]
-    assert [message.sequence if message else None for message in expected_last] == [6, 2, 3, None]
+    # A job without a body, and one with the header of a server's answer, would be evidence of nothing.
+    assert [message.sequence if message else None for message in expected_last] == [6, None, None, None]
 
 
 async def test_a_message_is_read_again_after_two_seconds(connection: NatsPyConnection, name: str) -> None:

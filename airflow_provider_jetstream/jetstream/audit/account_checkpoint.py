@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, ValidationError
 
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.contract import account_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,9 +97,7 @@ async def read_checkpoint(connection: Connection, audit: str, queue: str, create
     """
     subject = account_subject(queue)
     # The next one is stored on condition that this message is still the last, whoever published it.
-    last = await read_message(connection, audit, {"last_by_subj": subject})
-    message = await last_message(connection, audit, subject) if last and proves_nothing(last) else last
-    revision = last.sequence if last else 0
+    message, revision = await last_with_position(connection, audit, subject)
     nothing = AccountCheckpoint(stream=queue, created=created, revision=revision)
     if message is None:
         return nothing

@@ -70,13 +70,25 @@ async def last_message(connection: Connection, stream: str, subject: str) -> Sto
 
     :raises NotFoundError: the stream doesn't exist
     """
+    return (await last_with_position(connection, stream, subject))[0]
+
+
+async def last_with_position(connection: Connection, stream: str, subject: str) -> tuple[StoredMessage | None, int]:
+    """Read what :func:`last_message` does, and the sequence of the subject's last message, whatever that is.
+
+    What replaces the message is stored on condition that this one is still the last; 0 where there is none.
+
+    :raises NotFoundError: the stream doesn't exist
+    """
     message = await read_message(connection, stream, {"last_by_subj": subject})
-    if message is None or not proves_nothing(message):
-        return message
+    if message is None:
+        return None, 0
+    if not proves_nothing(message):
+        return message, message.sequence
     found = None
     async for earlier in read_range(connection, stream, subject, stop=message.sequence):
         found = found if proves_nothing(earlier) else earlier
-    return found
+    return found, message.sequence
 
 
 async def read_message(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -115,13 +115,15 @@ class SampleStream:
     async def last(self) -> ServerSample | None:
         """Read the last sample; ``None`` where there is none."""
         try:
-            message = await last_message(self._connection, SAMPLE_STREAM, SAMPLE_SUBJECT)
+            message, position = await last_with_position(self._connection, SAMPLE_STREAM, SAMPLE_SUBJECT)
         except NotFoundError:
             return None
-        if message is None:
+        if not position:
             return None
         # Anybody may have stored something there: the next one is stored after it all the same.
-        return parse_sample(message) or ServerSample("", {}, message.stored_at, message.sequence)
+        sample = parse_sample(message) if message else None
+        stored_at = message.stored_at if message else datetime.min.replace(tzinfo=UTC)
+        return replace(sample, sequence=position) if sample else ServerSample("", {}, stored_at, position)
 
     async def append(self, holder: str, queues: Mapping[str, QueueSample], after: int) -> bool:
         """Store a sample; return whether it is stored, and not somebody else's.

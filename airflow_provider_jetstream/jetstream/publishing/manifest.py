@@ -464,7 +464,8 @@ class Manifest:
 
     async def _remove_older(self, records: ManifestStore) -> None:
         with suppress(ApiError, TransientError):
-            await records.remove_older(self._key)
+            if self._stored:
+                await records.remove_older(self._key, self._stored.sequence)
 
     async def _remove_unneeded_records(self) -> None:
         if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:

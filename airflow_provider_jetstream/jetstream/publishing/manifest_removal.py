@@ -190,5 +190,5 @@ async def _end_schedules(
     key = message.subject.rpartition(".")[2]
     with suppress(ApiError, TransientError):
         records = ManifestStore(connection, queue, events)
-        await records.store(key, ended, after=message.sequence)
-        await records.remove_older(key)
+        stored = await records.store(key, ended, after=message.sequence)
+        await records.remove_older(key, stored.sequence)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
@@ -76,15 +76,15 @@ class ManifestStore:
         return StoredHead(record, sequence) if record else None
 
     async def _last(self, key: str) -> tuple[ManifestHead | None, int]:
-        """Return a task's record, if the last message of its subject is one, and the sequence of that message."""
+        """Return a task's record, if its subject has one, and the sequence of the subject's last message."""
         try:
-            message = await last_message(self._connection, self._events, manifest_subject(self._queue, key))
+            message, position = await last_with_position(
+                self._connection, self._events, manifest_subject(self._queue, key)
+            )
         except NotFoundError:
             return None, 0
-        if message is None:
-            return None, 0
-        record = parse_manifest_head(message.data)
-        return record if record and record.is_about(self._queue, key) else None, message.sequence
+        record = parse_manifest_head(message.data) if message else None
+        return record if record and record.is_about(self._queue, key) else None, position
 
     async def store(self, key: str, record: ManifestHead, *, after: int) -> StoredHead:
         """Store a record if nobody has stored another one meanwhile.
@@ -138,9 +138,12 @@ class ManifestStore:
             await sleep(_PAUSE * attempt)
         return None
 
-    async def remove_older(self, key: str) -> None:
-        """Remove what the last record of a task has replaced."""
-        request = {"filter": manifest_subject(self._queue, key), "keep": 1}
+    async def remove_older(self, key: str, sequence: int) -> None:
+        """Remove what a task's record has replaced.
+
+        :param sequence: of the record: the subject's last message may be somebody else's
+        """
+        request = {"filter": manifest_subject(self._queue, key), "seq": sequence}
         # Where the server refuses, the task is known all the same.
         with suppress(ApiError):
             await self._connection.api(f"STREAM.PURGE.{self._events}", request)
@@ -173,8 +176,8 @@ async def renew_manifests(
             return new_head(queue, info, named).covering([sequence]).model_copy(update={"closed": True})
 
         try:
-            if await records.update(key, extended):
-                await records.remove_older(key)
+            if stored := await records.update(key, extended):
+                await records.remove_older(key, stored.sequence)
         except (ApiError, TransientError) as error:
             log.warning("The task that published redriven jobs of %s may not be known for long: %s", queue, error)
 
