@@ -19,8 +19,9 @@ from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-# The server separates the fields of a line by white space, and ends the line at a line feed.
-_SUBJECT: Final = re.compile(rb"[^\x00-\x20]+")
+# The server separates the fields of a line by these, and ends the line at a line feed. Any other control character may
+# be a part of a subject that it has stored; what this package lets users publish on is stricter.
+_SUBJECT: Final = re.compile(rb"[^\t\n\r ]+")
 _FIRST_LINE: Final = b"NATS/1.0\r\n"
 _END: Final = b"\r\n"
 _LINE_BREAKS: Final = str.maketrans("\r\n", "  ")
@@ -36,7 +37,8 @@ def encode_subject(subject: str) -> bytes:
     if len(encoded) > PUBLISHED_SUBJECT or not _SUBJECT.fullmatch(encoded):
         # The server closes the connection that sends a longer line, and takes the rest for another field.
         raise WireError(
-            f"expected a subject of at most {PUBLISHED_SUBJECT} bytes without white space, found {subject[:80]!r}"
+            f"expected a subject of at most {PUBLISHED_SUBJECT} bytes without space, tab or line break, found"
+            f" {subject[:80]!r}"
         )
     return encoded
 

@@ -253,7 +253,7 @@ class Classifier:
         preserved, origin = False, None
         if valid:
             merged = await merge_entries(
-                self.connection, self.dead_letter_queue, self.snapshot, message.sequence, valid
+                self.connection, self.dead_letter_queue, self.snapshot, message.sequence, valid, message
             )
             death, preserved, origin = merged.death, merged.job is not None, merged.origin
         elif message.sequence in self.disputed:
@@ -356,10 +356,11 @@ class Classifier:
             return Status.HANDLED if audited and audited.action == "handled" else Status.REDRIVEN
         if is_handled(valid):
             return Status.HANDLED
-        merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, valid)
+        archived = await self.archive.find(sequence) if self.archive else None
+        merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, valid, archived)
         message, source = merged.job, BodySource.COPY
-        if message is None and self.archive:
-            message, source = await self.archive.find(sequence), BodySource.ARCHIVE
+        if message is None:
+            message, source = archived, BodySource.ARCHIVE
         gone = GoneJobs(self.snapshot, self.metrics, self.vanished)
         status = await gone.status(message, merged.death, {entry.kind for entry in valid})
         if status is not None or message is None:

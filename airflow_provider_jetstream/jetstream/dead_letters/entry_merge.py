@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, last_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
@@ -41,18 +43,25 @@ class MergedEntry:
 
 
 async def merge_entries(
-    connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, sequence: int, entries: Sequence[Entry]
+    connection: Connection,
+    dead_letter_queue: str,
+    snapshot: QueueSnapshot,
+    sequence: int,
+    entries: Sequence[Entry],
+    stored: StoredMessage | None = None,
 ) -> MergedEntry:
     """Read the entries about a job in full, and merge them.
 
     :param sequence: the job's stream sequence
     :param entries: at least one
+    :param stored: the job as the queue or the archive stores it, if one does: a record that contradicts this message
+        isn't about the job
     """
     if len(entries) == 1 and entries[0].kind == EntryKind.DELIVERIES:
         # Nearly every letter's: there is nothing to merge it with, and nothing more to read.
         return MergedEntry(death_by_advisory(snapshot, sequence, entries[0]), None, None)
     kinds = {entry.kind for entry in entries}
-    copied, stored_at = await _read_best_record(connection, dead_letter_queue, snapshot, entries)
+    copied, stored_at = await _read_best_record(connection, dead_letter_queue, snapshot, entries, stored)
     record, job = (copied.death, copied.job) if copied else (None, None)
     # The server's advisories decide what happened; a record only makes the reason more precise.
     if EntryKind.TERMINATION in kinds:
@@ -113,15 +122,42 @@ async def read_parked(
 
 
 async def _read_best_record(
-    connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, entries: Sequence[Entry]
+    connection: Connection,
+    dead_letter_queue: str,
+    snapshot: QueueSnapshot,
+    entries: Sequence[Entry],
+    stored: StoredMessage | None,
 ) -> tuple[Record, datetime] | tuple[None, None]:
-    """Read the most detailed record, the last one where there are several of a kind, and when it was stored."""
+    """Read the most detailed record, the last one where there are several of a kind, and when it was stored.
+
+    Any worker of the consumer may have written any of them. Where the job is stored, one that contradicts it doesn't
+    count; where nothing but records is left, one with a subject of the queue comes before any other.
+    """
+    subjects = snapshot.config.get("subjects") or [">"]
+    other: tuple[Record, datetime] | tuple[None, None] = (None, None)
     copies = [entry for entry in entries if entry.kind in _RECORDS]
     for entry in sorted(copies, key=lambda entry: (_RECORDS.index(entry.kind), -entry.sequence)):
         message = await get_message(connection, dead_letter_queue, entry.sequence)
-        if message and (record := read_record(message, snapshot.queue)):
+        record = read_record(message, snapshot.queue) if message else None
+        if message is None or record is None:
+            continue
+        if stored:
+            if not _contradicts(record.job, stored):
+                return record, message.stored_at
+        elif covered_by_any(subjects, record.job.subject):
             return record, message.stored_at
-    return None, None
+        elif other[0] is None:
+            other = record, message.stored_at
+    return other
+
+
+def _contradicts(job: StoredMessage, stored: StoredMessage) -> bool:
+    """Return whether the job of a record isn't the stored one, by what the record states of it."""
+    if job.data != stored.data or (job.time and stored.time and job.stored_at != stored.stored_at):
+        return True
+    # A record may have a part of the subject only, and so may what the server shows.
+    is_whole = job.subject and UNKNOWN_BYTE not in job.subject + stored.subject
+    return bool(is_whole) and job.subject != stored.subject
 
 
 async def _termination_reason(

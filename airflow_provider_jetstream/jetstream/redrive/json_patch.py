@@ -14,7 +14,6 @@ from airflow_provider_jetstream.jetstream.redrive.json_text import (
     Node,
     Object,
     Scalar,
-    TextTooLongError,
     compacted,
     json_text,
     parse_json,
@@ -94,7 +93,7 @@ class JsonPatch:
             for number, operation in enumerate(_operations(self.text), 1):
                 value = _applied(operation, number, value, room)
             return f"{before}{json_text(value, LARGEST_RESULT)}{after}".encode()
-        except TextTooLongError:
+        except OverflowError:
             # White space around one value is repeated for each that is added beside it.
             raise RedriveError(f"{_TOO_LARGE}; {_UNTOUCHED}") from None
         except UnicodeDecodeError:
@@ -136,7 +135,7 @@ class _Operation:
         """Take the room of what the operation is about to add; what is copied is measured, and not copied.
 
         :param value: the body that it is applied to
-        :raises TextTooLongError: there is less
+        :raises OverflowError: there is less
         :raises ValueError: a copy has too many values or levels
         """
         added = self.fields.get("value") if self.name in ("add", "replace") else None
@@ -174,7 +173,7 @@ def _applied(operation: _Operation, number: int, value: Node, room: _Room) -> No
         raise RedriveError(f"{where}: the body has another value there, or none; {_UNTOUCHED}") from None
     except (JsonPatchException, JsonPointerException):
         raise RedriveError(f"{where}: the body has no such place; {_UNTOUCHED}") from None
-    except TextTooLongError:
+    except OverflowError:
         raise RedriveError(f"{where}: {_TOO_LARGE}; {_UNTOUCHED}") from None
     except ValueError as error:
         raise RedriveError(f"{where}: {error}; {_UNTOUCHED}") from None

@@ -135,16 +135,12 @@ def json_text(value: Node, most: int = MESSAGE) -> str:
 
     :param most: how many bytes the text may have in UTF-8; parts beyond them aren't made. White space around one value
         is repeated for each that is added beside it
-    :raises TextTooLongError: it has more
+    :raises OverflowError: it has more
     :raises ValueError: it has too many levels
     """
     parts = _Parts(most)
     _write(value, parts, 0)
     return "".join(parts)
-
-
-class TextTooLongError(ValueError):
-    """A text has more bytes than it may have."""
 
 
 class _Parts(list[str]):
@@ -157,7 +153,7 @@ class _Parts(list[str]):
     def append(self, part: str) -> None:
         self.room -= len(part) if part.isascii() else len(part.encode("utf-8", "surrogatepass"))
         if self.room < 0:
-            raise TextTooLongError(f"expected at most {self.most} bytes, found more")
+            raise OverflowError(f"expected at most {self.most} bytes, found more")
         super().append(part)
 
 

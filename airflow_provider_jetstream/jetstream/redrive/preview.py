@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.redrive.body_difference import body_di
 from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, failure_text, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
@@ -184,7 +184,7 @@ async def preview_letter(
             result.redriven += 1
         return
     except RedriveError as error:
-        result.add_failure(letter.sequence, str(error))
+        result.add_failure(letter.sequence, failure_text(letter, error))
         return
     result.redriven += 1
     result.changed += content.changes is not None

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, wire_size
 from airflow_provider_jetstream.jetstream.client.wire_text import is_encodable, readable_text
 from airflow_provider_jetstream.jetstream.contract import (
@@ -17,8 +18,9 @@ from airflow_provider_jetstream.jetstream.contract import (
     REDRIVE_SEQUENCE,
     REDRIVE_STREAM,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
-from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
+from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError, WireError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import (
     body_field,
     header_job_id,
@@ -129,6 +131,10 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
     size = _size(letter, content.body, headers)
     target = content.subject or subject or letter.subject
     check_subject(letter, target)
+    try:
+        encode_subject(target)
+    except WireError as error:
+        raise RedriveError(f"{error}: give the redrive a subject; original kept") from None
     for limit, marked in ((limits.marked, True), (limits.single, False)):
         if limit is not None and (left := _without_optional(headers, size - limit)) is not None:
             kept = left.items()
@@ -202,6 +208,20 @@ def _without_optional(headers: Headers, excess: int) -> Headers | None:
 
 def _line_size(pair: tuple[str, str]) -> int:
     return wire_size(Headers([pair])) - _NO_HEADERS_SIZE
+
+
+def failure_text(letter: DeadLetter, error: Exception) -> str:
+    """Return why a letter can't be redriven, and where what it was to be redriven with stands.
+
+    Of a job that is gone its record may be all that is left, and any worker of the consumer may have written that.
+    """
+    if letter.source != BodySource.COPY:
+        return str(error)
+    numbers = ", ".join(map(str, letter.entries))
+    return (
+        f"{error}; the job is gone, and its subject (header Dead-Letter-Subject), headers and body are those that its"
+        f" record states, one of the messages {numbers} of the dead letter queue: repair what the record has wrong"
+    )
 
 
 def check_subject(letter: DeadLetter, subject: str) -> None:

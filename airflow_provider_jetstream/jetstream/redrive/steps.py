@@ -32,7 +32,12 @@ from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs, stor
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.finished_entries import FinishedEntries
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, parked_headers, redriven_job
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
+    CopyLimits,
+    failure_text,
+    parked_headers,
+    redriven_job,
+)
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.stored_letters import LEAST_OVERLAPPED, StoredBatch, StoredLetters
@@ -347,5 +352,5 @@ class Steps:
             else:
                 self._report.add_failure(letter.sequence, str(error))
         except RedriveError as error:
-            self._report.add_failure(letter.sequence, str(error))
+            self._report.add_failure(letter.sequence, failure_text(letter, error))
         return None
