@@ -134,6 +134,22 @@ async def test_jobs_that_somebody_purged_or_deleted_are_unaccounted(
     assert await unaccounted(connection, queue) == []
 
 
+async def test_a_queue_whose_first_sequence_is_large_has_no_jobs_below_it(
+    connection: NatsPyConnection, name: str
+) -> None:
+    first = 10**15
+    config = {"name": name, "subjects": [f"{name}.jobs.>"], "retention": "workqueue", "first_seq": first}
+    await connection.api(f"STREAM.CREATE.{name}", config)
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    jobs = await publish_jobs(connection, queue, "abc")
+    (message,) = await pull_jobs(connection, queue, 1)
+    await message.ack_sync()
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": jobs[1]})
+    account = await account_for_jobs(connection, queue)
+    assert jobs == [first, first + 1, first + 2]
+    assert (account.jobs, account.stored, account.ended, account.unaccounted) == (3, 1, 1, ((jobs[1], jobs[1]),))
+
+
 async def test_a_report_of_a_handler_accounts_for_a_job(connection: NatsPyConnection, name: str) -> None:
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "ab")

@@ -54,6 +54,7 @@ class AccountCheckpoint(BaseModel):
 
     :param stream: the work queue
     :param created: when it was created, in the server's own text
+    :param first: the first sequence that it ever gave
     :param last: its last sequence in the snapshot
     :param stored: how many messages it stored then
     :param taken_at: when that was, by the server's clock
@@ -74,6 +75,7 @@ class AccountCheckpoint(BaseModel):
     version: Literal[2] = 2
     stream: str
     created: str
+    first: Annotated[int, Field(ge=1)] = 1
     last: Annotated[int, Field(ge=0)] = 0
     stored: Annotated[int, Field(ge=0)] = 0
     taken_at: datetime = datetime.min.replace(tzinfo=UTC)

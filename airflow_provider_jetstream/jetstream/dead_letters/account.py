@@ -61,7 +61,7 @@ class JobAccount:
 
     :param queue: the work queue
     :param at: as of when, by the server's clock
-    :param jobs: how many jobs it has ever stored: the stream's last sequence
+    :param jobs: how many jobs it has ever stored
     :param stored: how many of them are stored
     :param unaccounted: those that are gone without evidence of their end, as ranges of first and last sequence
     :param unknown: those that are gone and of whose end there may have been evidence, as ranges
@@ -138,7 +138,7 @@ class JobAccount:
         return cls(
             checkpoint.stream,
             checkpoint.taken_at,
-            checkpoint.last,
+            max(0, checkpoint.last - checkpoint.first + 1),
             checkpoint.stored,
             tuple(checkpoint.unaccounted.pairs()),
             tuple(checkpoint.unknown.pairs()),
@@ -216,7 +216,9 @@ class _Accounting:
             )
         self._before = settled
         self._evidence = EndEvidence(connection, self._snapshot, settled, self._letters)
-        opened = settled.open | (SequenceRanges.between(settled.last + 1, last) - settled.early)
+        # A stream may be created with a first sequence of any size: no job had those below.
+        first = max(1, int(self._info["config"].get("first_seq") or 1))
+        opened = settled.open | (SequenceRanges.between(max(first, settled.last + 1), last) - settled.early)
         await self._read()
         gone = await self._without_evidence(opened, stored)
         # Evidence about jobs that don't exist yet can't be true.
@@ -233,6 +235,7 @@ class _Accounting:
         account = AccountCheckpoint(
             stream=name,
             created=self._snapshot.created,
+            first=first,
             last=last,
             stored=self._info["state"]["messages"] if not stored.exact else stored.count(1, last),
             taken_at=taken_at,
