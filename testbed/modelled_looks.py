@@ -18,7 +18,7 @@ class ModelledLooks:
     proofs: int = 0
     _letters: TrackedLetters | None = None
 
-    async def compare(self, connection: NatsPyConnection, queue: WorkQueue, model: QueueModel) -> None:
+    async def compare(self, connection: NatsPyConnection, queue: WorkQueue, model: QueueModel, gone: int) -> None:
         """Look, prove all letters where a look can't tell, and check the result."""
         model.lapse()
         if self._letters and await self._letters.update(connection):
@@ -27,7 +27,7 @@ class ModelledLooks:
             self.proofs += 1
             self._letters = await TrackedLetters.prove(connection, queue)
         summary = await self._letters.summary(Selection(), ())
-        model.scanned(sequences_of(summary), summary.uncertain)
+        model.scanned(sequences_of(summary), summary.uncertain + gone)
 
 
 def sequences_of(summary: Summary) -> set[int]:

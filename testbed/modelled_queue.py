@@ -141,7 +141,6 @@ class ModelledQueue:
         """Scan for letters, and check them."""
         queue, product = self.queue, self.environment.product
         if self.evidence_lost:
-            # Stores which jobs are gone without evidence: scans that find out look for two seconds each.
             await self.summarise()
         self.model.lapse()
         parked = None
@@ -150,14 +149,22 @@ class ModelledQueue:
         found = await find_dead_letters(product, queue)
         listed = {letter.sequence for letter in found.letters}
         out_of_circulation = None if parked is None else {letter.sequence for letter in parked}
-        self.model.scanned(listed, found.uncertain, out_of_circulation)
-        await self.looks.compare(product, queue, self.model)
+        gone = await self._gone_without_evidence()
+        self.model.scanned(listed, found.uncertain + gone, out_of_circulation)
+        await self.looks.compare(product, queue, self.model, gone)
 
     async def summarise(self) -> None:
-        """Count letters, copy their bodies, trim the archive, and check the counts."""
+        """Count letters, copy their bodies, and check the counts."""
         self.model.lapse()
         summary = await summarise_dead_letters(self.environment.product, self.queue)
-        self.model.scanned(sequences_of(summary), summary.uncertain)
+        self.model.scanned(sequences_of(summary), summary.uncertain + await self._gone_without_evidence())
+
+    async def _gone_without_evidence(self) -> int:
+        """Count the jobs that only an account names, where there may be any."""
+        if not self.evidence_lost:
+            return 0
+        account = await account_for_jobs(self.environment.product, self.queue)
+        return account.unaccounted_count + account.unknown_count
 
     async def redrive(self, how: str, kind: str | None = None, kill_at: int | None = None) -> None:
         """Redrive in this process, or in one that is killed in place of one of its changes."""
@@ -338,7 +345,7 @@ class ModelledQueue:
         if outcome.report:
             self.model.redriven(outcome.redriven, outcome.parked)
         if outcome.complete and alone and not kind and how != "unpark" and not outcome.report["uncertain"]:
-            self.model.finished()
+            self.model.finished(evidence_lost=self.evidence_lost)
 
 
 @asynccontextmanager

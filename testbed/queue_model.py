@@ -178,10 +178,14 @@ class QueueModel:
         for body in {self._bodies[sequence] for sequence in (*sequences, *parked)}:
             self._job(body).cut_off = False
 
-    def finished(self) -> None:
-        """Note that a redrive of all letters has finished without a failure: none of them is dead any more."""
+    def finished(self, *, evidence_lost: bool) -> None:
+        """Note that a redrive of all letters has finished without a failure: none of them is dead any more.
+
+        :param evidence_lost: whether jobs may be gone without evidence, which are redriven only by name
+        """
+        redriven = {State.DEAD} if evidence_lost else GONE_OR_DEAD
         for job in self.jobs.values():
-            if not (rest := job.possible - GONE_OR_DEAD):
+            if not (rest := job.possible - redriven):
                 raise ModelError(f"{job} wasn't redriven")
             if State.PARKED not in rest:
                 job.cut_off = False

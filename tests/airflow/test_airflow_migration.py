@@ -34,7 +34,7 @@ async def test_a_task_migrates_only_where_its_author_asks_for_it(connection: Nat
         await _run(queue)
     planned = await _run(queue, dry_run=True, migrate=True)
     assert [(step["action"], step["name"]) for step in planned["steps"]] == [
-        ("keep", name),
+        ("update", name),
         ("remove", f"{name}/worker"),
         ("create", f"{name}/worker-0"),
         ("create", f"{name}/worker-1"),

@@ -75,8 +75,8 @@ async def test_jobs_of_every_form_are_stored(
 async def test_a_job_names_its_origin(connection: Connection, run_id: str) -> None:
     _, second = await stored(connection, "forms", "forms.as_upstream")
     origin = Origin("publish_forms", run_id, "as_upstream")
-    # The body states name and advisory; the queue declares no advisory subject, so its content is its identity, with the
-    # run's start: another run of that name publishes jobs of its own.
+    # The body states name and advisory; the queue declares no advisory subject, so its content is its identity, with
+    # the run's start: another run of that name publishes jobs of its own.
     content = sha256(b'["forms.as_upstream", null]\n' + second.data).hexdigest()
     assert dict(second.headers).keys() == {"Nats-Msg-Id", "Airflow-Task"}
     assert second.header("Nats-Msg-Id") != origin.message_id(content, 0)
