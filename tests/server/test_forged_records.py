@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -120,3 +121,17 @@ async def test_a_record_with_a_subject_of_the_queue_comes_before_a_later_one_wit
     report = await redrive_dead_letters(connection, queue)
     assert (list(report.redriven), report.failed) == ([1], {})
     assert await _jobs(connection, name) == [(f"{name}.jobs.plain", b"true")]
+
+
+@pytest.mark.parametrize("time", ["2020-01-01T00:00:00Z", "now", "rounded"])
+async def test_a_record_counts_whatever_time_its_worker_states(
+    connection: NatsPyConnection, nats: NatsServer, name: str, time: str
+) -> None:
+    queue = await make_queue(connection, name, archive=True)
+    await make_terminated_letters(connection, queue, ["true"])
+    stored = (await find_dead_letters(connection, queue)).letters[0].time
+    text = {"now": datetime.now(UTC).isoformat(), "rounded": f"{stored.partition('.')[0]}Z"}.get(time, time)
+    head = f"Dead-Letter-Subject: {name}.jobs.plain\r\nDead-Letter-Time: {text}\r\nDead-Letter-Error-Class: app.Busy"
+    await publish_raw(nats, f"dead.{name}.{CONSUMER}.1", head.encode(), b"true")
+    letter = (await find_dead_letters(connection, queue)).letters[0]
+    assert letter.death.error_class == "app.Busy"

@@ -152,8 +152,11 @@ async def _read_best_record(
 
 
 def _contradicts(job: StoredMessage, stored: StoredMessage) -> bool:
-    """Return whether the job of a record isn't the stored one, by what the record states of it."""
-    if job.data != stored.data or (job.time and stored.time and job.stored_at != stored.stored_at):
+    """Return whether the job of a record isn't the stored one, by its body and the subject that the record states.
+
+    The time that it states doesn't count: workers round it, or write that of the failure.
+    """
+    if job.data != stored.data:
         return True
     # A record may have a part of the subject only, and so may what the server shows.
     is_whole = job.subject and UNKNOWN_BYTE not in job.subject + stored.subject
