@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,6 +96,17 @@ async def test_letters_of_a_deleted_consumer_stay_and_are_redriven_or_parked_onc
         assert [letter.body for letter in parked.letters] == [b"parked", b"left"]
 
 
+def _command(nats: NatsServer, *arguments: object) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow_provider_jetstream.command.program", *map(str, arguments)],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env={"NATS_URL": nats.url, "COLUMNS": "200"},
+    )
+    return done.returncode, (done.stdout + done.stderr).decode()
+
+
 def _named(*sequences: int, **fields: Any) -> RedriveRequest:
     return RedriveRequest(Selection(sequences=frozenset(sequences)), **fields)
 
@@ -114,16 +127,7 @@ async def test_letters_of_a_consumer_that_the_server_removed_are_listed_and_park
     file = tmp_path / "queue.yaml"
     file.write_text(queue.to_yaml())
 
-    def command(*arguments: object) -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "airflow_provider_jetstream.command.program", *map(str, arguments)],
-            capture_output=True,
-            check=False,
-            timeout=60,
-            env={"NATS_URL": nats.url, "COLUMNS": "200"},
-        )
-        return done.returncode, (done.stdout + done.stderr).decode()
-
+    command = partial(_command, nats)
     code, listed = command("letters", "list", file, "--json")
     letters = [json.loads(line) for line in listed.splitlines()]
     assert (code, [letter["consumer_absent"] for letter in letters]) == (0, [True, True])
@@ -256,3 +260,52 @@ async def test_a_job_that_died_under_an_earlier_stream_is_no_letter_of_an_absent
     assert (await find_dead_letters(connection, queue)).letters == ()
     await provision(connection, queue)
     await exhaust_deliveries(connection, queue, 1)
+
+
+async def _numbers(nats: NatsServer, name: str) -> list[tuple[int, int]]:
+    """Return the dead and the undeliverable jobs by the commands for one queue and for all queues."""
+    one = json.loads((await asyncio.to_thread(_command, nats, "queue", "show", name, "--json"))[1])
+    every = json.loads((await asyncio.to_thread(_command, nats, "queues", "--json"))[1])
+    (row,) = [row for row in every if row["queue"] == name]
+    return [(one["dead"], sum(one["undeliverable"].values())), (row["dead"], row["undeliverable"])]
+
+
+async def test_letters_of_a_deleted_consumer_are_counted_as_dead(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "abcd")
+    await make_dead_letters(connection, queue, "e", kind="other")
+    await publish_jobs(connection, queue, ["waits"])
+    await publish_jobs(connection, queue, ["waits"], kind="untaken")
+    await _delete(connection, name)
+    assert await _numbers(nats, name) == [(5, 2), (5, 2)]
+    assert "2 jobs match no consumer" in (await asyncio.to_thread(_command, nats, "queue", "lint", name))[1]
+    # One that took a part of the subjects since counts its own.
+    by_hand = _BY_HAND | {"name": "next", "durable_name": "next", "filter_subject": f"{name}.jobs.plain"}
+    await connection.api(f"CONSUMER.CREATE.{name}.next", {"stream_name": name, "config": by_hand})
+    assert await _numbers(nats, name) == [(1, 1), (1, 1)]
+
+
+async def test_letters_of_a_consumer_that_takes_other_subjects_are_counted_as_dead(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"] | {"filter_subject": f"{name}.none"}
+    request = {"stream_name": name, "config": config, "action": "update"}
+    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}.{name}.none", request)
+    await publish_jobs(connection, queue, "cd")
+    assert await _numbers(nats, name) == [(2, 2), (2, 2)]
+
+
+async def test_deaths_under_an_earlier_stream_are_no_letters_of_an_absent_consumer(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=_LONG)
+    await make_dead_letters(connection, queue, "ab")
+    await connection.api(f"STREAM.DELETE.{name}")
+    await make_queue(connection, name, consumer=_LONG)
+    await publish_jobs(connection, queue, "cd")
+    await _delete(connection, name)
+    assert await _numbers(nats, name) == [(0, 2), (0, 2)]

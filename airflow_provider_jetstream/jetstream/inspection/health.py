@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.contract import PARTITIONS, reserved_subjects, schedule_filter
+from airflow_provider_jetstream.jetstream.inspection.absent_letters import count_absent_letters
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
@@ -122,9 +123,10 @@ class QueueHealth:
 class LeftOver:
     """What a queue stores besides the jobs that are pending or in flight.
 
-    :param undeliverable: subjects that match no consumer, with their number of jobs
+    :param undeliverable: subjects that match no consumer, with their number of jobs that aren't dead
     :param schedules: scheduled jobs
-    :param dead: jobs that will never be delivered again; terminated jobs aren't stored and aren't counted
+    :param dead: jobs that will never be delivered again, those of absent consumers included; terminated jobs aren't
+        stored and aren't counted
     """
 
     undeliverable: Mapping[str, int]
@@ -163,6 +165,8 @@ async def inspect_consumers(connection: Connection, info: Mapping[str, Any]) -> 
 async def count_left_over(connection: Connection, health: QueueHealth) -> LeftOver:
     """Count what :attr:`QueueHealth.left_over` consists of, by a request per 100,000 subjects if it isn't 0.
 
+    Where jobs match no consumer, the dead letters among them are looked for.
+
     :param health: the queue's numbers, just read; the counts are exact while nothing moves
     :raises ApiError: the server refused
     """
@@ -182,6 +186,8 @@ async def count_left_over(connection: Connection, health: QueueHealth) -> LeftOv
         compared += 1
         if compared % _SUBJECTS_AT_ONCE == 0:
             await asyncio.sleep(0)
+    if undeliverable:
+        undeliverable -= await count_absent_letters(connection, health.queue, health.consumers, undeliverable)
     dead = health.left_over - undeliverable.total() - schedules - markers
     return LeftOver(dict(undeliverable.most_common()), schedules, max(0, dead))
 

@@ -191,8 +191,10 @@ def _of_queue(overview: QueueOverview, health: QueueHealth) -> Iterator[PartStat
     name, left_over = overview.name, overview.left_over
     if not health.consumers:
         if health.stored:
-            text = f"{health.stored} jobs are stored, and the stream has no consumer"
-            yield PartState(QueueState.NO_CONSUMER, "queue", name, text, pending=health.stored)
+            dead = left_over.dead if left_over else 0
+            among = f", {dead} of them dead" if dead else ""
+            text = f"{health.stored} jobs are stored{among}, and the stream has no consumer"
+            yield PartState(QueueState.NO_CONSUMER, "queue", name, text, pending=health.stored - dead)
         else:
             yield PartState(QueueState.IDLE, "queue", name, "no jobs; the stream has no consumer either")
     elif left_over is not None:
