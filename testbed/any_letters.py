@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from airflow_provider_jetstream.jetstream import Origin, WorkQueue, connect, connection_settings, get_message, provision
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, encode_record
 from airflow_provider_jetstream.jetstream.audit.letter_ranges import (
     LetterRange,
@@ -19,17 +20,11 @@ from airflow_provider_jetstream.jetstream.audit.letter_ranges import (
     letter_range_subject,
 )
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.contract import completion_subject, marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.dead_letters import publish_raw, store_task
 from testbed.nats_server import NatsServer
 from testbed.queues import completion_body, marker_body, small_queue

@@ -6,10 +6,9 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from airflow_provider_jetstream.jetstream import contract
+from airflow_provider_jetstream.jetstream import Reason, contract
 from airflow_provider_jetstream.jetstream.advisories import CancellationRequest, Cancelled, Completion
 from airflow_provider_jetstream.jetstream.dead_letters import record
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.limits import LINE
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
 from testbed.queue_schema import DIALECT, queue_schema, without_titles

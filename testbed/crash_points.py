@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import WorkQueue, connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.leases import shorten_leases
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually

@@ -6,20 +6,16 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
+from airflow_provider_jetstream.jetstream import Death, Origin, RedriveRequest, Selection, WorkQueue, get_message
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_filter, run_audit_subject
-from airflow_provider_jetstream.jetstream.dead_letters.death import Death
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, publish_jobs, pull_jobs, stored_count, unhurried
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 
 from nats.aio.msg import Msg
 
+from airflow_provider_jetstream.jetstream import WorkQueue
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import CONSUMER, eventually, exhaust_deliveries, publish_jobs
 
 

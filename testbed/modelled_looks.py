@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
+from airflow_provider_jetstream.jetstream import Selection, WorkQueue
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.dead_letters.find import Summary
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queue_model import QueueModel
 
 

@@ -11,16 +11,19 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import (
+    Selection,
+    WorkQueue,
+    account_for_jobs,
+    find_dead_letters,
+    get_message,
+    provision,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
-from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.dead_letters import change_stream
 from testbed.foreign_programs import attempt_of, pull, sequence_of
 from testbed.modelled_looks import ModelledLooks, sequences_of

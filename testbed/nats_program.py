@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from nats.errors import NoRespondersError
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
 from testbed.stream_backup import back_up, restore
 
 if TYPE_CHECKING:

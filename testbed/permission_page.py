@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, permissions
+from airflow_provider_jetstream.jetstream import WorkQueue, permissions
+from airflow_provider_jetstream.jetstream.roles.permissions import ROLES
 from testbed.code_blocks import ROOT
 
 PAGE = ROOT / "docs" / "permissions.md"

@@ -6,10 +6,9 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
+from airflow_provider_jetstream.jetstream import WorkQueue, provision
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from testbed.queues import make_queue, small_queue
 

@@ -7,9 +7,8 @@ can say: ``jetstream-queue lint``.
 import re
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
+from airflow_provider_jetstream.jetstream import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _PARAM = re.compile(r":(?:param|ivar) (\w+): (.*?)(?=\n\s*:|\Z)", re.DOTALL)
 _MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit)

@@ -12,13 +12,12 @@ from typing import Any, TypeVar, overload
 from nats.aio.msg import Msg
 from nats.errors import ConnectionReconnectingError
 
+from airflow_provider_jetstream.jetstream import WorkQueue, provision
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Worker
 from testbed.foreign_programs import pull
 

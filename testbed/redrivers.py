@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    Selection,
+    WorkQueue,
+    connect,
+    connection_settings,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.crash_points import kill_at_call
 from testbed.leases import shorten_leases
 from testbed.ports import LOOPBACK, free_port

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, running_worker
 

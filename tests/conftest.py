@@ -15,8 +15,7 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server, nats_server_version
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, ServerTooOldError
 from testbed.nats_server import NatsServer
 

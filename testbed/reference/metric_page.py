@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.command.exporter_command import SampleCollector
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes, RedriveState
+from airflow_provider_jetstream.jetstream import RedriveOutcomes, RedriveState
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import METRICS
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState
 from airflow_provider_jetstream.tasks.airflow_metrics import REDRIVE_COUNTS

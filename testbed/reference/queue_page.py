@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
+from airflow_provider_jetstream.jetstream import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.reference.arguments import Argument, class_arguments
 from testbed.reference.docstrings import own_docstring
 from testbed.reference.entries import argument_table, method_table

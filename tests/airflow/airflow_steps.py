@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream import connect, provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.ports import LOOPBACK
 from testbed.received_stats import received_statsd
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from airflow_provider_jetstream.dev.process import Process
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.airflow import Airflow
     from testbed.received_stats import ReceivedGauges
 
@@ -184,7 +182,7 @@ def running_workers(
 
 def consumer_of(path: Path) -> str:
     """Return the name of a queue file's first consumer."""
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import WorkQueue
 
     return WorkQueue.load(path).consumers[0].name
 

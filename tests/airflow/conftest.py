@@ -12,8 +12,7 @@ from airflow_steps import ROOT, Secrets, provisioned, task_states, wait_for
 from dags.refused_tasks import WITHOUT_LETTERS
 from planted_connections import PlantedConnections, planted_connections
 
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue, connection_settings
 from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
 from testbed.planted_secrets import planted

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import next_mess
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from testbed.airflow import Airflow
 

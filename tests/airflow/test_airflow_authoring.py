@@ -10,20 +10,17 @@ from airflow_steps import log_text, provisioned, succeeded
 from dags.authoring import CROWDED, DOOMED, ONCE
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream import WorkQueue, connect, get_message
 from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "authoring.1"

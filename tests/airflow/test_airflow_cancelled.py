@@ -10,16 +10,15 @@ from airflow_steps import log_text, provisioned, task_states, wait_for_states
 from dags.cancelled import DIVIDED, queue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream import Job, connect
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message, find_cancellation
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import JOB_ID
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from testbed.queues import eventually, pull_jobs, store_completion, stored_count, stored_nanoseconds
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "cancelling"

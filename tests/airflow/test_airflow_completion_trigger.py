@@ -15,10 +15,9 @@ from airflow_steps import process_jobs, provisioned
 from dags.waiting import queue as queue_of
 from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
 
+from airflow_provider_jetstream.jetstream import Origin, take_cursor
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.triggers import early_fire_guard
@@ -30,9 +29,8 @@ from testbed.queues import eventually, make_queue
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from airflow_steps import ROOT, provisioned
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.airflow import Airflow, AirflowApiError, AirflowNotReadyError
 from testbed.ledger import read_ledger
 from testbed.postgresql import PostgreSQL
@@ -27,8 +27,8 @@ from testbed.queues import eventually, stored_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 DAGS = ("orders_payload", "orders_by_event")
 QUEUES = [WorkQueue.load(ROOT / "example_dags" / "queues" / f"{dag}.yaml") for dag in DAGS]

@@ -9,13 +9,13 @@ import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_states, wait_for_states
 from dags.letters import ABANDONED, LETTERS
 
+from airflow_provider_jetstream.jetstream import find_dead_letters
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
     from testbed.received_stats import ReceivedGauges
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_steps import ROOT, process_jobs, provisioned, succeeded, wait_for
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 DAG_ID = "dead_letter_watch"

@@ -13,8 +13,7 @@ from dags.drained import DRAINING, UNDRAINED
 from trigger_steps import LONG_AGO, event_of, recreated
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream import connect, redrive_dead_letters
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
     from airflow_steps import Secrets
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.airflow import Airflow
     from testbed.nats_server import NatsServer
 

@@ -9,12 +9,12 @@ import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_for_states
 from dags.elsewhere import ENDLESS, queue
 
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.cancellation.cancel import is_cancelled
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from testbed.queues import store_completion
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "elsewhere"

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow_steps import ROOT, provisioned, running_workers, succeeded
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, resume_redrive
+from airflow_provider_jetstream.jetstream import WorkQueue, list_redrives, resume_redrive
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Redrive
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 QUEUES = ROOT / "example_dags" / "queues"

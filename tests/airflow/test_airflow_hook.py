@@ -11,15 +11,13 @@ from airflow_steps import process_jobs
 from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream import RedriveRequest, Selection
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 

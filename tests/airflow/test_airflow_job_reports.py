@@ -10,12 +10,12 @@ import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_for, wait_for_states
 from dags.job_reports import MANY, queue
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "reports"

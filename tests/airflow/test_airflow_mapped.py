@@ -10,13 +10,13 @@ import pytest
 from airflow_handlers import LEDGER
 from airflow_steps import QUEUES, log_text, provisioned, running_workers
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.ledger import read_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 TASKS = int(os.environ.get("MAPPED_TASKS", "24"))

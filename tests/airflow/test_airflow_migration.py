@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
+from airflow_provider_jetstream.jetstream import WorkQueue, provision
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import pytest
 from airflow_steps import log_text, provisioned, succeeded, wait_for_states
 from dags.interrupted_waits import queue
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from testbed.queues import pull_jobs, store_completion, wait_for_entries
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "enough"

@@ -18,6 +18,7 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi.routing import APIRoute
 
 from airflow_provider_jetstream.jetstream import (
+    Origin,
     RedriveRequest,
     Repair,
     Selection,
@@ -27,7 +28,6 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.plugins.monitor import running_service
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings

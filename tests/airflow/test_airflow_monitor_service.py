@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import Origin, Selection, connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, TransientError
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
 from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
@@ -29,8 +26,8 @@ from testbed.queues import eventually, exhaust_deliveries, make_queue, publish_j
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 CONNECTION = "nats_monitored"
 MANY = 10_000

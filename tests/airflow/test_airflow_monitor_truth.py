@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream import (
+    JsonPatch,
+    RedriveRequest,
+    Selection,
+    connect,
+    connection_settings,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.plugins.monitor import server_poller
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow_steps import ROOT
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from testbed.api_workers import ApiServer, answers_by_worker
 from testbed.many_letters import NAK, ManyJob, let_die, make_dead_queue
 from testbed.nats_server import NatsServer

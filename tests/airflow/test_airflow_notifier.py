@@ -11,16 +11,15 @@ import pytest
 from airflow_steps import provisioned, wait_for_states
 from dags.notifying import NOTICES, PARCELS
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import Origin, connect
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.notifications import jetstream as notifications
 from airflow_provider_jetstream.notifications.jetstream import JetStreamNotifier
 from testbed.dead_letters import make_terminated_letters, stream_messages
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from airflow_steps import ROOT, provisioned, wait_for
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 DAG_ID = "orders_by_event"

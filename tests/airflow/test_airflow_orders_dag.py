@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 from airflow_steps import ROOT, running_workers, succeeded, wait_for_states
 
+from airflow_provider_jetstream.jetstream import WorkQueue
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.ledger import read_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
     from testbed.airflow import Airflow
 
 QUEUE = ROOT / "example_dags" / "queues" / "orders.yaml"

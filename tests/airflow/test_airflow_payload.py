@@ -21,8 +21,8 @@ import pytest
 from airflow_steps import ROOT, provisioned, wait_for
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
+from airflow_provider_jetstream.jetstream import WorkQueue
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.dead_letters import dead_letter_records
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
@@ -30,8 +30,8 @@ from testbed.queues import eventually, stored_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 pytestmark = pytest.mark.since_airflow("3.3", "shared streams that acknowledge")

@@ -20,15 +20,15 @@ from dags.planted import QUEUE, WAYS
 from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from airflow_provider_jetstream.spark.connection_options import VARIABLES, connection_options
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.worker.worker import Worker
+from airflow_provider_jetstream.worker import Worker
 from testbed.planted_secrets import files_with_secrets, places_of_secrets, planted, processes_with_secrets
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import eventually
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     import psutil
     from planted_connections import PlantedConnections
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
     from testbed.airflow import Airflow
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream import provision
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from testbed.queues import small_queue
 

@@ -12,18 +12,15 @@ import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_states, wait_for, wait_for_states
 from dags.redrives import LETTERS, queue
 
+from airflow_provider_jetstream.jetstream import connect, find_dead_letters, list_redrives
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "redriving"

@@ -15,15 +15,18 @@ from airflow_steps import process_jobs, provisioned
 from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
-from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    Repair,
+    Selection,
+    WorkQueue,
     abort_redrive,
+    connect,
+    find_dead_letters,
     list_redrives,
     read_redrive,
 )
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     LeaseHeldError,
@@ -31,10 +34,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveRequestError,
     SelectionError,
 )
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
-from airflow_provider_jetstream.jetstream.redrive.repair import Repair
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.deferral import TaskDeferred
 from testbed.queues import eventually
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings, DeadLetter
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 

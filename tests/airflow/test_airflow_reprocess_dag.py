@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for
 
+from airflow_provider_jetstream.jetstream import Selection, WorkQueue, find_dead_letters
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.ledger import read_ledger
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 DAG_ID = "dead_letter_reprocess"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from airflow_steps import log_text, provisioned, succeeded, wait_for, wait_for_states
 from dags.retried_publishing import queue
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from testbed.queues import pull_jobs, store_completion
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "retried"

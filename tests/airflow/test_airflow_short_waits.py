@@ -10,13 +10,13 @@ import pytest
 from airflow_steps import log_text, provisioned, wait_for_states
 from dags.short_waits import JOB_SECONDS, SHORT, queue
 
-from airflow_provider_jetstream.worker.worker import Worker
+from airflow_provider_jetstream.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.worker.delivery import Delivery
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
+    from airflow_provider_jetstream.worker import Delivery
     from testbed.airflow import Airflow
 
 RUN = "short"

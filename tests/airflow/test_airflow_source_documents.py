@@ -29,11 +29,8 @@ from airflow_steps import (
 from dags.long_names import CONVERT_ID, DAG_ID
 from PIL import Image
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import Selection, WorkQueue, connect, find_dead_letters
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.foreign_programs import LEDGER, start_program
 from testbed.foreign_tasks import SECONDS
 from testbed.ledger import read_ledger
@@ -43,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from airflow_provider_jetstream.dev.process import Process
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 QUEUES = ROOT / "example_dags" / "queues"

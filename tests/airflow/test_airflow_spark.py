@@ -11,16 +11,15 @@ import psutil
 import pytest
 from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for, wait_for_states
 
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue, find_dead_letters
 from testbed.ledger import read_ledger
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from airflow_steps import Secrets
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 DAG_ID = "dead_letter_pipeline"

@@ -18,8 +18,7 @@ from airflow_steps import own_statsd, process_jobs, provisioned, wait_for
 from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, read_redrive, resume_redrive
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect, list_redrives, read_redrive, resume_redrive
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
@@ -34,10 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 WITHIN = 120.0
 

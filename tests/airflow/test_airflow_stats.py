@@ -13,7 +13,7 @@ import pytest
 from airflow_steps import own_statsd, process_jobs, provisioned, statsd
 from dags.redrives import queue as queue_of
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.ports import LOOPBACK
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
 
 # The task's process begins in the same way.
 SENDING = """

@@ -9,14 +9,14 @@ import pytest
 from airflow_steps import log_text, provisioned, task_states, wait_for, wait_for_states
 from dags.interrupted_waits import ENDED, queue
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.dead_letters import stream_messages
 from testbed.queues import eventually, running_worker, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "ended"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from airflow_steps import Secrets
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
     from testbed.airflow import Airflow
 
 QUEUE = queue("survives")

@@ -14,9 +14,8 @@ from dags.waiting import queue as queue_of
 from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect, wait
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
 from airflow_provider_jetstream.triggers import completion, early_fire_guard
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from airflow_steps import Secrets
     from pytest_mock import MockerFixture
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.usefixtures("own_connections")

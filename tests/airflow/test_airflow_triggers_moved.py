@@ -12,7 +12,7 @@ import pytest
 from airflow_steps import log_text, provisioned, wait_for
 from dags.interrupted_waits import TASKS, queue
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter, completion_filter
 from testbed.dead_letters import stream_messages
 from testbed.queues import pull_jobs, store_completion
@@ -20,8 +20,8 @@ from testbed.queues import pull_jobs, store_completion
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "moving"

@@ -11,14 +11,13 @@ import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_for_states
 from dags.waiting import FORGETFUL, FULL, UNAUDITED, queue
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.airflow import Airflow
 
 RUN = "waiting"

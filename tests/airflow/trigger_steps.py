@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream import take_cursor
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from testbed.queues import publish_jobs
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from airflow.triggers.base import BaseTrigger
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG_AGO = 3600.0
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from document_configurations import DOCUMENTS, Document
 
+from airflow_provider_jetstream.jetstream import WorkQueue, plan, provision
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,16 +13,12 @@ import pytest
 from document_configurations import JOBS as DOCUMENT
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
+from airflow_provider_jetstream.jetstream import PublishError, WorkQueue, connect, discover_queue, provision
+from airflow_provider_jetstream.jetstream import publish as publish_jobs
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish as publish_jobs
-from airflow_provider_jetstream.jetstream.publishing.report import PublishError
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
@@ -31,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.dev.process import Process
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 JOBS = 5_000

@@ -15,12 +15,14 @@ import pytest
 from document_configurations import ORDERS as DOCUMENT
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    WorkQueue,
+    find_dead_letters,
+    provision,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count

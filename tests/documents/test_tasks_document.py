@@ -11,14 +11,12 @@ from document_configurations import PARTITIONS as PARTITIONS_DOCUMENT
 from document_configurations import PRIORITIES
 from document_configurations import TASKS as TASKS_DOCUMENT
 
+from airflow_provider_jetstream.jetstream import Job, WorkQueue, plan, provision, publish
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.foreign_programs import start_program
 from testbed.foreign_tasks import publish_task, schedule_task
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.dev.process import Process
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 TASKS = 200
 PARTITIONS = 3

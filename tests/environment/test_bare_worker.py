@@ -12,13 +12,10 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.dev.process import Process
+from airflow_provider_jetstream.jetstream import Job, WorkQueue, cancel, provision
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.dead_letters import dead_letter_records, stream_messages
 from testbed.queues import eventually, stored_count
 

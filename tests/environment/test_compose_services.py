@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    WorkQueue,
+    connect,
+    connection_settings,
+    plan,
+    publish,
+)
 from testbed.airflow_client import AirflowClient
 from testbed.compose import compose_config
 from testbed.compose_images import create_image_environment

@@ -11,9 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.environments import executor_environment
 from testbed.nats_server import NatsServer

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from testbed.environments import build_wheel
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK

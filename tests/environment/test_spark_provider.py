@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from demo.output import failure_text
 from testbed.airflow import Airflow
 from testbed.console import commands

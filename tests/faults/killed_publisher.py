@@ -11,12 +11,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream import Job, Origin, connect, connection_settings, discover_queue, publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,11 +10,7 @@ import json
 import resource
 import sys
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream import Origin, connect, connection_settings, discover_queue, publish
 
 
 def peak_mebibytes() -> float:

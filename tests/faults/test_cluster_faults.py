@@ -12,20 +12,23 @@ import pytest
 from nats import errors
 from nats.js import errors as js_errors
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, TransientError
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.queues import CONSUMER, eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_cluster import NatsCluster
 
 LETTERS = 1_000

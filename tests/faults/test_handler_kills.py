@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect, find_dead_letters
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from testbed.foreign_programs import acknowledge, create_or_update_consumer, get_message, pull
 from testbed.queues import make_dead_letters, make_queue, process_all
 
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SEEDS = 30 if os.environ.get("FAULTS") == "full" else 4

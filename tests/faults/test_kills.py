@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from faulty_redrive import redrive_request
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters, redrive_dead_letters
 from testbed.crash_points import crash_at_every_call
 from testbed.dead_letters import make_terminated_letters
 from testbed.queues import (
@@ -33,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 FULL = os.environ.get("FAULTS") == "full"

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from testbed.key_ledger import KeyLedger, make_keyed_letters
 from testbed.queues import make_queue, stored_count
 from testbed.redrivers import redrivers
@@ -22,7 +21,7 @@ from testbed.redrivers import redrivers
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.nats_server import NatsServer
     from testbed.redrivers import RedriveOutcome, Redrivers
 

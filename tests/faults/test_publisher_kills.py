@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 from killed_publisher import jobs
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import Job, connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from testbed.queues import CONSUMER, eventually, make_queue
 
 if TYPE_CHECKING:

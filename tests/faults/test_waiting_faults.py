@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 from nats import errors
 from nats.js import errors as js_errors
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings, take_cursor
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, store_completion
 from testbed.tcp_proxy import tcp_proxy
 from testbed.waiters import start_waiting, store_completions, wait_reports
@@ -24,8 +22,8 @@ from testbed.waiters import start_waiting, store_completions, wait_reports
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_cluster import NatsCluster
     from testbed.nats_server import NatsServer
     from testbed.waiters import Waiter

@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    Reason,
+    RedriveRequest,
+    Selection,
+    account_for_jobs,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    provision,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
@@ -21,15 +31,9 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_subject,
 )
 from airflow_provider_jetstream.jetstream.dead_letters import account as account_module
-from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import change_stream, make_terminated_letters, request_for
 from testbed.foreign_programs import create_or_update_consumer, pull
 from testbed.queues import (
@@ -49,8 +53,8 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SAMPLED = {"sample_freq": "100%"}

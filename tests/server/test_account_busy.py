@@ -10,15 +10,16 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import (
     JobAccount,
+    Protocol,
+    RedriveRequest,
+    Selection,
     account_for_jobs,
     connect,
     connection_settings,
     find_dead_letters,
+    redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import make_terminated_letters, request_for
 from testbed.foreign_programs import pull
 from testbed.queues import (
@@ -36,8 +37,8 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SAMPLED = {"sample_freq": "100%"}

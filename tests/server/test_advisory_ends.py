@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Cursor,
+    Job,
+    Origin,
+    WaitPolicy,
+    discover_queue,
+    publish,
+    take_cursor,
+    wait,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, advised_job_digest, reported_job
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages, read_advisory_pages
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Worker
 from testbed.queues import eventually, make_queue, pull_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, PublishReport, WaitReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 ANY = WaitPolicy(max_dead=None, max_vanished=None)
 

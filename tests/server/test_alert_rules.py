@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
+from airflow_provider_jetstream.jetstream import account_for_jobs, connect, connection_settings
 from testbed.dead_letters import make_terminated_letters
 from testbed.prometheus import ALERTS, exporter, prometheus, prometheus_program
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs

@@ -12,15 +12,17 @@ import nats as nats_py
 import pytest
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.roles.permissions import permissions
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    connect,
+    find_dead_letters,
+    permissions,
+    provision,
+    redrive_dead_letters,
+    take_cursor,
+    wait,
+)
 from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.dead_letters import stream_messages
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_server import NatsServer
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _SECRET = "of-every-user"
 _ADMIN = "admin"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream import provision
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from testbed.queues import (
     eventually,
     make_queue,
@@ -16,8 +16,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 SAMPLED = {"sample_freq": "100%"}

@@ -24,8 +24,7 @@ from airflow_provider_jetstream.assets.stream_asset import (
     queue_asset,
     sanitize_uri,
 )
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream import Job, connection_settings
 from airflow_provider_jetstream.operators.consume import JetStreamConsumeOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
@@ -34,8 +33,8 @@ from airflow_provider_jetstream.worker import Delivery, GiveUpError
 from testbed.queues import CONSUMER, make_dead_letters, make_queue, publish_jobs
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 CONNECTION = "nats_assets"

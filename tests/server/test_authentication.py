@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, take_cursor
 from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, JetStreamProviderError, TLSError
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
-from airflow_provider_jetstream.worker.delivery import Delivery  # noqa: TC001 (the worker reads the annotation)
+from airflow_provider_jetstream.worker import (
+    Delivery,
+    Worker,
+)
 from airflow_provider_jetstream.worker.errors import GiveUpError
-from airflow_provider_jetstream.worker.worker import Worker
 from testbed.authentication import SECRET, WAYS, authenticating_server
 from testbed.queues import CONSUMER, eventually, small_queue
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import Connection, WorkQueue
 
 CONN_ID = "nats_matrix"
 _NOT_EXTRAS = ("servers", "user", "password")

@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    Status,
+    find_dead_letters,
+    preview,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 from airflow_provider_jetstream.jetstream.errors import ServerTooOldError
 from airflow_provider_jetstream.jetstream.queue import census
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -34,9 +39,8 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from airflow_provider_jetstream.jetstream import Findings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.dead_letters.find import Findings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LETTERS = 50
 

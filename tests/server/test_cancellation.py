@@ -9,24 +9,26 @@ from uuid import uuid4
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    WaitPolicy,
+    cancel,
+    find_dead_letters,
+    get_message,
+    take_cursor,
+    wait,
+)
 from airflow_provider_jetstream.jetstream.cancellation.cache import follow_cancellations
 from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     Cancellation,
-    cancel,
     cancelled_message,
     find_cancellation,
     is_cancelled,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.queues import (
     eventually,
     make_dead_letters,
@@ -42,9 +44,8 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import WaitReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 
 async def _stored_at(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> datetime:

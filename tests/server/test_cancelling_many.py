@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import Job, publish
 from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     cancel_jobs,
     cancel_stored,
@@ -14,8 +15,6 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import (
 )
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue
 
 if TYPE_CHECKING:

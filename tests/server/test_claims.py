@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    Selection,
+    Status,
+    connect,
+    find_dead_letters,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.crash_points import crash_at_every_call
 from testbed.foreign_programs import acknowledge, create_or_update_consumer, get_message, pull
 from testbed.queues import (
@@ -39,9 +41,8 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 NAME = "unprocessed_order_handler"

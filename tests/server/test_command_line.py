@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import airflow_provider_jetstream
+from airflow_provider_jetstream.jetstream import WorkQueue
 from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.dead_letters import publish_raw
 from testbed.nats_server import NatsServer
 from testbed.ports import free_port

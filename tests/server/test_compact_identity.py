@@ -7,23 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Origin,
+    Protocol,
+    RedriveRequest,
+    Repair,
+    cancel,
+    find_dead_letters,
+    get_message,
+    preview,
+    publish,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel, cancel_stored
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_filter, letter_audit_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import JobError, JobTooLargeError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.repair import Repair
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import publish_raw
 from testbed.queues import (
@@ -41,11 +46,10 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.worker.delivery import Delivery
+    from airflow_provider_jetstream.worker import Delivery
     from testbed.nats_server import NatsServer
 
 ORIGIN = Origin("d" * 60, "manual__" + "r" * 52, "t" * 60, 7)

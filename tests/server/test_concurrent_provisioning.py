@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import WorkQueue, apply, connect, plan, provision
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.jetstream.provisioning import apply as apply_module
-from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Plan
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
 
 
 def declared(name: str, size: str = "2MB", wait: str = "2s") -> WorkQueue:

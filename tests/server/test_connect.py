@@ -10,8 +10,7 @@ import pytest
 from fake_servers import fake_server
 from nats.errors import StaleConnectionError
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import (
     AuthenticationError,
     ConnectionSettingsError,
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 _SECRET = "s3cr3t-Xyzzy"

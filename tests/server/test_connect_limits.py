@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TLSError
 from testbed.certificates import make_tls
 from testbed.nats_server import NatsServer
@@ -26,7 +25,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
 
     Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

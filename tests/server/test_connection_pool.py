@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_servers import fake_server
 
-from airflow_provider_jetstream.jetstream.client.pool import shared_connection
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream import ConnectionSettings, connection_settings, shared_connection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_port

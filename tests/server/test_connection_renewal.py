@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    connect,
+    connection_settings,
+    shared_connection,
+    take_cursor,
+    wait,
+)
 from airflow_provider_jetstream.jetstream.client import outage
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.pool import shared_connection
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, UnreachableError
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
-from airflow_provider_jetstream.worker.worker import Worker
+from airflow_provider_jetstream.worker import Worker
 from testbed.nats_server import NatsServer
 from testbed.ports import free_ports
 from testbed.queues import CONSUMER, eventually, make_queue, store_completion
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 OLD, NEW = "0ld-s3cret", "n3w-s3cret"

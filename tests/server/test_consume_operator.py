@@ -15,10 +15,8 @@ from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError
 from airflow_provider_jetstream.operators.consume import JetStreamConsumeOperator
 from airflow_provider_jetstream.triggers import early_fire_guard
@@ -29,8 +27,8 @@ from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, small
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 CONTEXT: Any = {"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1, max_tries=0)}

@@ -5,14 +5,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import DeadLetter, Findings, Reason, Status, find_dead_letters, get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from testbed.queues import (
     CONSUMER,
@@ -29,8 +26,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 async def find(connection: NatsPyConnection, queue: WorkQueue) -> tuple[list[int], dict[int, Status]]:

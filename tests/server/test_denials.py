@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING, Any
 import nats
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    PublishError,
+    connect,
+    connection_settings,
+    publish,
+    take_cursor,
+    wait,
+)
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.denials import parse_denial
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.publishing.report import PublishError
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from airflow_provider_jetstream.worker.worker import Worker
+from airflow_provider_jetstream.worker import Worker
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, make_queue, pull_jobs, stored_count
 
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 NAME = "orders"
 # Nothing here may wait for it: a denial comes with the server's report.

@@ -18,11 +18,9 @@ import psutil
 import pytest
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
-from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
-from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
+from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, discover_queue, list_redrives
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from testbed.airflow_client import AirflowApiError, AirflowClient
 from testbed.code_blocks import sections
 from testbed.dev_command import DevCommand

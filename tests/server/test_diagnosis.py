@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Selection, diagnose_dead_letters
+from airflow_provider_jetstream.jetstream import DeadLetter, Death, Origin, Reason, Selection, diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.cause_group import CauseGroup, CauseGroups
-from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.recent_completions import RecentCompletions
 from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
     Action,
@@ -21,7 +20,6 @@ from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
     ConsumerActivity,
     recommend,
 )
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import publish_raw
 from testbed.queues import (
@@ -36,8 +34,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.worker import Delivery
     from testbed.nats_server import NatsServer
 

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    WorkQueue,
+    connect,
+    connection_settings,
+    discover_queue,
+    plan,
+    provision,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.provisioning import consumer_plan
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:

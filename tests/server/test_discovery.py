@@ -7,23 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    Reason,
+    Selection,
+    Status,
+    WorkQueue,
+    connect,
+    connection_settings,
+    discover_queue,
+    find_dead_letters,
+    get_message,
+    provision,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.discovery import (
-    DeadLetterQueueInfo,
-    discover_queue,
-    find_dead_letter_queues,
-)
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.discovery import DeadLetterQueueInfo, find_dead_letter_queues
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from testbed.queues import eventually, make_queue, probe, pull_jobs, small_queue, stored_count
 

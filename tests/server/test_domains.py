@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    WaitPolicy,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    redrive_dead_letters,
+    take_cursor,
+    wait,
+)
+from airflow_provider_jetstream.jetstream import publish as publish_through_core
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish as publish_through_core
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.worker.delivery import Delivery  # noqa: TC001 (the worker reads the annotation)
+from airflow_provider_jetstream.worker import (
+    Delivery,
+    Worker,
+)
 from airflow_provider_jetstream.worker.errors import GiveUpError
-from airflow_provider_jetstream.worker.worker import Worker
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, stored_count
@@ -30,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from typing import Any
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 QUEUE = "shop"
 # Of the same name, a consumer here would get the acknowledgements of the one there.

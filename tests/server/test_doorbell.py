@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings, permissions, provision
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, QueueDeclarationError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.roles.permissions import permissions
 from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from airflow_provider_jetstream.operators.consume import JetStreamConsumeOperator
 from airflow_provider_jetstream.triggers import message_doorbell
@@ -34,8 +31,8 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 INTERVAL = 0.2
 

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import RedriveRequest, check_drained, inspect_queue, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.inspection.drained import PAUSE, check_drained
-from airflow_provider_jetstream.jetstream.inspection.health import inspect_queue
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.inspection.drained import PAUSE
 from testbed.dead_letters import make_terminated_letters
 from testbed.queues import (
     CONSUMER,
@@ -33,8 +31,8 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG = {"max_deliver": 3, "ack_wait": "30s"}
 

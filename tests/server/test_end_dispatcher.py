@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Protocol,
+    RedriveRequest,
+    WaitPolicy,
+    connect,
+    connection_settings,
+    redrive_dead_letters,
+    take_cursor,
+)
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from testbed.queues import (
     eventually,
     exhaust_deliveries,

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    WaitPolicy,
+    WorkQueue,
+    connect,
+    connection_settings,
+    discover_queue,
+    plan,
+    provision,
+    take_cursor,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, store_completion, stored_count
 from testbed.waiters import start_waiting, wait_reports
 

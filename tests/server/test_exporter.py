@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
+from airflow_provider_jetstream.jetstream import (
+    RedriveState,
+    account_for_jobs,
+    connect,
+    connection_settings,
+    discover_queue,
+)
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import METRICS, QueueSampler
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from testbed.prometheus import exporter
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, store_completion
 
 if TYPE_CHECKING:
     import pytest
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 _FOLDER = Path(__file__).parents[2] / "monitoring"

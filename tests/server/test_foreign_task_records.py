@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    Origin,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    provision,
+    publish,
+    redrive_dead_letters,
+    take_cursor,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing import manifest_removal
 from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
@@ -25,19 +30,16 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from testbed.dead_letters import publish_raw, stream_messages
 from testbed.queues import exhaust_deliveries, make_queue, process_all, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send")

@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 import nats as nats_py
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Status,
+    account_for_jobs,
+    connect,
+    find_dead_letters,
+    permissions,
+    provision,
+    redrive_dead_letters,
+    take_cursor,
+    wait,
+)
 from airflow_provider_jetstream.jetstream.contract import completion_subject, handled_subject, schedule_filter
-from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.status import Status
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, permissions
+from airflow_provider_jetstream.jetstream.roles.permissions import ROLES
 from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.nats_server import NatsServer
 from testbed.queues import (
     CONSUMER,
@@ -41,8 +44,8 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _SECRET = "of-every-user"
 _ADMIN = "admin"

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Repair
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream import Repair, find_dead_letters, redrive_dead_letters
 from testbed.dead_letters import make_terminated_letters, publish_raw, request_for, stream_messages
 from testbed.queues import CONSUMER, exhaust_deliveries, make_queue, publish_jobs
 

@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    find_dead_letters,
+    preview,
+    redrive_dead_letters,
+    take_cursor,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError, UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal, Restriction, Risk
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.dead_letters import change_stream
 from testbed.queues import (
     CONSUMER,
@@ -35,8 +39,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 async def make_unsuitable_queue(connection: NatsPyConnection, name: str, retention: str) -> WorkQueue:

@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING
 import pytest
 from test_role_policies import names
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Policy,
+    WorkQueue,
+    connect,
+    permissions,
+    provision,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, NotFoundError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.roles.permissions import permissions
-from airflow_provider_jetstream.jetstream.roles.user_policy import Policy, authorization
+from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_jetstream.jetstream import Permission
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.roles.user_policy import Permission
 
 NAME = "orders"
 QUEUE = WorkQueue(

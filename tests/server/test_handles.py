@@ -9,25 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    JobsHandle,
+    Origin,
+    PublishReport,
+    WaitPolicy,
+    connect,
+    provision,
+    publish,
+    publish_with_handle,
+    take_cursor,
+    wait_by_handle,
+)
 from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError, JobsDeadError, QueueGoneError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle, add_handle, publish_with_handle
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import wait_by_handle
+from airflow_provider_jetstream.jetstream.waiting.handle import add_handle
 from testbed.queues import exhaust_deliveries, make_queue, publish_jobs, store_completion
 from testbed.waiters import store_completions
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG = 30.0
 CURSOR = {

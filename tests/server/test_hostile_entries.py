@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream import find_dead_letters, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.dead_letters import publish_raw
 from testbed.queues import CONSUMER, make_dead_letters, make_queue
 

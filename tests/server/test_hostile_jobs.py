@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message, take_cursor, wait
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.logs import TextFormatter
 from testbed.dead_letters import publish_raw
@@ -25,9 +22,8 @@ from testbed.queues import eventually, make_queue, publish_jobs, running_worker,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _CONSUMER = {"max_deliver": 5, "ack_wait": "30s"}
 

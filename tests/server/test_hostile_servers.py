@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_servers import fake_server
 
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from testbed.ports import LOOPBACK
 

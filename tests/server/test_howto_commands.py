@@ -16,10 +16,17 @@ from test_exporter import scrape
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream import ConnectionSettings, Job, WorkQueue, connect, provision, publish
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Job,
+    WorkQueue,
+    connect,
+    find_dead_letters,
+    permissions,
+    provision,
+    publish,
+)
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.roles.permissions import permissions
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.code_blocks import ROOT, code_blocks
 from testbed.dead_letters import acknowledge_jobs, stream_messages

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
-from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
-from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Reason,
+    account_for_jobs,
+    cancel,
+    connect,
+    find_dead_letters,
+    redrive_dead_letters,
+)
 from testbed.dead_letters import acknowledge_jobs, stream_messages
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream import (
     Job,
     WorkQueue,
     connect,
+    permissions,
     provision,
     publish,
     redrive_dead_letters,
@@ -25,7 +26,6 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
-from airflow_provider_jetstream.jetstream.roles.permissions import permissions
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.authentication import operator_mode
 from testbed.certificates import make_tls

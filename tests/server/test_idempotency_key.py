@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import Job, Origin
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
@@ -24,9 +23,8 @@ from testbed.queues import make_queue, pull_jobs, stored_count
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # A repeat after it isn't recognised by the server.
 WINDOW: dict[str, Any] = {"duplicate_window": "200ms"}

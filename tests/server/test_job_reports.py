@@ -9,6 +9,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Cursor,
+    Job,
+    JobReport,
+    WaitPolicy,
+    WaitReport,
+    publish,
+    publish_with_handle,
+    read_job_reports,
+    take_cursor,
+    wait,
+    wait_by_handle,
+)
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
@@ -16,23 +29,16 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsDeadError,
     PermissionDeniedError,
 )
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.waiting import report_pages
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
-from airflow_provider_jetstream.jetstream.waiting.handle import publish_with_handle
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, plain_job_reports, read_job_reports
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports
 from airflow_provider_jetstream.jetstream.waiting.report_pages import (
     JobReports,
     JobReportSource,
     collect_job_reports,
     count_job_reports,
 )
-from airflow_provider_jetstream.jetstream.waiting.wait import RESULTS_BYTES, wait
-from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import wait_by_handle
+from airflow_provider_jetstream.jetstream.waiting.wait import RESULTS_BYTES
 from airflow_provider_jetstream.tasks import job_reports
 from airflow_provider_jetstream.tasks.job_reports import bounded_result, push_job_reports
 from airflow_provider_jetstream.worker import Worker
@@ -41,9 +47,8 @@ from testbed.queues import make_queue, publish_jobs, pull_jobs, running_worker, 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
 

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import PublishIncompleteError, PublishRefusedError, publish
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import (
-    Destination,
-    PublishIncompleteError,
-    PublishRefusedError,
-)
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from testbed.queues import eventually, make_queue, stored_count
 
 if TYPE_CHECKING:

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    find_dead_letters,
+    get_message,
+    preview,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from testbed.queues import (
     eventually,
     make_queue,
@@ -28,9 +32,9 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 JOBS = 50
 SENTENCE = (

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
 from testbed.nats_cluster import NatsCluster
 from testbed.queues import eventually

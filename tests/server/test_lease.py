@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    connect,
+    connection_settings,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.audit import lease as lease_module
 from airflow_provider_jetstream.jetstream.audit import lease_record as lease_record_module
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
@@ -17,10 +24,8 @@ from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
 from airflow_provider_jetstream.jetstream.audit.lease import Lease, renewed, take_lease
 from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseRecord, read_lease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import lease_subject
 from airflow_provider_jetstream.jetstream.errors import (
@@ -30,8 +35,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, stored_count
 from testbed.tcp_proxy import tcp_proxy
@@ -39,10 +42,8 @@ from testbed.tcp_proxy import tcp_proxy
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, DeadLetter, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 from airflow.sdk import Asset, AssetWatcher
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    connect,
+    connection_settings,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.waiting import letter_arrivals
 from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters
 from airflow_provider_jetstream.triggers import dead_letter, reported_letters
@@ -28,8 +31,8 @@ from testbed.queues import eventually, make_dead_letters, make_queue, probe, pub
 if TYPE_CHECKING:
     from datetime import tzinfo
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # Longer than any test: what ends a wait is an entry, not the time.
 _LONG = 3_600.0

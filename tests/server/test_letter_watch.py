@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.waiting import letter_watch
@@ -21,9 +19,9 @@ from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCrit
 from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.dead_letters.find import Summary
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 # Longer than any test: what ends a wait is an entry, not the time.

@@ -9,28 +9,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import Cursor, Job, Origin, publish, take_cursor
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ORIGIN = Origin("dag", "run", "task")
 KEY = ORIGIN.key

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import Cursor, WaitPolicy, WaitReport, take_cursor
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting import awaited_jobs, reconciler
 from airflow_provider_jetstream.jetstream.waiting import report as report_module
 from airflow_provider_jetstream.jetstream.waiting.awaited_jobs import AwaitedJobs
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
 from airflow_provider_jetstream.jetstream.waiting.many_sequences import ManySequences
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, report_on
+from airflow_provider_jetstream.jetstream.waiting.report import report_on
 from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 from testbed.queues import make_queue, publish_jobs, pull_jobs
 from testbed.waiters import start_waiting, store_completions, wait_reports

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import Job, WorkQueue, apply, connect, plan, provision
+from airflow_provider_jetstream.jetstream import publish as publish_jobs
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, DriftError, TransientError
 from airflow_provider_jetstream.jetstream.provisioning import migration
-from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish as publish_jobs
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.crash_points import crash_at_every_call
 from testbed.foreign_programs import acknowledge, attempt_of, create_or_update_consumer, pull
 from testbed.queues import eventually, exhaust_deliveries, probe, pull_jobs, stored_count
@@ -25,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 JOBS = 200
 PARTITIONS = 3

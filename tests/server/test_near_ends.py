@@ -8,18 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import WaitReport, connect, connection_settings, take_cursor
 from airflow_provider_jetstream.jetstream.waiting import near_ends
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from testbed.nats_server import NatsServer
 from testbed.queues import make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LOOKS = 5
 

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.status import Status
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.jetstream import (
+    Status,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    redrive_dead_letters,
+    take_cursor,
+    wait,
+)
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_server import NatsServer
 from testbed.queues import (
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _SAMPLED = {"max_deliver": 5, "ack_wait": "300ms", "sample_freq": "100%"}
 

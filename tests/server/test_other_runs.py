@@ -22,9 +22,8 @@ from testbed.queues import make_queue, pull_jobs, stored_count
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 BEGAN = datetime(2026, 11, 27, 6, 0, tzinfo=UTC)
 LATER = BEGAN + timedelta(minutes=7)

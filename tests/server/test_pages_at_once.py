@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:

@@ -7,15 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import Job, WorkQueue, get_message, plan, provision
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import pull_jobs, stored_count
 
 if TYPE_CHECKING:

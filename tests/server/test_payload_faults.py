@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.roles.permissions import permissions
+from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message, permissions, provision
 from airflow_provider_jetstream.triggers import taken_messages
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, small_queue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.triggers import taken_messages
@@ -23,8 +23,8 @@ from testbed.dead_letters import dead_letter_records
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 pytest.importorskip("airflow.triggers.shared_stream", reason="the mode payload needs Airflow 3.3")

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import discover_queue, find_dead_letters, plan, provision
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
@@ -30,8 +28,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 GROUPS: dict[str, Any] = {"priority_groups": ["workers"], "priority_policy": "prioritized"}
 POLICIES = pytest.mark.parametrize("policy", ["overflow", "prioritized"])

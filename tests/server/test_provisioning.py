@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import WorkQueue, apply, connect, connection_settings, plan, provision
 from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError
-from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
 
 
 def _queue(name: str, **changes: Any) -> WorkQueue:

@@ -5,17 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import Plan, WorkQueue, apply, plan, provision
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
-from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 

@@ -7,9 +7,8 @@ from unittest.mock import PropertyMock
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import WorkQueue, plan, provision
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import Job, Origin
 from airflow_provider_jetstream.jetstream.cancellation.cancel import is_cancelled
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 from airflow_provider_jetstream.operators import job_waiting
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import PublishReport, WaitReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 
 def operator_of(queue: WorkQueue, **arguments: Any) -> JetStreamPublishOperator:

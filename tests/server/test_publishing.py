@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import Job, Origin, PublishIncompleteError, PublishRefusedError, get_message
 from airflow_provider_jetstream.jetstream.errors import (
     JobError,
     JobNotSerializableError,
@@ -16,15 +16,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueFullError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import (
-    Destination,
-    PublishIncompleteError,
-    PublishRefusedError,
-)
+from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from testbed.queues import eventually, make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -32,8 +26,9 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import PublishReport
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from testbed.nats_server import NatsServer
 
 

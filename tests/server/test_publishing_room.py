@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream import ConnectionSettings, Job, PublishIncompleteError, connect, publish
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from testbed.nats_server import NatsServer
 from testbed.queues import make_queue, pull_jobs, stored_count
 

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import provision, take_cursor, wait
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, completion_subject, end_id, ended_job_time
 from airflow_provider_jetstream.jetstream.errors import QueueGoneError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, store_completion, stored_nanoseconds
 from testbed.waiters import start_waiting, wait_failures, wait_reports
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 INTERVAL = "airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL"
 LONG = 30.0

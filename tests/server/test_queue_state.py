@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import provision
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState, QueueWatch
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, small_queue
 
 if TYPE_CHECKING:

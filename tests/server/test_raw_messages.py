@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.frame_encoder import HeaderBlock, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, parse_headers
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     DeadlineError,
@@ -27,8 +26,8 @@ from testbed.nats_server import NatsServer
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 Received = list[tuple[bytes, bytes, bytes | None, bytes]]
 

@@ -7,23 +7,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream import (
+    Selection,
+    connect,
+    connection_settings,
+    get_message,
+    redrive_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.dead_letters import change_stream, make_terminated_letters, publish_raw, request_for
 from testbed.queues import make_dead_letters, make_queue, publish_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection, DeadLetter, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 QUEUE = {"consumer": {"ack_wait": "1s"}}

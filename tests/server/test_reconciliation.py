@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    Findings,
+    Reason,
+    Selection,
+    Status,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    get_message,
+    provision,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
-from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from testbed.queues import (
     CONSUMER,
@@ -43,8 +47,8 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream import Death, Reason, get_message
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
 from testbed.dead_letters import publish_raw
 from testbed.queues import eventually, make_queue

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+from airflow_provider_jetstream.jetstream import (
+    Redrive,
+    RedriveState,
     abort_redrive,
     list_redrives,
     pause_redrive,
@@ -17,8 +19,6 @@ from airflow_provider_jetstream.jetstream.audit.redrive_control import (
     resume_redrive,
 )
 from airflow_provider_jetstream.jetstream.audit.redrive_record import (
-    Redrive,
-    RedriveState,
     new_redrive_id,
     redrive_control_subject,
     redrive_subject,
@@ -31,8 +31,8 @@ from testbed.queues import make_queue
 if TYPE_CHECKING:
     from typing import Any
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 async def record(connection: NatsPyConnection, queue: WorkQueue, state: RedriveState, **fields: Any) -> str:

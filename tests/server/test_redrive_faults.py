@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.crash_points import crash_at_every_call
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count
 from testbed.sent_frames import sent_messages
@@ -23,9 +20,8 @@ from testbed.sent_frames import sent_messages
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 JOBS = ["a", "b", "c"]

@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    PublishIncompleteError,
+    RedriveRequest,
+    WorkQueue,
+    connect,
+    connection_settings,
+    provision,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.queues import eventually, probe, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import PublishReport
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
 # The document's limit is 20,000 jobs.

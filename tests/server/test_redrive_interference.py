@@ -14,33 +14,33 @@ import pytest
 from test_command_line import command as run_command
 from test_redrive_waves import counts, reached, running, shop_with_letters
 
-from airflow_provider_jetstream.jetstream.audit import redrive_record
-from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    Selection,
     abort_redrive,
+    connect,
+    find_dead_letters,
     list_redrives,
     pause_redrive,
+    provision,
     read_redrive,
+    redrive_dead_letters,
     resume_redrive,
 )
+from airflow_provider_jetstream.jetstream.audit import redrive_record
 from airflow_provider_jetstream.jetstream.audit.redrive_record import redrive_control_subject
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueGoneError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.redrive import supervision
-from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
 from testbed.dead_letters import letter_records, request_for
 from testbed.queues import eventually, make_dead_letters, make_queue
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 WITHIN = 60.0

@@ -13,14 +13,14 @@ import pytest
 from test_command_line import as_json
 from test_redrive_command import ended, start
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+from airflow_provider_jetstream.jetstream import (
+    connect,
+    find_dead_letters,
     list_redrives,
     pause_redrive,
     read_redrive,
     resume_redrive,
 )
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from testbed.dead_letters import letter_records
 from testbed.queues import eventually, make_queue
@@ -30,10 +30,8 @@ from testbed.shop import shop_with_letters
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Redrive, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 LETTERS = 40

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream import Protocol, RedriveRequest, redrive_dead_letters
 from testbed.dead_letters import stream_messages
 from testbed.queues import make_dead_letters, make_queue, publish_jobs
 

@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from test_command_line import as_json, command
 
+from airflow_provider_jetstream.jetstream import RedriveRequest, preview, read_redrive, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.redrive_control import read_redrive
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.dead_letters import make_terminated_letters, stream_messages
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 PATCH = '[{"op":"test","path":"/currency","value":"usd"},{"op":"replace","path":"/currency","value":"EUR"}]'

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream import RedriveRequest, find_dead_letters, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
 from airflow_provider_jetstream.jetstream.redrive import run_progress
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.dead_letters import stream_messages
 from testbed.queues import make_dead_letters, make_queue, process_all
 from testbed.rates import most_within
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import RedriveReport
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 
 _CORE = "airflow_provider_jetstream.jetstream."
 

@@ -6,23 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Origin,
+    Protocol,
+    RedriveRequest,
+    Repair,
+    WorkQueue,
+    find_dead_letters,
+    get_message,
+    preview,
+    publish,
+    redrive_dead_letters,
+    take_cursor,
+    wait,
+)
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, RedriveRequestError, UnsuitableQueueError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.repair import Repair
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.plugins.monitor.letter_history import read_records
 from testbed.dead_letters import letter_records, make_terminated_letters, request_for
 from testbed.queues import (

@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    StopWhen,
     abort_redrive,
+    connect,
+    find_dead_letters,
     list_redrives,
     pause_redrive,
     read_redrive,
+    redrive_dead_letters,
     resume_redrive,
 )
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive, redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen, WaveSize
 from testbed.dead_letters import letter_records
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, wait_for_entries
 from testbed.shop import Shop
@@ -35,11 +36,9 @@ from testbed.shop import shop_with_letters as workers_with_letters
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, Wave
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Redrive, RedriveReport, Wave, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+    from airflow_provider_jetstream.jetstream.redrive.stop_rule import WaveSize
 
 MANY = 5_000 if os.environ.get("FAULTS") == "full" else 500
 WITHIN = 60.0

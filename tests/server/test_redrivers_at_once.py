@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream import Selection, find_dead_letters
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue
 from testbed.redrivers import redrivers
 
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 LETTERS = 40

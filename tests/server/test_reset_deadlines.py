@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    connect,
+    connection_settings,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.consumer_pause import ConsumerPause
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.redrive import in_place
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.queues import make_dead_letters, make_queue, process_all
 from testbed.tcp_proxy import tcp_proxy
 

@@ -13,16 +13,36 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, pause_redrive
-from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, new_redrive_id, redrive_subject
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Origin,
+    Permission,
+    Policy,
+    Protocol,
+    PublishError,
+    Redrive,
+    RedriveRequest,
+    Selection,
+    WaitPolicy,
+    WorkQueue,
+    account_for_jobs,
+    connect,
+    discover_queue,
+    find_dead_letters,
+    list_redrives,
+    pause_redrive,
+    permissions,
+    provision,
+    publish,
+    redrive_dead_letters,
+    take_cursor,
+    wait,
+)
+from airflow_provider_jetstream.jetstream.audit.redrive_record import new_redrive_id, redrive_subject
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DriftError,
@@ -32,25 +52,14 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.inspection.samples import SampleStream
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
-from airflow_provider_jetstream.jetstream.publishing.report import PublishError
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, Role, permissions
-from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy, authorization
+from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, Role
+from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from airflow_provider_jetstream.jetstream.waiting import reconciler
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import scanned_jobs
+from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.errors import GiveUpError
-from airflow_provider_jetstream.worker.worker import Worker
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, exhaust_deliveries, pull_jobs, small_queue, stored_count
 
@@ -62,7 +71,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.worker.delivery import Delivery
+    from airflow_provider_jetstream.worker import Delivery
 
     _Flow: TypeAlias = Callable[[ConnectionSettings, NatsPyConnection], Awaitable[None]]
 

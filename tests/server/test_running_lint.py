@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue, provision, running_warnings
 from testbed.queues import eventually, publish_jobs, pull_jobs, store_completion, stored_count
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from testbed.code_blocks import code_blocks
 from testbed.dead_letters import make_terminated_letters

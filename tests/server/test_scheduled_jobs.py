@@ -11,28 +11,30 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pytest
 from nats.js.errors import APIError
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Origin,
+    PublishRefusedError,
+    Selection,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    get_message,
+    plan,
+    provision,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import PublishRefusedError
 from airflow_provider_jetstream.jetstream.publishing.schedules import cron_problem
 from testbed.queues import eventually, exhaust_deliveries, make_queue, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
+    from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import PublishIncompleteError, connect, connection_settings, publish
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueFullError, TransientError, UnreachableError
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, process_all, stored_count

@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    Selection,
+    Status,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError
 from airflow_provider_jetstream.jetstream.queue.server_uptime import UPTIME_CONSUMER
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.nats_cluster import NatsCluster
 from testbed.queues import (
     CONSUMER,
@@ -38,9 +42,8 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 # After this time the server has stored what it knows of its consumers.

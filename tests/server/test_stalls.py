@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import WaitPolicy, provision, take_cursor, wait
 from airflow_provider_jetstream.jetstream.errors import JobsStalledError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, store_completion
 from testbed.waiters import start_waiting, store_completions, wait_failures, wait_reports
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 pytestmark = pytest.mark.usefixtures("short_interval")
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import Selection
 from airflow_provider_jetstream.jetstream.client import stream_api
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
 from airflow_provider_jetstream.jetstream.dead_letters import reconciliation
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from testbed.queues import make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:

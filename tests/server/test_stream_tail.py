@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect, take_cursor
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.queues import eventually, make_queue, publish_jobs
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
     import pytest
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.connection import OnMessage, Subscription
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 TAIL = "airflow_provider_jetstream.jetstream.waiting.stream_tail"
 

@@ -16,22 +16,23 @@ import nats as nats_py
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
     WorkQueue,
     cancel,
     connect,
     find_dead_letters,
+    get_message,
+    permissions,
     provision,
     redrive_dead_letters,
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_range
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import end_id
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.roles.permissions import permissions
 from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from airflow_provider_jetstream.worker import GiveUpError, Worker
 from testbed.nats_server import NatsServer

@@ -25,11 +25,10 @@ from testbed.queues import make_queue, pull_jobs, store_completion
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ORIGIN = Origin("billing", "scheduled__2026-11-28T00:00:00+00:00", "send", max_tries=0)
 JOBS = [Job(b"pay 1", id="p1"), b"pay 2", Job({"pay": 3}, headers={"Tenant": "a"}), b"\xff\x00"]

@@ -12,31 +12,35 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Origin,
+    PublishError,
+    RedriveRequest,
+    Selection,
+    find_dead_letters,
+    provision,
+    publish,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.publishing import manifest, manifest_removal
-from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import PublishError
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from testbed.dead_letters import change_stream, stream_messages
 from testbed.queues import eventually, exhaust_deliveries, make_queue, process_all, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send", 3)
 OTHER = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "other")

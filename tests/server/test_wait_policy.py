@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import WaitPolicy, WaitReport, take_cursor, wait
 from airflow_provider_jetstream.jetstream.errors import (
     JobsCancelledError,
     JobsDeadError,
@@ -14,10 +15,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsVanishedError,
     TerminalError,
 )
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Worker
 from testbed.queues import (
     eventually,
@@ -32,9 +29,8 @@ from testbed.queues import (
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.worker import Delivery
 
 

@@ -38,10 +38,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import Cursor, WaitReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 SOON = 10.0
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings, provision
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from testbed.nats_cluster import NatsCluster
@@ -30,9 +28,8 @@ from testbed.queues import eventually, publish_jobs, pull_jobs, running_worker, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 WATCHED_SECONDS = 3.0

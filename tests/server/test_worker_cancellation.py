@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.jetstream import WaitPolicy, cancel, find_dead_letters, take_cursor, wait
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
 async def test_a_job_cancelled_before_it_starts_is_never_started(

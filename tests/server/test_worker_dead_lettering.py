@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import Death, Reason, connect, connection_settings, get_message, provision
 from airflow_provider_jetstream.jetstream.client.headers import Headers, first
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
-from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.dead_letters import dead_letter_records
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
@@ -28,10 +24,9 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 3}

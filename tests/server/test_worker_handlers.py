@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Death, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.dead_letters.death import Death
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}
 

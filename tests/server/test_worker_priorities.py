@@ -15,11 +15,10 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream import cancel, provision
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message
 from airflow_provider_jetstream.jetstream.contract import completion_filter, copy_subject
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.worker.consumers import Fallback
     from testbed.nats_server import NatsServer
 

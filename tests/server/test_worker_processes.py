@@ -27,8 +27,8 @@ from testbed.queues import eventually, make_queue, publish_jobs, stored_count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.priority_consumers import HIGH, LOW, make_priority_consumers, priority_queue
 from testbed.queues import eventually, publish_jobs, running_worker
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
 @pytest.mark.parametrize("slots", [1, 20])

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from process_handlers import raise_from_body, raise_from_body_async
 
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    Selection,
+    find_dead_letters,
+    preview,
+    redrive_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import dead_letter_records, stored_message
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker
@@ -20,10 +23,8 @@ from testbed.queues import eventually, make_queue, publish_jobs, running_worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Death, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.dead_letters.death import Death
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ONCE = {"ack_wait": "1s", "max_deliver": 1}
 FAULTS = ["feed one", "feed two words", "fold one", "give-up one", "give-up two words"]

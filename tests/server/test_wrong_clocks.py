@@ -23,8 +23,8 @@ from airflow_provider_jetstream.worker import Worker
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.worker import Delivery
 
 _PACKAGE = "airflow_provider_jetstream."

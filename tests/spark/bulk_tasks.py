@@ -15,10 +15,8 @@ from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from airflow_provider_jetstream.jetstream import RedriveReport, RedriveRequest, WorkQueue
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan
 
 

@@ -7,9 +7,8 @@ import sys
 
 from local_cluster import local_cluster, send_message
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
+from airflow_provider_jetstream.jetstream import RedriveRequest, WorkQueue
+from airflow_provider_jetstream.spark import redrive_letters
 
 
 def main() -> None:

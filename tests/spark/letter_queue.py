@@ -6,16 +6,19 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import (
+    Death,
+    Origin,
+    Reason,
+    connect,
+    connection_settings,
+    get_message,
+    redrive_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject
-from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
-from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.dead_letters import publish_raw, request_for, store_task
 from testbed.queues import (
     CONSUMER,
@@ -30,8 +33,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SCRIPT = "<script>alert('1')</script> & \"more\""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from local_cluster import local_session, send_message
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.spark.dead_letters import read_letters, repair, snapshot
+from airflow_provider_jetstream.jetstream import WorkQueue
+from airflow_provider_jetstream.spark import read_letters, repair, snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

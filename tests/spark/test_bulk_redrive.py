@@ -11,17 +11,20 @@ from bulk_letters import exhaust_deliveries, letter_records, make_letters, publi
 from pyspark.sql import Row
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.jetstream import (
+    Origin,
+    Protocol,
+    RedriveRequest,
+    Selection,
+    connect,
+    connection_settings,
+)
 from airflow_provider_jetstream.jetstream.audit.audited_letters import RunRecord
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
+from airflow_provider_jetstream.spark import preview_letters, redrive_letters
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed.dead_letters import store_task

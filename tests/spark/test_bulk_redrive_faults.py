@@ -20,14 +20,11 @@ from failing_tasks import FailingTask, KilledTask
 from process_killer import kill_executor
 from spark_streams import open_stream
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest, connect, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive import steps as steps_module
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.spark import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive import bulk_run
-from airflow_provider_jetstream.spark.bulk_redrive.driver import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
 from airflow_provider_jetstream.spark.connection_options import socket_settings
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
     from testbed.nats_server import NatsServer
 

@@ -19,7 +19,7 @@ from driver_processes import driver_process, read_message, resume
 from process_killer import kill_executor
 from spark_streams import open_stream
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import CONSUMER, eventually, running_worker

@@ -9,20 +9,19 @@ import pytest
 from bulk_letters import letter_records, make_letters, stored_messages
 from bulk_tasks import begin_task
 
+from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest
 from airflow_provider_jetstream.jetstream.audit import lease as lease_module
 from airflow_provider_jetstream.jetstream.errors import LeaseHeldError, LeaseLostError
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
-from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive.driver import redrive_letters
+from airflow_provider_jetstream.spark import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive.driver_lease import driver_lease
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.audit.lease import Lease
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 COUNT = 40
 AT_ONCE = RedriveRequest(lease_timeout=0)

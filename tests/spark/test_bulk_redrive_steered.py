@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from bulk_letters import letter_records, make_letters, waiting_jobs
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
     abort_redrive,
+    connect,
+    find_dead_letters,
     list_redrives,
     pause_redrive,
     read_redrive,
     resume_redrive,
 )
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
+from airflow_provider_jetstream.spark import redrive_letters
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from testbed.queues import eventually, make_queue
 from testbed.shop import shop_with_letters
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream import Redrive, RedriveReport, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 
 COUNT = 400
 WITHIN = 120.0

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from letter_queue import KEYED, mixed_queue
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream import (
+    Findings,
+    Origin,
+    Reason,
+    Selection,
+    connect,
+    connection_settings,
+    find_dead_letters,
+)
+from airflow_provider_jetstream.spark import read_letters
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text, letter_from_row
-from airflow_provider_jetstream.spark.dead_letters.read import read_letters
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import DeadLetter, WorkQueue
     from testbed.nats_server import NatsServer
 
 

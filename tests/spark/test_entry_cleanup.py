@@ -18,8 +18,8 @@ from testbed.nats_server import NatsServer
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 COUNT = 60
 

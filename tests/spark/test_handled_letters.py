@@ -12,8 +12,7 @@ from bulk_letters import make_letters, stored_messages
 
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
-from airflow_provider_jetstream.spark.dead_letters.read import read_letters
+from airflow_provider_jetstream.spark import preview_letters, read_letters, redrive_letters
 from testbed.foreign_programs import acknowledge, create_or_update_consumer, pull
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from bulk_letters import exhaust_deliveries, letter_records, make_letters, store
 from driver_processes import driver_process, read_message
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.jetstream import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark import (
     RepairedLettersError,
     SparkOptionError,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 COUNT = 20

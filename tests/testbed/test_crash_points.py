@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from testbed.crash_points import call_kind, changes_state, crash_at_every_call
 from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue, store_completion, stored_count
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SIGKILL_STATUS = -signal.SIGKILL

@@ -14,8 +14,7 @@ from ui_browsing import Browsing
 from ui_steps import ROOT, STORE, blocking, wait_for_letters
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue, connection_settings
 from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
     from ui_browsing import Browsing
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 STORE = "#/queues/nats_default/store"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Request, Route
     from ui_browsing import Browsing
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
 
 
 def test_the_first_view_needs_two_round_trips(browsing: Browsing, settings: ConnectionSettings) -> None:

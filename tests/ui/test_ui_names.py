@@ -13,7 +13,7 @@ from ui_steps import SETTLEMENT_ERROR, blocking, dead_settlements, with_connecti
 if TYPE_CHECKING:
     from ui_browsing import Browsing
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
 
 QUEUE = "settlements"
 ADDRESS = f"#/queues/nats_default/{QUEUE}"

@@ -13,9 +13,7 @@ from settlements import settle
 from ui_browsing import PHONE, PICTURES, TAKES_PICTURES, picture, row
 from ui_steps import blocking, wait_for, with_connection, working
 
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue, discover_queue, provision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
     from ui_browsing import Browsing
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 pytestmark = pytest.mark.skipif(not TAKES_PICTURES, reason="only make screenshots takes pictures")

@@ -9,14 +9,13 @@ from playwright.sync_api import expect
 from ui_browsing import cell, row
 from ui_steps import blocking, with_connection, working
 
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connection_settings
 from testbed.queues import make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
     from testbed.nats_server import NatsServer
 
 

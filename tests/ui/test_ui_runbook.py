@@ -16,9 +16,7 @@ from ui_browsing import take, tile
 from ui_steps import ROOT, blocking, wait_for, wait_for_letters, with_connection
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
-from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue, list_redrives, provision
 from testbed.prometheus import exporter, prometheus
 from testbed.terminal import terminal_env
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
     from ui_browsing import Browsing
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
     from testbed.prometheus import Prometheus
 

@@ -10,9 +10,7 @@ from playwright.sync_api import expect
 from ui_browsing import row
 from ui_steps import blocking, with_connection, working
 
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream import RedriveRequest, connection_settings, redrive_dead_letters
 from testbed.dead_letters import make_terminated_letters, stream_messages
 from testbed.queues import make_queue, publish_jobs
 
@@ -21,9 +19,8 @@ if TYPE_CHECKING:
 
     from ui_browsing import Browsing
 
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SLOW = 60_000

@@ -11,7 +11,7 @@ from ui_browsing import row, take, tile
 from ui_lesson import Lesson
 from ui_steps import blocking, wait_for, wait_for_letters
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.terminal import terminal_env
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
     from ui_browsing import Browsing
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.airflow import Airflow
 
 DAG_ID = "convert_sales"

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from ui_browsing import Browsing, lightness
 from ui_steps import ROOT, blocking, with_connection
 
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connection_settings
 from testbed.airflow import Airflow
 from testbed.dead_letters import make_terminated_letters
 from testbed.environments import create_environment, lowest_python

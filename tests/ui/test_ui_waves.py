@@ -12,7 +12,7 @@ from testbed.queues import make_queue, publish_jobs
 if TYPE_CHECKING:
     from ui_browsing import Browsing
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.worker import Delivery
 
 SLOW = 60_000

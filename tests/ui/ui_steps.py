@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream import Origin, connect
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.worker import Delivery, Worker
 from example_workers.store import process
 from testbed.dead_letters import store_task, task_key
@@ -21,8 +20,7 @@ from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "example_dags" / "queues" / "store.yaml"

@@ -8,9 +8,7 @@ from typing import Any
 from airflow.sdk import DAG, task
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import Consumer, Job, WorkQueue
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.sensors.jobs import JetStreamJobsSensor
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor

@@ -6,8 +6,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, task
 
-from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import Consumer, WorkQueue
 from airflow_provider_jetstream.notifications.jetstream import JetStreamNotifier
 
 NOTICES = WorkQueue(

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream import Job
 from airflow_provider_jetstream.operators.cancel import JetStreamCancelOperator
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator

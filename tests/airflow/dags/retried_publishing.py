@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG
 
-from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import Consumer, WorkQueue
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import Consumer, WorkQueue
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 
 JOB_SECONDS = {"adaptive": 4.0, "one_second": 1.0, "three_seconds": 3.0, "held": 4.0, "at_once": 4.0}

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream import WorkQueue
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 
 QUEUE = WorkQueue(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG
 
-from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream import Job
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 
 QUEUE = str(Path(__file__).parent / "orders.yaml")
