@@ -94,7 +94,10 @@ async def _queues(options: argparse.Namespace, out: Output) -> ExitCode:
     for overview in overviews:
         if overview.problem:
             out.note(f"warning: {overview.name}: {overview.problem}")
-    return ExitCode.FINDINGS if any(overview.problem for overview in overviews) else ExitCode.DONE
+        elif overview.uncounted:
+            out.note(f"warning: {overview.uncounted}")
+    is_incomplete = any(overview.problem or overview.uncounted for overview in overviews)
+    return ExitCode.FINDINGS if is_incomplete else ExitCode.DONE
 
 
 def _overview_row(overview: QueueOverview) -> tuple[object, ...]:
@@ -117,7 +120,7 @@ def _overview_json(overview: QueueOverview) -> dict[str, Any]:
         "undeliverable": sum(overview.left_over.undeliverable.values()) if overview.left_over else None,
         "dead_letter_queue": letters["config"]["name"] if letters else None,
         "entries": letters["state"]["messages"] if letters else None,
-        "problem": str(overview.problem) if overview.problem else None,
+        "problem": str(overview.problem or overview.uncounted) or None,
     }
 
 

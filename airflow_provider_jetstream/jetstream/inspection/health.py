@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
+from airflow_provider_jetstream.jetstream.client.subjects import subject_matcher
 from airflow_provider_jetstream.jetstream.contract import PARTITIONS, reserved_subjects, schedule_filter
 from airflow_provider_jetstream.jetstream.inspection.absent_letters import count_absent_letters
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
+MAX_SUBJECTS = 250_000
+"""Up to so many subjects, whoever looks again and again counts what is left over. Measured with 200,000: 0.3 s of CPU
+here, and up to 2 s of a busy server."""
+
 # Subjects are compared with filters in Python; other tasks of the event loop run in between.
-_SUBJECTS_AT_ONCE = 500
+_SUBJECTS_AT_ONCE = 2_000
 _LONGEST_NUMBER = 9
 
 
@@ -172,16 +176,17 @@ async def count_left_over(connection: Connection, health: QueueHealth) -> LeftOv
     """
     if not health.left_over:
         return LeftOver({}, 0, 0)
-    filters = [filter_ for consumer in health.consumers.values() for filter_ in consumer.filters]
-    reserved = [reserved.subjects for reserved in reserved_subjects(health.queue)]
+    is_schedule = subject_matcher([schedule_filter(health.queue)])
+    is_reserved = subject_matcher(reserved.subjects for reserved in reserved_subjects(health.queue))
+    is_consumed = subject_matcher(filter_ for consumer in health.consumers.values() for filter_ in consumer.filters)
     undeliverable: Counter[str] = Counter()
     schedules = markers = compared = 0
     async for subject, count in subject_counts(connection, health.queue, ">"):
-        if covers(schedule_filter(health.queue), subject):
+        if is_schedule(subject):
             schedules += count
-        elif covered_by_any(reserved, subject):
+        elif is_reserved(subject):
             markers += count
-        elif not covered_by_any(filters, subject):
+        elif not is_consumed(subject):
             undeliverable[subject] = count
         compared += 1
         if compared % _SUBJECTS_AT_ONCE == 0:

@@ -10,6 +10,7 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.health import (
+    MAX_SUBJECTS,
     LeftOver,
     QueueHealth,
     count_left_over,
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-
-# Subjects are compared with filters one by one, and the server lists them all.
-_MAX_SUBJECTS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +52,17 @@ class QueueOverview:
     def name(self) -> str:
         """The stream's name."""
         return str(self.config["name"])
+
+    @property
+    def uncounted(self) -> str:
+        """A sentence that says why ``left_over`` is missing although the other numbers are known; empty if it isn't."""
+        if self.health is None or self.left_over is not None:
+            return ""
+        return (
+            f"dead and undeliverable jobs of {self.name}, up to {self.health.left_over:,}, aren't counted, since it has"
+            f" {self.state['num_subjects']:,} subjects, more than {MAX_SUBJECTS:,}: jetstream-queue queue show"
+            f" {self.name} counts them once"
+        )
 
     @property
     def dead_letter_queue_state(self) -> tuple[int, int, str]:
@@ -127,8 +136,9 @@ def _capturing_streams(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str,
 async def _with_left_over(
     connection: Connection, overview: QueueOverview, before: QueueOverview | None
 ) -> QueueOverview:
-    if overview.health is None or overview.state.get("num_subjects", 0) > _MAX_SUBJECTS:
+    health = overview.health
+    if health is None or (health.left_over and overview.state.get("num_subjects", 0) > MAX_SUBJECTS):
         return overview
     is_unchanged = before is not None and before.fingerprint == overview.fingerprint
     left_over = before.left_over if before and is_unchanged else None
-    return replace(overview, left_over=left_over or await count_left_over(connection, overview.health))
+    return replace(overview, left_over=left_over or await count_left_over(connection, health))

@@ -62,6 +62,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     "jetstream_queue_consumers": Metric("gauge", "Its consumers", _QUEUE),
     "jetstream_queue_dead_letter_entries": Metric("gauge", "Entries of its dead letter queue", _QUEUE),
     "jetstream_queue_dead_letter_entries_stored": Metric("counter", "Entries that were ever stored there", _QUEUE),
+    "jetstream_queue_counted": Metric("gauge", "1 where dead and undeliverable jobs are counted, else 0", _QUEUE),
     "jetstream_queue_known": Metric("gauge", "1 where the numbers of its consumers are known, else 0", _QUEUE),
     "jetstream_queue_state": Metric("gauge", "1 for the state that the queue is in, else 0", ("queue", "state")),
     "jetstream_consumer_pending_jobs": Metric("gauge", "Jobs that wait for their first delivery", _CONSUMER),
@@ -174,6 +175,7 @@ def queue_samples(overview: QueueOverview) -> Iterator[Sample]:
         yield Sample("jetstream_queue_undeliverable_jobs", labels, sum(left_over.undeliverable.values()))
     if health is None:
         return
+    yield Sample("jetstream_queue_counted", labels, float(left_over is not None))
     age = (health.taken_at - health.oldest).total_seconds() if health.oldest else 0.0
     yield Sample("jetstream_queue_oldest_seconds", labels, max(0.0, age))
     yield Sample("jetstream_queue_consumers", labels, len(health.consumers))

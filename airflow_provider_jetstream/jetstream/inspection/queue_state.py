@@ -206,6 +206,8 @@ def _of_queue(overview: QueueOverview, health: QueueHealth) -> Iterator[PartStat
             count = sum(count for _, count in rest)
             text = f"{count} jobs on {len(rest)} more subjects that no consumer's filter matches"
             yield PartState(QueueState.UNSERVED, "queue", name, text, pending=count)
+    else:
+        yield PartState(QueueState.UNKNOWN, "queue", name, overview.uncounted)
     yield from _full(overview)
 
 

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import read_rang
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.evidence import event_of
-from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_consumers
+from airflow_provider_jetstream.jetstream.inspection.health import MAX_SUBJECTS, count_left_over, inspect_consumers
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
@@ -34,8 +34,6 @@ _EVENTS = 1_000
 _BYTES = 8 * 2**20
 # The server counts nanoseconds in 64 bits; others may write any number.
 _LONGEST_TIME = 2**63 - 1
-# Subjects are compared with filters one by one, and the server lists them all.
-_MAX_SUBJECTS = 2_000
 _FEW_JOBS = 20
 _WORTH_SHORTENING = 60 * NANOSECONDS
 # An ack wait is long if it is so many times the longest handler time.
@@ -75,7 +73,7 @@ async def running_warnings(connection: Connection, queue: WorkQueue) -> list[Que
             found += _consumer_warnings(name, consumer, measured)
     found += _result_warnings(measured)
     found += await _archive_warnings(connection, queue)
-    if info["state"].get("num_subjects", 0) <= _MAX_SUBJECTS:
+    if info["state"].get("num_subjects", 0) <= MAX_SUBJECTS:
         found += _left_over_warnings(await count_left_over(connection, await inspect_consumers(connection, info)))
     return found
 
