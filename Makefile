@@ -49,7 +49,7 @@ AIRFLOW_TO_PL := $(filter-out $(CALLED) $(DATABASE_RESTARTS),$(sort $(wildcard \
 # Tests of the data source that read and write without a JVM.
 WITHOUT_JVM := $(addsuffix .py,$(addprefix tests/spark/test_,blocking_connection bulk_headers bulk_parser data_loss \
 	direct_get_headers entry_cleanup fast_path hostile_conditions loss_per_filter nats_socket options package queries_of_several_streams \
-	reading several_streams spark_publishing trigger_pace))
+	reading repeated_batches several_streams spark_publishing trigger_pace))
 
 # $(call tested,<name>,<arguments of pytest>): what fails beside other tests runs once more by itself, since two cores that
 # are shared by eight outlast many a time limit. Both outcomes are printed; what fails again fails the command.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
-from queries import ReaderQuery
+from queries import ReaderQuery, places
 from spark_streams import make_stream, publish, publish_numbers, purge
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
@@ -57,7 +57,9 @@ def test_a_batch_has_what_is_new_of_each_stream(pair: list[SourceStream], pair_o
         query.restart(pair_options)
         publish_numbers(one, 1)
         assert query.places() == _numbers(one, 4, 4)
-        assert query.reader.reportLatestOffset() == query.offset
+        latest = query.reader.reportLatestOffset()["streams"]
+        assert {name: entry["seq"] for name, entry in latest.items()} == {one.name: 4, other.name: 5}
+        assert "start" not in query.offset["streams"][other.name]
 
 
 def test_a_query_begins_where_each_stream_is_to_begin(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
@@ -169,11 +171,11 @@ def test_the_messages_of_a_stream_that_appears_are_protected(
         with pytest.raises(DataLossError, match=f"{other.name} begins at 4, and 2 wasn't read") as caught:
             query.reader.partitions(start, end)
         assert json.dumps({other.name: "2-3"}) in str(caught.value)
-        # The next offset needs no beginning any more.
+        # Each offset has the beginning of its own batch.
         assert "start" in end["streams"][other.name]
         publish_numbers(other, 1)
         following = query.reader.latestOffset(end, query.reader.getDefaultReadLimit())
-        assert "start" not in following["streams"][other.name]
+        assert following["streams"][other.name]["start"]["seq"] == 5
 
 
 def test_losses_are_accepted_for_their_stream_only(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
@@ -216,7 +218,7 @@ def test_a_stream_that_is_deleted_after_planning_is_a_loss(pair: list[SourceStre
         with pytest.raises(DataLossError, match=f"{other.name} was deleted after this batch was planned"):
             query.reader.partitions(query.offset, end)
         query.restart(matching, failOnDataLoss="false")
-        assert len(query.reader.partitions(query.offset, end)) == 1
+        assert list(places(query.reader, query.reader.partitions(query.offset, end))) == _numbers(one, 1, 3)
 
 
 def test_a_named_stream_that_is_deleted_ends_the_query(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
@@ -248,10 +250,10 @@ def test_a_query_of_one_stream_goes_on_with_several(pair: list[SourceStream], pa
     single = {"servers": pair_options["servers"], "stream": other.name}
     with closing(ReaderQuery(single)) as query:
         assert query.places() == _numbers(other, 1, 3)
-        assert set(query.offset) == {"seq", "created", "time", "stream"}
+        assert set(query.offset) == {"seq", "created", "time", "start", "stream"}
         publish_numbers(other, 1)
         # The first versions' offsets have no name: the time of creation tells whose it is.
-        del query.offset["stream"]
+        del query.offset["stream"], query.offset["start"]
         query.restart(pair_options)
         assert query.places() == [*_numbers(one, 1, 3), *_numbers(other, 4, 4)]
         assert query.places() == []
@@ -311,7 +313,7 @@ def test_streams_may_be_added_and_removed_at_a_restart(
         query.restart({**servers, "stream": other.name})
         assert query.places() == _numbers(other, 4, 4)
         assert f"{one.name} isn't read after sequence 3" in caplog.text
-        assert set(query.offset) == {"seq", "created", "time", "stream"}
+        assert set(query.offset) == {"seq", "created", "time", "start", "stream"}
         caplog.clear()
         publish_numbers(other, 1)
         assert query.places() == _numbers(other, 5, 5)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.option_values import Bound
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
+    from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
 # The method of a read that isn't one of sequences.
 LATEST = "latest"
@@ -149,6 +150,12 @@ def plan_ranges(
         Range(options.stream, start, end - 1, method, subjects, info.created, detect_loss, planned)
         for start, end in pairwise(edges)
     ]
+
+
+def empty_ranges(begin: StreamPosition, end: StreamPosition, options: ReadOptions) -> list[Range]:
+    """Return a range without messages for each task that a stream had which is gone: later tasks keep their numbers."""
+    count = len(range_starts(begin.sequence + 1, end.sequence, options))
+    return [Range(options.stream, 1, 0, "consumer", (), end.created, detect_loss=False)] * count
 
 
 def with_share(options: ReadOptions, size: int, total: int) -> ReadOptions:

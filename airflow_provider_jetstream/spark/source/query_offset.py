@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.source_options import SourceOptions
 
 _STREAMS = "streams"
-# Of a stream that appeared in the batch which the offset ends: where it is read from.
+# Where the batch that the offset ends begins: the first position of a query, or of a stream that has appeared, is
+# nowhere else in Spark's checkpoint.
 _START = "start"
 _STREAM = "stream"
 # The first and the last sequence that were lost before this batch.
@@ -36,7 +37,7 @@ class QueryOffset:
     """An offset as it was written.
 
     :param positions: by the streams' names
-    :param starts: where streams that appeared in this batch are read from
+    :param starts: after which positions the batch reads them
     :param unnamed: the position of the only stream, where that is all there is
     """
 
@@ -48,7 +49,8 @@ class QueryOffset:
     def parse(cls, offset: Mapping[str, Any]) -> QueryOffset:
         """Read an offset of either form."""
         if _STREAMS not in offset:
-            return cls({}, unnamed=StreamPosition.of(offset))
+            starts = {offset[_STREAM]: StreamPosition.of(offset[_START])} if _START in offset else {}
+            return cls({}, starts, StreamPosition.of(offset))
         entries: Mapping[str, Mapping[str, Any]] = offset[_STREAMS]
         return cls(
             {name: StreamPosition.of(entry) for name, entry in entries.items()},
@@ -87,7 +89,7 @@ def write_offset(
 ) -> dict[str, Any]:
     """Write an offset.
 
-    :param starts: of streams that appeared in the batch which it ends
+    :param starts: after which positions the batch reads what it ends
     :param losses: what this batch skips
     """
     entries = {name: position.offset() for name, position in sorted(positions.items())}

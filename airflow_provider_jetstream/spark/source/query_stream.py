@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.data_loss import find_loss, record_matches, report_loss
 from airflow_provider_jetstream.spark.source.partition_planner import (
     Range,
+    empty_ranges,
     fetch_method,
     first_sequence,
     plan_ranges,
     range_starts,
-    with_share,
 )
 from airflow_provider_jetstream.spark.source.source_stream import parse_time
 from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
@@ -125,18 +126,35 @@ class QueryStream:
         means_this = start.created == self.info.created and start.sequence <= self.info.last
         return NewMessages(self, start, last_read, start if means_this else end._replace(sequence=last_read))
 
-    def plan(self, start: StreamPosition, end: StreamPosition, total: int) -> list[Range]:
+    def first_read(self, start: StreamPosition) -> StreamPosition:
+        """Return the position after which a batch begins; a batch that runs again is divided from there."""
+        is_stored = start.created == self.info.created and start.sequence >= self.info.first - 1
+        return start if is_stored else self.beginning()
+
+    def plan(
+        self, start: StreamPosition, begin: StreamPosition, end: StreamPosition, options: ReadOptions
+    ) -> list[Range]:
         """Divide the messages between two positions among tasks.
 
-        :param total: how many sequences the batch has, with those of other streams
+        A batch that runs again has the same division, also where the stream begins later by then: a row that came to
+        another task would be written under another message id. A range whose messages are gone is empty.
+
+        :param start: where the last batch ended
+        :param begin: where the batch was divided from
+        :param options: with the stream's share of tasks
         """
-        first, info = self.last_read(start)[0] + 1, self.info
-        options = with_share(self.options, end.since(start), total)
+        info = self.info
+        # Spark asks for a query's first position anew where its first batch runs again.
+        if begin.created == start.created and begin.sequence < start.sequence:
+            start = begin
+        first = self.last_read(start)[0] + 1
         if end.created != info.created:
             report_loss(f"{self.stream.name} was deleted and recreated after this batch was planned", options)
-            return []
-        planned = record_matches(self.stream, info, range_starts(first, end.sequence, options), options.filters)
-        return plan_ranges(first, end.sequence, options, info, self.method(), options.filters, planned)
+            return empty_ranges(begin, end, options)
+        edges = range_starts(begin.sequence + 1, end.sequence, options)
+        planned = record_matches(self.stream, info, sorted({max(first, edge) for edge in edges}), options.filters)
+        ranges = plan_ranges(begin.sequence + 1, end.sequence, options, info, self.method(), options.filters, planned)
+        return [replace(task, first=max(first, task.first)) for task in ranges]
 
     def last_read(self, start: StreamPosition) -> tuple[int, Loss | None]:
         """Return the last sequence that needn't be read again, and what is lost after the start, which is reported."""

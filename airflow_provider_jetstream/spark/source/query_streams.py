@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.source.data_loss import report_loss
+from airflow_provider_jetstream.spark.source.partition_planner import empty_ranges, with_share
 from airflow_provider_jetstream.spark.source.query_offset import QueryOffset, write_offset
 from airflow_provider_jetstream.spark.source.query_stream import NewMessages, QueryStream
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream, names_of_streams
@@ -73,8 +74,9 @@ class QueryStreams:
         known = self._known(written, {name: part.stream for name, part in new.items()})
         if ends == known:
             return start
-        starts = {name: part.start for name, part in new.items() if name not in known}
-        losses = {name: part.loss for name, part in new.items() if part.loss and part.end != known.get(name)}
+        changed = {name: part for name, part in new.items() if part.end != known.get(name)}
+        starts = {name: part.stream.first_read(part.start) for name, part in changed.items()}
+        losses = {name: part.loss for name, part in changed.items() if part.loss}
         return write_offset(self._options, ends, starts, losses)
 
     def plan(self, start: Offset, end: Offset) -> list[Range]:
@@ -86,19 +88,24 @@ class QueryStreams:
         ends = last.named(self._options, lambda: _creations(self._present()))
         starts = first.named(self._options, lambda: {name: position.created for name, position in ends.items()})
         self._report_gone(starts, ends)
-        changed = {
-            name: position
-            for name, position in ends.items()
-            if self._options.selects(name) and position != starts.get(name)
-        }
-        streams = self._open(changed)
-        for name in sorted({*changed} - {*streams}):
-            report_loss(f"{name} was deleted after this batch was planned", self._options.of(name))
-        ranges: list[tuple[QueryStream, StreamPosition, StreamPosition]] = []
-        for name, stream in streams.items():
-            ranges.append((stream, starts.get(name) or last.starts.get(name) or stream.beginning(), changed[name]))
-        total = sum(after.since(before) for _, before, after in ranges)
-        return [task for stream, before, after in ranges for task in stream.plan(before, after, total)]
+        changed = {name: position for name, position in ends.items() if position != starts.get(name)}
+        streams = self._open(filter(self._options.selects, changed))
+        begins = {name: stream.first_read(starts.get(name) or stream.beginning()) for name, stream in streams.items()}
+        begins |= {name: begin for name, begin in last.starts.items() if name in changed}
+        total = sum(changed[name].since(begin) for name, begin in begins.items())
+        ranges: list[Range] = []
+        for name, after in sorted(changed.items()):
+            if name not in streams and self._options.selects(name):
+                report_loss(f"{name} was deleted after this batch was planned", self._options.of(name))
+            if begin := begins.get(name):
+                options = with_share(self._options.of(name), after.since(begin), total)
+                stream = streams.get(name)
+                ranges += (
+                    stream.plan(starts.get(name, begin), begin, after, options)
+                    if stream
+                    else empty_ranges(begin, after, options)
+                )
+        return ranges
 
     def _known(self, written: QueryOffset, streams: Mapping[str, QueryStream]) -> Positions:
         return written.named(self._options, lambda: _creations(streams))
