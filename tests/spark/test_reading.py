@@ -6,11 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import zlib
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from spark_streams import ALL, METHODS, make_stream, open_stream, publish, publish_numbers, read_all
 from tcp_proxy import TcpProxy
@@ -20,6 +23,7 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, Unreachab
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source import partition_reader
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
+from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
 from airflow_provider_jetstream.spark.source.partition_planner import Range, plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from airflow_provider_jetstream.spark.source.source_options import read_options
@@ -194,6 +198,31 @@ def test_compressed_bodies_are_decompressed(stream_options: dict[str, str], stre
     stream_options = {**stream_options, "fetchMethod": method, "payloadCompression": "zlib"}
     assert [row["value"] for row in read_all(stream_options)] == [body, body, *sent[2:]]
     assert [row["value"] for row in read_all({**stream_options, "payloadCompression": "none"})] == sent
+
+
+@pytest.mark.parametrize("options", [*({"fetchMethod": method} for method in METHODS), {"latestPerSubject": "true"}])
+def test_what_is_decompressed_at_a_time_is_bounded_and_nothing_is_left_out(
+    stream_options: dict[str, str], stream: SourceStream, options: dict[str, str]
+) -> None:
+    make_stream(stream)
+    sizes = [16 << 20, 10, 0, 1 << 20] * 6
+    publish(stream, ((f"{stream.name}.{row}", None, zlib.compress(bytes(size))) for row, size in enumerate(sizes)))
+    source = JetStreamDataSource({**stream_options, **options, "payloadCompression": "zlib"})
+    # All of it arrives with one read of the socket.
+    reader = source.reader(source.schema())
+    read: list[int] = []
+    tracemalloc.start()
+    try:
+        for partition in reader.partitions():
+            for batch in reader.read(partition):
+                assert isinstance(batch, pa.RecordBatch)
+                assert batch.nbytes < 21 << 20
+                read += pc.binary_length(batch.column("value")).to_pylist()
+        # In all they have 102 MiB.
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert read == sizes
 
 
 def test_ack_subjects_of_the_second_version_are_parsed(name: str) -> None:

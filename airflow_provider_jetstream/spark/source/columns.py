@@ -25,7 +25,7 @@ from airflow_provider_jetstream.spark.wire.arrow_buffers import TIMESTAMP
 from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -59,6 +59,8 @@ _ARROW = {name: arrow for name, (_, arrow) in _TYPES.items()} | {
 _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
 # A body of a megabyte may decompress to a gigabyte of zeros.
 _MOST_DECOMPRESSED = 16 << 20
+_DECOMPRESSED_TOGETHER = 4 << 20
+_BODY = "value"
 
 
 def read_schema(*, with_headers: bool, of_bucket: bool = False) -> StructType:
@@ -143,11 +145,29 @@ class RequestedColumns:
             "rowKind": lambda: row_kind_column(makers["headers"]()),
         }
         columns = {name: (derived.get(name) or makers[name])() for name in self.names}
-        if self.decompress and "value" in columns:
-            columns["value"] = decompress_bodies(columns["value"])
         if "headers" in columns:
             columns["headers"] = columns["headers"].cast(self.headers)
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))
+
+    def decoded(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of batches as Spark gets them: with bodies decompressed where the options want that.
+
+        What isn't one whole stream of zlib, or exceeds 16 MiB, stays as it is. A few kilobytes may decompress to
+        gigabytes, so a batch ends where its bodies have 4 MiB, whatever it was read with.
+        """
+        if not self.decompress or _BODY not in self.names:
+            yield from batches
+            return
+        place = self.names.index(_BODY)
+        for batch in batches:
+            first, bodies, size = 0, [], 0
+            for row, body in enumerate(batch.column(place), 1):
+                bodies.append(_decompress(body.as_py()))
+                size += len(bodies[-1])
+                if size >= _DECOMPRESSED_TOGETHER or row == batch.num_rows:
+                    column = pa.array(bodies, pa.binary())
+                    yield batch.slice(first, row - first).set_column(place, batch.schema.field(place), column)
+                    first, bodies, size = row, [], 0
 
 
 class FetchedBatch(NamedTuple):
@@ -169,11 +189,6 @@ def first_missing(expected: int, sequences: NDArray[np.int64]) -> int | None:
     if sequences[0] == expected and sequences[-1] == expected + count - 1:
         return None
     return expected + int(np.argmax(sequences != np.arange(expected, expected + count)))
-
-
-def decompress_bodies(bodies: pa.BinaryArray) -> pa.BinaryArray:
-    """Decompress bodies; what isn't one whole stream of zlib, or exceeds 16 MiB, stays as it is."""
-    return pa.array([_decompress(body) for body in bodies.to_pylist()], pa.binary())
 
 
 def _decompress(body: bytes) -> bytes:

@@ -40,6 +40,12 @@ def read_latest(
     :param subjects: filters; empty for every subject
     :raises TransientError: the server was away
     """
+    return columns.decoded(_read(raw_options, options, columns, subjects))
+
+
+def _read(
+    raw_options: Mapping[str, str], options: ReadOptions, columns: RequestedColumns, subjects: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
     added = tuple(name for name in (_SUBJECT, _SEQUENCE) if name not in columns)
     fetched = replace(columns, names=(*columns.names, *added), nullable=(*columns.nullable, *(True for _ in added)))
     settings = socket_settings(raw_options)

@@ -45,6 +45,12 @@ def read_range(
     :raises DataLossError: messages are gone, and that is an error
     :raises TransientError: the server was away for too long
     """
+    return columns.decoded(_read_subjects_in_turn(raw_options, options, columns, task))
+
+
+def _read_subjects_in_turn(
+    raw_options: Mapping[str, str], options: ReadOptions, columns: RequestedColumns, task: Range
+) -> Iterator[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = []
     rows = size = 0
     for subjects in scans(task):
