@@ -58,9 +58,11 @@ SIZE_FORM: dict[str, Any] = {
 def parse_duration(value: Any) -> int:
     """Parse a duration into nanoseconds.
 
-    :param value: nanoseconds as an integer (JetStream's own unit), a :class:`~datetime.timedelta`, or text such as
-        ``"30s"``, ``"1h30m"``, ``"7d"``; ``-1`` and ``0`` mean "no limit" as they do for the server
-    :raises ValueError: if it is none of these, or longer than the 292 years that the server can count
+    :param value: nanoseconds as an integer (JetStream's own unit), a :class:`~datetime.timedelta` or one of a subclass,
+        such as ``pendulum.duration(minutes=5)``, or text such as ``"30s"``, ``"1h30m"``, ``"7d"``; ``-1`` and ``0``
+        mean "no limit" as they do for the server
+    :raises ValueError: if it is none of these, has no fixed length (years, months), or is longer than the 292 years
+        that the server can count
     """
     nanoseconds = _nanoseconds(value)
     if nanoseconds > INTEGER:
@@ -69,8 +71,8 @@ def parse_duration(value: Any) -> int:
 
 
 def _nanoseconds(value: Any) -> int:
-    if isinstance(value, timedelta) and value >= timedelta():
-        return value // timedelta(microseconds=1) * 1_000
+    if isinstance(value, timedelta):
+        return _nanoseconds_of_timedelta(value)
     if isinstance(value, str):
         text = short_text(value)
         if text in ("0", "-1"):
@@ -86,7 +88,41 @@ def _nanoseconds(value: Any) -> int:
                 f' any limit: write "{value}s" for seconds'
             )
         return value
-    raise ValueError(f'expected a duration such as "30s" or nanoseconds as an integer, found {shown_value(value)}')
+    raise ValueError(
+        f'expected a duration such as "30s" or nanoseconds as an integer, found {shown_value(value)}{_advice(value)}'
+    )
+
+
+def _nanoseconds_of_timedelta(value: timedelta) -> int:
+    if _has_calendar_units(value):
+        raise ValueError(
+            f"expected a duration of a fixed length, found {shown_value(value)}{_advice(value)}"
+        )
+    # Classes that inherit from timedelta agree with it in this method only: pendulum's can't be divided by one, and
+    # the base of pandas' is 0 in units of whole seconds.
+    seconds = value.total_seconds()
+    if not 0 <= seconds <= _LONGEST_SECONDS:
+        raise ValueError(f'expected a duration such as "30s", of at most 292 years, found {shown_value(value)}')
+    if type(value) is timedelta:
+        return value // timedelta(microseconds=1) * 1_000
+    # One above 0 isn't rounded to 0, which is "no limit".
+    return round(seconds * 1e6) * 1_000 or int(bool(value))
+
+
+def _has_calendar_units(value: Any) -> bool:
+    """Return whether a duration has years or months of its own; those of an interval between two times are computed."""
+    return not hasattr(value, "start") and bool(getattr(value, "years", 0) or getattr(value, "months", 0))
+
+
+def _advice(value: Any) -> str:
+    """Return what to use in place of a duration of another library."""
+    if _has_calendar_units(value):
+        return ": years and months have no fixed length; use days, such as timedelta(days=30)"
+    if hasattr(value, "years") and hasattr(value, "hours"):
+        return ": use a timedelta with the same days, hours and seconds"
+    if type(value).__name__ == "timedelta64":
+        return ": use a timedelta, such as value.astype('timedelta64[us]').item()"
+    return ""
 
 
 def short_text(text: str, most: int = QUANTITY) -> str:
@@ -109,7 +145,8 @@ def parse_seconds(value: Any) -> float:
     if isinstance(seconds, str | timedelta) and (nanoseconds := parse_duration(seconds)) >= 0:
         return nanoseconds / NANOSECONDS
     raise ValueError(
-        f'expected seconds or a duration such as "30s" or "1h30m", of at most 292 years, found {shown_value(value)}'
+        'expected seconds or a duration such as "30s" or "1h30m", of at most 292 years, found'
+        f" {shown_value(value)}{_advice(value)}"
     )
 
 

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, WrongStreamError
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
-from airflow_provider_jetstream.tasks.queue_source import load_queue
+from airflow_provider_jetstream.tasks.queue_source import dag_file, load_queue
 from airflow_provider_jetstream.tasks.template_values import is_templated
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class JetStreamNotifier(BaseNotifier):
         self.queue = queue
         self.diagnose = diagnose
         self.nats_conn_id = nats_conn_id
+        # Callbacks run outside of a task, where nothing else tells it.
+        self._dag_file = dag_file()
         if not is_templated(subject):
             _check_subject(subject)
 
@@ -109,8 +111,8 @@ class JetStreamNotifier(BaseNotifier):
             body,
             job_id,
             origin,
-            None if self.queue is None else load_queue(self.queue),
-            None if self.diagnose is None else load_queue(self.diagnose),
+            None if self.queue is None else load_queue(self.queue, file=self._dag_file),
+            None if self.diagnose is None else load_queue(self.diagnose, file=self._dag_file),
         )
 
 

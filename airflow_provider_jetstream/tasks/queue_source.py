@@ -1,12 +1,15 @@
 """The queue argument of operators, sensors and hooks: a queue, its dict, or the path of its YAML file.
 
-A relative path is one beside the file of the DAG, in which the author sees the queue's file; where there is none, it is
-one of the process's working directory. The argument itself keeps the path as it was written: an absolute one differs
-between machines, and would make another version of the DAG on each.
+A relative path is one beside the file of the DAG, in which the author sees the queue's file. While Airflow parses that
+file, it is the module that Airflow parses, and afterwards the DAG's ``fileloc``, which Airflow sets to this module's
+file: one file, whichever module makes the DAG, in the DAG processor and in the task's process, which parses its own
+copy. The argument itself keeps the path as it was written: an absolute one differs between machines, and would make
+another version of the DAG on each.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,11 +24,14 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 
-def load_queue(source: QueueSource | None, operator: Any = None, name: str = "work_queue") -> WorkQueue:
+def load_queue(
+    source: QueueSource | None, operator: Any = None, name: str = "work_queue", *, file: Path | None = None
+) -> WorkQueue:
     """Load a queue of any form.
 
     :param operator: whose DAG's file relative paths are beside; the running task's where absent
     :param name: the argument's
+    :param file: the DAG's file, where it is known
     :raises QueueDeclarationError: there is no such file, or its declaration can't be used
     """
     if is_absent(source) or not isinstance(source, WorkQueue | Mapping | str | Path):
@@ -33,7 +39,7 @@ def load_queue(source: QueueSource | None, operator: Any = None, name: str = "wo
             "?", [f"expected a WorkQueue, its dict, or the path of its YAML as {name}, found {source!r}"]
         )
     if isinstance(source, str | Path):
-        return WorkQueue.load(queue_file(source, operator))
+        return WorkQueue.load(_queue_file(source, file or dag_file(operator)))
     return WorkQueue.load(source)
 
 
@@ -46,7 +52,7 @@ def declared_queue(source: Any, operator: Any = None, name: str = "work_queue") 
     """
     if is_templated(source):
         return None
-    if isinstance(source, str | Path) and Path(source).is_absolute() and not _exists(Path(source)):
+    if isinstance(source, str | Path) and Path(source).is_absolute() and not _exists(_queue_file(source, None)):
         return None
     return load_queue(source, operator, name)
 
@@ -73,32 +79,56 @@ def require_dead_letter_queue(queue: WorkQueue | None) -> None:
         require_dead_letters(queue)
 
 
-def queue_file(path: str | Path, operator: Any = None) -> Path:
+def dag_file(operator: Any = None) -> Path | None:
+    """Return the file that Airflow parses as a DAG's; ``None`` where there is none, as in a script.
+
+    :param operator: the DAG's; the running task's where absent
+    """
+    file = _parsed_file()
+    if file is None:
+        dag = _running_dag() if operator is None else operator.dag if operator.has_dag() else None
+        file = getattr(dag, "fileloc", None)
+    return Path(file).absolute() if file else None
+
+
+def _queue_file(path: str | Path, dag: Path | None) -> Path:
     """Return the absolute path of a queue's file.
 
-    :param operator: whose DAG's file a relative path is beside; the running task's where absent
+    :param dag: the DAG's file, beside which a relative path is; that is one of the working directory where absent
+    :raises QueueDeclarationError: it would lie in an archive
     """
     stated = Path(path)
-    folder = _dag_folder(operator)
-    beside = folder / stated if folder else None
-    # A file is looked for beside the DAG first, and an error names that place.
-    if beside is not None and (_exists(beside) or not _exists(stated)):
-        return beside
-    return stated.absolute()
+    found = dag.parent / stated if dag else stated.absolute()
+    for folder in found.parents:
+        if _exists(folder, is_file=True):
+            raise QueueDeclarationError(
+                str(found),
+                [
+                    f"expected a file that can be opened by its path, found that {folder} is no folder: files in an"
+                    " archive of DAGs have no path of their own. Give the queue itself, such as"
+                    " yaml.safe_load(__loader__.get_data(<the path>)), or an absolute path outside of the archive"
+                ],
+            )
+    return found
 
 
-def _exists(path: Path) -> bool:
+def _exists(path: Path, *, is_file: bool = False) -> bool:
     # A text that is no path at all, such as the YAML itself, may be too long for one.
     with suppress(OSError, ValueError):
-        return path.exists()
+        return path.is_file() if is_file else path.exists()
     return False
 
 
-def _dag_folder(operator: Any) -> Path | None:
-    """Return the folder of the file that declares an operator's DAG; ``None`` where it has none."""
-    dag = _running_dag() if operator is None else operator.dag if operator.has_dag() else None
-    file = getattr(dag, "fileloc", None)
-    return Path(file).absolute().parent if file else None
+def _parsed_file() -> str | None:
+    """Return the file that Airflow is parsing; ``None`` otherwise.
+
+    Until it is parsed, ``fileloc`` is the file of the function that makes the DAG, which may be a factory's.
+    """
+    from airflow.sdk.definitions._internal.contextmanager import DagContext
+
+    # By this name, Airflow finds the module whose file becomes the fileloc of each DAG that is made meanwhile.
+    name = DagContext.current_autoregister_module_name
+    return getattr(sys.modules.get(name), "__file__", None) if name else None
 
 
 def _running_dag() -> Any:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol, RedriveRequest
-from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.tasks.arguments import check_function
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.tasks.template_values import (
@@ -38,7 +37,7 @@ def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
     protocol: object,
     max_redrives: object,
     why: object,
-    lease_timeout: object = None,
+    lease_timeout: Any = None,
     census: object = False,
     target_queue: Any = None,
     order_key: object = None,
@@ -61,7 +60,7 @@ def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
         protocol=_parse_protocol(protocol),
         max_redrives=parse_number("max_redrives", max_redrives, int),
         why=parse_text(why),
-        lease_timeout=_parse_lease_timeout(lease_timeout),
+        lease_timeout=LEASE_TIMEOUT if is_absent(lease_timeout) else lease_timeout,
         census=parse_flag("census", census, RedriveRequestError),
         target=None if is_absent(target_queue) else load_queue(target_queue),
         order_key=parse_text(order_key),
@@ -94,15 +93,6 @@ def request_for_action(
         max_redrives=0 if action == PARK else None,
         protocol=Protocol.IN_PLACE if action == IN_PLACE else Protocol.AUTO,
     )
-
-
-def _parse_lease_timeout(value: object) -> float:
-    if is_absent(value):
-        return LEASE_TIMEOUT
-    try:
-        return parse_seconds(value)
-    except ValueError as error:
-        raise RedriveRequestError(f"lease_timeout: {error}") from None
 
 
 def _parse_json(name: str, value: object) -> Any:

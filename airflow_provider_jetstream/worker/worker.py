@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
+from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker.consumers import WorkerContext, bind_consumers, read_consumer_refs
 from airflow_provider_jetstream.worker.errors import WorkerSetupError, WorkerStuckError
 from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
@@ -21,6 +22,7 @@ from airflow_provider_jetstream.worker.scheduler import Fetcher, open_fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import timedelta
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -76,16 +78,17 @@ class Worker:
         priorities: Literal["fair", "strict"] = "fair",
         concurrency: int = 1,
         name: str | None = None,
-        grace: float = 30.0,
-        deadline: float | None = DEADLINE,
+        grace: timedelta | float | str = 30.0,
+        deadline: timedelta | float | str | None = DEADLINE,
         processes: bool = False,
         batch: int | None = None,
         metrics_port: int | None = None,
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"expected a concurrency of at least 1, found {concurrency}")
-        if deadline is not None and deadline <= 0:
-            raise ValueError(f"expected a deadline of more than 0 seconds, found {deadline:g}")
+        deadline_seconds = None if deadline is None else parse_seconds(deadline)
+        if deadline_seconds == 0:
+            raise ValueError(f"expected a deadline of more than 0 seconds, found {deadline}")
         if priorities not in PRIORITIES:
             raise ValueError(f"expected priorities of {' or '.join(PRIORITIES)}, found {priorities!r}")
         if batch is not None and batch < 1:
@@ -101,8 +104,8 @@ class Worker:
         self._settings = settings
         self._has_strict_priorities = priorities == "strict"
         self._concurrency = concurrency
-        self._grace = grace
-        self._deadline = deadline
+        self._grace = parse_seconds(grace)
+        self._deadline = deadline_seconds
         self._metrics_port = metrics_port
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()

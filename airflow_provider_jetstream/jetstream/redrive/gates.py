@@ -93,7 +93,7 @@ class Gates:
             await supervision.save_later(RedriveState.RUNNING)
             return None
         letters = await supervision.wave_letters(wave)
-        within = supervision.request.stop_rule.within
+        within = supervision.request.stop_rule.within_seconds
         outcome = await await_wave(
             *(self._connection, supervision.storing, wave, letters, within, self._is_interrupted)
         )

@@ -55,7 +55,7 @@ async def take_redrive_lease(
         operation=operation, run=request.run, who=request.who, why=request.why, seconds=lease_seconds(connection)
     )
     try:
-        return await take_lease(connection, queue.audit.name, queue.name, record, request.lease_timeout, stopped)
+        return await take_lease(connection, queue.audit.name, queue.name, record, request.lease_seconds, stopped)
     except NotFoundError:
         return None
     except (ApiError, UnreachableError) as error:

@@ -18,9 +18,11 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.order_key import order_key_problem
 from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen, WaveSize, checked_waves
+from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import timedelta
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
@@ -39,7 +41,6 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "why": _OPTIONAL_TEXT,
     "who": (dict, "a dict"),
     "run": _OPTIONAL_TEXT,
-    "lease_timeout": ((int, float), "a number of seconds"),
     "census": (bool, "True or False"),
     "keep_open": (bool, "True or False"),
 }
@@ -76,7 +77,8 @@ class RedriveRequest:
     :param why: a reason, for the audit
     :param who: who requests it, for the audit; any JSON value
     :param run: the redrive's key, one token: a redrive with the key of one that was cut off continues it
-    :param lease_timeout: seconds to wait at most for another operation that changes the queue's letters
+    :param lease_timeout: how long to wait at most for another operation that changes the queue's letters: seconds, a
+        :class:`~datetime.timedelta`, or text such as ``"2m"``
     :param census: whether to pause consumers until nothing of them is in flight, for their ack wait and half a minute
         at most, so that more letters are certain; needs nats-server 2.11
     :param waves: how many letters each wave brings back, ``rest`` as the last one for all that remain, such as
@@ -103,7 +105,7 @@ class RedriveRequest:
     why: str | None = None
     who: dict[str, Any] = field(default_factory=dict)
     run: str | None = None
-    lease_timeout: float = LEASE_TIMEOUT
+    lease_timeout: timedelta | float | str = LEASE_TIMEOUT
     census: bool = False
     keep_open: bool = False
     waves: Sequence[WaveSize] = ()
@@ -140,6 +142,10 @@ class RedriveRequest:
             # Its name is as good as the protocol itself.
             object.__setattr__(self, "protocol", Protocol(self.protocol))
         object.__setattr__(self, "waves", checked_waves(self.waves))
+        try:
+            object.__setattr__(self, "lease_timeout", parse_seconds(self.lease_timeout))
+        except ValueError as error:
+            raise RedriveRequestError(f"lease_timeout: {error}") from None
         if self.stop_when is not None:
             object.__setattr__(self, "stop_when", StopWhen.of(self.stop_when))
         if self.patch is not None:
@@ -167,6 +173,11 @@ class RedriveRequest:
             "waves": self.waves,
         }
         return tuple(name for name, is_set in fields.items() if is_set)
+
+    @property
+    def lease_seconds(self) -> float:
+        """For how many seconds to wait at most for another operation that changes the queue's letters."""
+        return parse_seconds(self.lease_timeout)
 
     @property
     def stop_rule(self) -> StopWhen:
@@ -199,8 +210,6 @@ class RedriveRequest:
             return f"expected a protocol among {', '.join(Protocol)}, found {self.protocol!r}: choose one"
         if self.rate is not None and not (isfinite(self.rate) and self.rate > 0):
             return f"expected a rate above 0 letters a second, found {self.rate}: leave it out for all speed"
-        if not (isfinite(self.lease_timeout) and self.lease_timeout >= 0):
-            return f"expected a lease_timeout of at least 0 seconds, found {self.lease_timeout}"
         if self.max_redrives is not None and self.max_redrives < 0:
             return f"expected max_redrives of at least 0, found {self.max_redrives}"
         return ""

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
+from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
 
 REST = "rest"
@@ -31,13 +34,14 @@ class StopWhen:
     :param died_again: more than this share of a wave's jobs died again, from 0 to 1
     :param then: what follows where more died again: ``stop``; ``go_on`` all the same; or ``park`` the letters that died
         of the same cause as before (the same fingerprint), and stop only if more than that share died of another one
-    :param within: for how many seconds the ends of a wave's jobs are awaited; without limit where absent
+    :param within: for how long the ends of a wave's jobs are awaited: seconds, a :class:`~datetime.timedelta`, or text
+        such as ``"10m"``; without limit where absent
     :raises RedriveRequestError: a field has an invalid value
     """
 
     died_again: float = DIED_AGAIN
     then: Then = "stop"
-    within: float | None = None
+    within: float | timedelta | str | None = None
 
     def __post_init__(self) -> None:
         if not _is_number(self.died_again) or not 0 <= self.died_again <= 1:
@@ -46,8 +50,13 @@ class StopWhen:
             )
         if self.then not in ("stop", "go_on", "park"):
             raise RedriveRequestError(f"expected stop, go_on or park as then of stop_when, found {self.then!r}")
-        if self.within is not None and not (_is_number(self.within) and self.within > 0):
-            raise RedriveRequestError(f"expected seconds above 0 as within of stop_when, found {self.within!r}")
+        if self.within is not None:
+            object.__setattr__(self, "within", _seconds_above_zero(self.within))
+
+    @property
+    def within_seconds(self) -> float | None:
+        """For how many seconds the ends of a wave's jobs are awaited; ``None`` without limit."""
+        return None if self.within is None else parse_seconds(self.within)
 
     @classmethod
     def of(cls, source: object) -> StopWhen:
@@ -100,6 +109,16 @@ def checked_waves(waves: object) -> tuple[WaveSize, ...]:
 
 def _total(outcomes: RedriveOutcomes) -> int:
     return outcomes.completed + outcomes.died_again + outcomes.still_running + outcomes.unknown
+
+
+def _seconds_above_zero(within: object) -> float:
+    try:
+        seconds = parse_seconds(within)
+    except ValueError as error:
+        raise RedriveRequestError(f"within of stop_when: {error}") from None
+    if not seconds:
+        raise RedriveRequestError(f"expected a time above 0 as within of stop_when, found {within!r}")
+    return seconds
 
 
 def _is_number(value: object) -> bool:

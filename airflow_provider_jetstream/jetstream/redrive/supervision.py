@@ -192,7 +192,7 @@ class Supervision(SupervisedRecord):
         if wave is None or wave.state != "awaiting" or wave.cursor is None or self.state != RedriveState.RUNNING:
             return None
         jobs = tuple((await self.wave_letters(wave)).new_jobs)
-        left = await seconds_left(self._connection, self.storing, wave, self.request.stop_rule.within)
+        left = await seconds_left(self._connection, self.storing, wave, self.request.stop_rule.within_seconds)
         return WaveWait(Cursor(**wave.cursor), jobs, left)
 
     @property
