@@ -95,9 +95,7 @@ def _nanoseconds(value: Any) -> int:
 
 def _nanoseconds_of_timedelta(value: timedelta) -> int:
     if _has_calendar_units(value):
-        raise ValueError(
-            f"expected a duration of a fixed length, found {shown_value(value)}{_advice(value)}"
-        )
+        raise ValueError(f"expected a duration of a fixed length, found {shown_value(value)}{_advice(value)}")
     # Classes that inherit from timedelta agree with it in this method only: pendulum's can't be divided by one, and
     # the base of pandas' is 0 in units of whole seconds.
     seconds = value.total_seconds()

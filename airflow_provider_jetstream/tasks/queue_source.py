@@ -101,14 +101,12 @@ def _queue_file(path: str | Path, dag: Path | None) -> Path:
     found = dag.parent / stated if dag else stated.absolute()
     for folder in found.parents:
         if _exists(folder, is_file=True):
-            raise QueueDeclarationError(
-                str(found),
-                [
-                    f"expected a file that can be opened by its path, found that {folder} is no folder: files in an"
-                    " archive of DAGs have no path of their own. Give the queue itself, such as"
-                    " yaml.safe_load(__loader__.get_data(<the path>)), or an absolute path outside of the archive"
-                ],
+            problem = (
+                f"expected a file that can be opened by its path, found that {folder} is no folder: files in an archive"
+                " of DAGs have no path of their own. Give the queue itself, such as"
+                " yaml.safe_load(__loader__.get_data(<the path>)), or an absolute path outside of the archive"
             )
+            raise QueueDeclarationError(str(found), [problem])
     return found
 
 

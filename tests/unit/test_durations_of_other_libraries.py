@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pendulum
 import pytest
-from dateutil.relativedelta import relativedelta
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
@@ -30,6 +29,10 @@ from airflow_provider_jetstream.worker import RetryLaterError, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+# Libraries without types.
+pd: Any = import_module("pandas")
+relativedelta: Any = import_module("dateutil.relativedelta").relativedelta
 
 QUEUE: dict[str, Any] = {
     "name": "spans",

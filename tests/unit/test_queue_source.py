@@ -52,10 +52,12 @@ def test_a_relative_path_leads_to_the_file_beside_the_dags(
     assert "queue=beside" in QueueLink().get_link(operator, ti_key=key)
 
 
-def test_without_one_there_the_working_directory_counts(dag_folder: Path, working_directory: Path) -> None:
+def test_the_working_directory_counts_outside_of_dags_only(dag_folder: Path, working_directory: Path) -> None:
+    # The DAG processor's and the task's are two: a file found in one would be missed in the other.
     (working_directory / RELATIVE).write_text(QUEUE.format("here"))
-    operator = _operator(dag_folder, RELATIVE)
-    assert load_queue(RELATIVE, operator).name == load_queue(RELATIVE).name == "here"
+    assert load_queue(RELATIVE).name == "here"
+    with pytest.raises(QueueDeclarationError, match="No such file"):
+        _operator(dag_folder, RELATIVE)
 
 
 def test_an_error_names_the_whole_path(dag_folder: Path, working_directory: Path) -> None:

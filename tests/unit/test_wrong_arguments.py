@@ -569,7 +569,7 @@ DECLARATIONS = [
         (RedriveRequest, {"protocol": "teleport"}, "found 'teleport'"),
         (RedriveRequest, {"protocol": None}, "found None"),
         (RedriveRequest, {"max_redrives": "3"}, "found '3'"),
-        (RedriveRequest, {"lease_timeout": "1m"}, "found '1m'"),
+        (RedriveRequest, {"lease_timeout": "1 minute"}, "found '1 minute'"),
         (RedriveRequest, {"transform": "repair"}, "found str"),
         (RedriveRequest, {"transform": asynchronous}, "which is asynchronous"),
         (RedriveRequest, {"target": QUEUE, "subject": "q.a"}, "found dict"),
