@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xdist.remote import Producer
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 # No test asserts a time: the first text that a process draws makes a table of all characters, which takes 3 s where two
 # slow cores are shared by eight.

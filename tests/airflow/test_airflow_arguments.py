@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow_steps import log_text, succeeded, task_states, wait_for
 
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import next_message, stream_info
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from testbed.airflow import Airflow
+    from testbed.face import StoredMessage
 
 RUN = "arguments"
 

@@ -11,10 +11,8 @@ from dags.authoring import CROWDED, DOOMED, ONCE
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import WorkQueue, connect, get_message
-from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
+from testbed.face import consumer_info, find_cancellation, stated_job_id, stream_info
 from testbed.queues import eventually, pull_jobs, store_completion
 
 if TYPE_CHECKING:

@@ -11,10 +11,8 @@ from dags.cancelled import DIVIDED, queue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import Job, connect
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message, find_cancellation
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import JOB_ID
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
+from testbed.face import cancelled_message, find_cancellation, partition_of, store
 from testbed.queues import eventually, pull_jobs, store_completion, stored_count, stored_nanoseconds
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
-from airflow_provider_jetstream.triggers import early_fire_guard
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+from testbed import seams
 from testbed.dead_letters import stream_messages
 from testbed.deferral import TaskDeferred
 from testbed.queues import eventually, make_queue
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -49,8 +49,8 @@ async def test_jobs_that_end_between_the_deferral_and_the_start_of_the_trigger_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
-    monkeypatch.setattr(early_fire_guard, "SHORTEST_MARGIN", 0.0)
-    monkeypatch.setattr(early_fire_guard, "LONGEST_MARGIN", 0.5)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_SHORTEST_MARGIN, 0.0)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 0.5)
     trigger = await completion_trigger(connection, queue, 3, deferred_at=time.time() - gap)
     await process_jobs(settings, queue, 2)
     # Another trigger waits already, and has read all stored events.
@@ -71,7 +71,7 @@ async def test_the_cancellation_of_jobs_outlives_the_trigger(
         await asyncio.sleep(0.2)
         return True
 
-    mocker.patch("airflow_provider_jetstream.triggers.completion.has_ended", slow_answer)
+    mocker.patch(seams.COMPLETION_HAS_ENDED, slow_answer)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_with_ids(connection, queue, 3)
     trigger = await completion_trigger(

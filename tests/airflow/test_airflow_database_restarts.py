@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 DAGS = ("orders_payload", "orders_by_event")
 QUEUES = [WorkQueue.load(ROOT / "example_dags" / "queues" / f"{dag}.yaml") for dag in DAGS]

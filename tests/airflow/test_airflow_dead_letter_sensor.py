@@ -10,13 +10,13 @@ from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_s
 from dags.letters import ABANDONED, LETTERS
 
 from airflow_provider_jetstream.jetstream import find_dead_letters
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
     from testbed.received_stats import ReceivedGauges
 
 

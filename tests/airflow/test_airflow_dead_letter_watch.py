@@ -12,8 +12,8 @@ from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 DAG_ID = "dead_letter_watch"
 QUEUE = ROOT / "example_dags" / "queues" / "invoices.yaml"

@@ -10,7 +10,7 @@ from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_f
 from dags.elsewhere import ENDLESS, queue
 
 from airflow_provider_jetstream.jetstream import connect
-from airflow_provider_jetstream.jetstream.cancellation.cancel import is_cancelled
+from testbed.face import is_cancelled
 from testbed.queues import store_completion
 
 if TYPE_CHECKING:

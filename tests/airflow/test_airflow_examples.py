@@ -16,7 +16,7 @@ import pytest
 from airflow_steps import ROOT, provisioned, running_workers, succeeded
 
 from airflow_provider_jetstream.jetstream import WorkQueue, list_redrives, resume_redrive
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
+from testbed.face import summarise_dead_letters
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, Redrive
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 QUEUES = ROOT / "example_dags" / "queues"
 HANDLERS = {

@@ -11,7 +11,7 @@ from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_f
 from dags.job_reports import MANY, queue
 
 from airflow_provider_jetstream.jetstream import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from testbed.face import read_range
 from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import pytest
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import WorkQueue, provision
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
+from testbed.face import consumer_info, consumer_names
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 

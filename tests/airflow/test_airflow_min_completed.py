@@ -14,8 +14,8 @@ from testbed.queues import pull_jobs, store_completion, wait_for_entries
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 RUN = "enough"
 WAITING = ("any_of_three", "two_of_four", "three_of_three", "with_results")

@@ -15,9 +15,9 @@ from airflow_steps import provisioned, succeeded, wait_for, wait_for_states
 from dags.monitored import MONITORED
 
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, connection_settings
-from airflow_provider_jetstream.plugins.monitor.app import make_app
 from testbed.airflow_client import AirflowClient
 from testbed.dead_letters import make_terminated_letters
+from testbed.page import make_app
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:

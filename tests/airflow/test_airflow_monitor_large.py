@@ -11,20 +11,17 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
-from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
-from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES
-from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
+from testbed import seams
 from testbed.many_letters import NAK, ManyJob, let_die, make_dead_queue
 from testbed.nats_server import NatsServer
+from testbed.page import PLACES, Hiding, LetterQuery, MonitorService, MonitorSettings
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from testbed.page import GroupField
 
 CONNECTION = "nats_large"
 QUEUES, LETTERS, LARGE = 100, 100_000, 60_000
@@ -52,7 +49,7 @@ async def service(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     values = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "extra": {"timeout": 30}}
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(values))
     # Else what it leaves to the API server between two queues is most of the time.
-    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.scanner._LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr(seams.SCANNER_LONGEST_PAUSE, 0.0)
     running = MonitorService(MonitorSettings((CONNECTION,), 2.0, "all", 10_000, "jetstream_redrive"))
     yield running
     running.stop()

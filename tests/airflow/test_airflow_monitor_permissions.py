@@ -14,13 +14,11 @@ from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 
 from airflow_provider_jetstream.jetstream import Origin, connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.plugins.monitor import running_service
-from airflow_provider_jetstream.plugins.monitor.app import make_app
-from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
+from testbed import seams
 from testbed.dead_letters import make_terminated_letters, publish_raw, store_task, task_key
+from testbed.face import stream_info
 from testbed.nats_server import NatsServer
+from testbed.page import MonitorService, make_app, monitor_settings
 from testbed.ports import LOOPBACK
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
@@ -61,7 +59,7 @@ async def page(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS", f"{CONNECTION},{OTHER}")
     monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", _PerDag())  # type: ignore[no-untyped-call]
     running = MonitorService(monitor_settings())
-    monkeypatch.setattr(running_service, "service", lambda: running)
+    monkeypatch.setattr(seams.RUNNING_SERVICE_SERVICE, lambda: running)
     yield running
     running.stop()
 

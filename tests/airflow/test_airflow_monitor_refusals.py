@@ -15,19 +15,17 @@ from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.api_fastapi.core_api.security import get_user
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters
-from airflow_provider_jetstream.plugins.monitor import running_service
-from airflow_provider_jetstream.plugins.monitor.app import make_app
-from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
+from testbed import seams
 from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
+from testbed.page import MonitorService, make_app, monitor_settings
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually, make_queue, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 CONNECTION, QUEUE = "nats_refusals", "refused"
 _BODY = "body"
@@ -54,7 +52,7 @@ async def user(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS", "300")
     monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", SimpleAuthManager())  # type: ignore[no-untyped-call]
     running = MonitorService(monitor_settings())
-    monkeypatch.setattr(running_service, "service", lambda: running)
+    monkeypatch.setattr(seams.RUNNING_SERVICE_SERVICE, lambda: running)
     app = make_app()
     app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="user", role="user", teams=None)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://airflow.example/api/") as client:

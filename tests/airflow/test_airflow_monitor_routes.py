@@ -27,15 +27,11 @@ from airflow_provider_jetstream.jetstream import (
     list_redrives,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.plugins.monitor import running_service
-from airflow_provider_jetstream.plugins.monitor.app import make_app
-from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
-from airflow_provider_jetstream.plugins.monitor.routes import parse_task_query
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
+from testbed import seams
 from testbed.dead_letters import publish_raw, store_task, task_key
+from testbed.face import stream_info
 from testbed.nats_server import NatsServer
+from testbed.page import MonitorService, TaskQuery, make_app, monitor_settings, parse_task_query
 from testbed.ports import LOOPBACK
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
@@ -46,7 +42,7 @@ if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 CONNECTION, QUEUE = "nats_routes", "routes"
 CLOSED = "closed_dag"
@@ -270,7 +266,7 @@ async def test_each_viewer_gets_of_each_route_what_the_viewer_may_see(
         monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS", CONNECTION)
         monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", _PerDag())  # type: ignore[no-untyped-call]
         service = MonitorService(monitor_settings())
-        monkeypatch.setattr(running_service, "service", lambda: service)
+        monkeypatch.setattr(seams.RUNNING_SERVICE_SERVICE, lambda: service)
         browsers = {viewer: browser(viewer) for viewer in VIEWERS}
         shown: dict[str, set[str]] = {viewer: set() for viewer in VIEWERS}
         try:

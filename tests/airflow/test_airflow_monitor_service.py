@@ -11,15 +11,11 @@ import psutil
 import pytest
 
 from airflow_provider_jetstream.jetstream import Origin, Selection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, TransientError
-from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
-from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
-from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
 from testbed.dead_letters import make_terminated_letters, store_task, task_key
+from testbed.face import stream_info
 from testbed.nats_server import NatsServer
+from testbed.page import Hiding, LetterQuery, MonitorService, MonitorSettings, TaskQuery
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually, exhaust_deliveries, make_queue, publish_jobs, pull_jobs
 
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from testbed.page import GroupField
 
 CONNECTION = "nats_monitored"
 MANY = 10_000

@@ -18,25 +18,21 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.plugins.monitor import server_poller
-from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
-from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
-from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES
-from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest, PauseRequest, SteerRequest
 from airflow_provider_jetstream.plugins.monitor.sampler import Sampler
 from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
+from testbed import seams
 from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
+from testbed.page import PLACES, Hiding, LetterQuery, MonitorService, MonitorSettings
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 CONNECTION = "nats_truth"
 SETTINGS = MonitorSettings((CONNECTION,), 0.5, "all", 10_000, "jetstream_redrive")
@@ -97,9 +93,9 @@ async def test_after_a_time_without_viewers_a_healthy_server_is_up_and_its_lette
     queue = await make_queue(connection, name)
     await make_terminated_letters(connection, queue, [BODY])
     await detail(service, name, 1)
-    monkeypatch.setattr(server_poller, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(seams.SERVER_POLLER_IDLE_SECONDS, 0.2)
     # The scan of another viewer would take too long.
-    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.pollers._FIRST_SCAN_SECONDS", 0.0)
+    monkeypatch.setattr(seams.POLLERS_FIRST_SCAN_SECONDS, 0.0)
     await asyncio.sleep(0.5)
     shown = json.loads((await service.letters.detail(CONNECTION, name, 1, Hiding())).content)
     assert shown["payload"]["raw"] == BODY
@@ -112,7 +108,7 @@ async def test_after_a_time_without_viewers_a_healthy_server_is_up_and_its_lette
     await eventually(is_away, 30)
     await asyncio.sleep(0.5)
     server.restart()
-    monkeypatch.setattr(server_poller, "FIRST_POLL_SECONDS", 30.0)
+    monkeypatch.setattr(seams.SERVER_POLLER_FIRST_POLL_SECONDS, 30.0)
     await asyncio.sleep(0.5)
     state = await snapshot(service)
     assert (state["state"], state["problem"]) == ("up", None)
@@ -245,8 +241,8 @@ async def make_rows(connection: NatsPyConnection, name: str, count: int) -> None
 async def test_a_search_waits_for_the_first_scan(
     service: MonitorService, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.pollers._SCAN_SECONDS", 120.0)
-    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.letter_search._SECONDS", 120.0)
+    monkeypatch.setattr(seams.POLLERS_SCAN_SECONDS, 120.0)
+    monkeypatch.setattr(seams.LETTER_SEARCH_SECONDS, 120.0)
     # It takes more than the 0.4 seconds that other requests wait for it.
     await make_rows(connection, name, 6_000)
     found = await searched(service, name, "row 4321")
@@ -257,7 +253,7 @@ async def test_a_search_waits_for_the_first_scan(
 async def test_a_search_during_the_first_scan_says_that_not_all_were_read_and_goes_on_behind_them(
     service: MonitorService, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.plugins.monitor.pollers._SCAN_SECONDS", 0.0)
+    monkeypatch.setattr(seams.POLLERS_SCAN_SECONDS, 0.0)
     await make_rows(connection, name, 6_000)
     sequences: list[int] = []
     ends: list[dict[str, Any]] = []

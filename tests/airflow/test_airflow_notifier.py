@@ -13,8 +13,8 @@ from dags.notifying import NOTICES, PARCELS
 
 from airflow_provider_jetstream.jetstream import Origin, connect
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
-from airflow_provider_jetstream.notifications import jetstream as notifications
 from airflow_provider_jetstream.notifications.jetstream import JetStreamNotifier
+from testbed import seams
 from testbed.dead_letters import make_terminated_letters, stream_messages
 from testbed.queues import eventually, stored_count
 
@@ -73,7 +73,7 @@ async def test_a_callback_that_runs_twice_stores_its_message_once_and_the_trigge
             async with connect(settings) as connection:
                 return await operation(connection, *arguments)
 
-    monkeypatch.setattr(notifications, "JetStreamHook", Hook)
+    monkeypatch.setattr(seams.JETSTREAM_JET_STREAM_HOOK, Hook)
     instance = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1, try_number=1, state="failed")
     async with connect(settings) as connection:
         before = await stored_count(connection, "notices")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 DAG_ID = "orders_by_event"
 QUEUE = ROOT / "example_dags" / "queues" / "orders_by_event.yaml"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from airflow_steps import ROOT, running_workers, succeeded, wait_for_states
 
 from airflow_provider_jetstream.jetstream import WorkQueue
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from testbed.face import stream_info
 from testbed.ledger import read_ledger
 
 if TYPE_CHECKING:

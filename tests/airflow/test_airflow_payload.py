@@ -22,8 +22,8 @@ from airflow_steps import ROOT, provisioned, wait_for
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.jetstream import WorkQueue
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from testbed.dead_letters import dead_letter_records
+from testbed.face import consumer_info
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 pytestmark = pytest.mark.since_airflow("3.3", "shared streams that acknowledge")
 

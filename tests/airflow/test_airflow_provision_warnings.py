@@ -14,7 +14,7 @@ from airflow_provider_jetstream.operators.provision import JetStreamProvisionOpe
 from testbed.queues import small_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 

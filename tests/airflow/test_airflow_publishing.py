@@ -14,17 +14,14 @@ from airflow_steps import log_text, succeeded, wait_for
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.jetstream import Origin, connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
-from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
+from testbed.face import job_id_of, next_message, resolve_origins, stream_info
 
 if TYPE_CHECKING:
     from airflow_steps import Secrets
 
     from airflow_provider_jetstream.jetstream import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from testbed.airflow import Airflow
+    from testbed.face import StoredMessage
     from testbed.nats_server import NatsServer
 
 

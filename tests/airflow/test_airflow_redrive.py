@@ -13,15 +13,13 @@ from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_s
 from dags.redrives import LETTERS, queue
 
 from airflow_provider_jetstream.jetstream import connect, find_dead_letters, list_redrives
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import open_audit, read_range, stream_info
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from testbed.airflow import Airflow
+    from testbed.face import StoredMessage
 
 RUN = "redriving"
 BODIES = [f"job-{number}" for number in range(LETTERS)]
@@ -142,9 +140,7 @@ async def test_arguments_that_are_rendered_as_text_are_parsed(airflow: Airflow, 
         ("as_text.again", b"first"),
         ("as_text.again", b"second"),
     ]
-    created = (await stream_info(connection, "as_text"))["created"]
-    audit = await AuditLog.open(connection, queue("as_text"), created)
-    assert audit is not None
+    audit = await open_audit(connection, queue("as_text"))
     record = await audit.last_record(1)
     assert record is not None
     assert (record.why, record.run) == ("as_text", result["run"])

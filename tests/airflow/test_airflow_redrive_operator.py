@@ -26,7 +26,6 @@ from airflow_provider_jetstream.jetstream import (
     list_redrives,
     read_redrive,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     LeaseHeldError,
@@ -34,9 +33,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveRequestError,
     SelectionError,
 )
-from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.deferral import TaskDeferred
+from testbed.face import read_range, take_redrive_lease
 from testbed.queues import eventually
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for
 
 from airflow_provider_jetstream.jetstream import Selection, WorkQueue, find_dead_letters
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from testbed.face import read_range
 from testbed.ledger import read_ledger
 from testbed.queues import eventually
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 DAG_ID = "dead_letter_reprocess"
 QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"

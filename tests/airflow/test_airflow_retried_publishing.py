@@ -9,8 +9,7 @@ from airflow_steps import log_text, provisioned, succeeded, wait_for, wait_for_s
 from dags.retried_publishing import queue
 
 from airflow_provider_jetstream.jetstream import connect
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import read_range, stream_info
 from testbed.queues import pull_jobs, store_completion
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from dags.long_names import CONVERT_ID, DAG_ID
 from PIL import Image
 
 from airflow_provider_jetstream.jetstream import Selection, WorkQueue, connect, find_dead_letters
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 from testbed.foreign_programs import LEDGER, start_program
 from testbed.foreign_tasks import SECONDS
 from testbed.ledger import read_ledger
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 QUEUES = ROOT / "example_dags" / "queues"
 LONG_RUN_ID = "manual__2026-11-22T10:30:00.000000+00:00__edition-de-0000042"

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from airflow_steps import Secrets
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 DAG_ID = "dead_letter_pipeline"
 QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"

@@ -19,12 +19,12 @@ from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream import connect, list_redrives, read_redrive, resume_redrive
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
-from airflow_provider_jetstream.tasks.spark_process import SparkApplication
 from airflow_provider_jetstream.triggers.redrive import RedriveWaveTrigger
+from testbed import seams
 from testbed.deferral import TaskDeferred
+from testbed.face import read_range
 from testbed.queues import eventually
 from testbed.shop import shop_with_letters
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 WITHIN = 120.0
 
@@ -80,7 +80,7 @@ def test_the_reports_link_is_its_page_under_the_served_address(
     def finish(_self: object, _context: Context, _operator: object, _command: str, arguments: Any) -> dict[str, Any]:
         return {"letters": 0, "page": arguments["page"]}
 
-    mocker.patch.object(SparkApplication, "run_for", finish)
+    mocker.patch(seams.SPARK_APPLICATION_RUN_FOR, finish)
     report = JetStreamDeadLetterReportOperator(
         task_id="report", work_queue=queue, directory=str(tmp_path), served_at="https://reports.example.org/"
     )

@@ -18,15 +18,15 @@ from dags.thousand_tasks import COUNT, NO_SLOTS
 from trigger_steps import store_triggers
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
+from testbed.face import consumer_names
 from testbed.queues import make_queue
 from testbed.waiters import store_completions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 DAG_ID = "thousand_tasks"
 RUN = "run"

@@ -12,7 +12,7 @@ from airflow_steps import ROOT
 from trigger_steps import store_triggers
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
+from testbed.face import consumer_names
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, make_queue
 from testbed.waiters import store_completions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 

@@ -12,7 +12,7 @@ from airflow_steps import process_jobs, provisioned, succeeded, wait_for, wait_f
 from dags.waiting import queue
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

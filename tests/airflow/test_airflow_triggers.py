@@ -17,8 +17,8 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import connect, wait
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
-from airflow_provider_jetstream.triggers import completion, early_fire_guard
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
+from testbed import seams
 from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.usefixtures("own_connections")
@@ -76,7 +76,7 @@ async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
 async def test_the_deadline_fires_an_event_with_the_missing_jobs(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completion, "_MINIMUM_SECONDS", 1.0)
+    monkeypatch.setattr(seams.COMPLETION_MINIMUM_SECONDS, 1.0)
     trigger = await completion_trigger(connection, queue, 5, deadline=time.time() + 1)
     await process_jobs(settings, queue, 2)
     event = await event_of(trigger)
@@ -134,7 +134,7 @@ async def test_the_trigger_waits_while_the_server_is_away(
 async def test_a_transient_refusal_is_retried(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, mocker: MockerFixture
 ) -> None:
-    mocker.patch.object(completion, "_RETRY_SECONDS", 0.1)
+    mocker.patch(seams.COMPLETION_RETRY_SECONDS, 0.1)
 
     def refused_once(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         # A cluster answers so while it elects a leader, which a single server never does.
@@ -147,7 +147,7 @@ async def test_a_transient_refusal_is_retried(
 
         return refuse_or_call
 
-    mocker.patch("airflow_provider_jetstream.triggers.completion.wait", refused_once(wait))
+    mocker.patch(seams.COMPLETION_WAIT, refused_once(wait))
     mocker.patch.object(JetStreamHook, "ascan_dead_letters", refused_once(JetStreamHook.ascan_dead_letters))
     trigger = await completion_trigger(connection, queue, 1)
     await process_jobs(settings, queue, 1, fail=True)
@@ -177,8 +177,8 @@ async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
 ) -> None:
     # The supervisor of a task may notice its end this much later; the scheduler needs the margin after that.
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "1")
-    monkeypatch.setattr(early_fire_guard, "SHORTEST_MARGIN", 0.5)
-    monkeypatch.setattr(early_fire_guard, "LONGEST_MARGIN", 0.5)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_SHORTEST_MARGIN, 0.5)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 0.5)
     trigger = await completion_trigger(connection, queue, 1, deferred_at=time.time())
     await process_jobs(settings, queue, 1)
     started = time.monotonic()
@@ -275,7 +275,7 @@ async def test_a_sensor_looks_before_it_defers_only_at_few_entries(
     found = await asyncio.to_thread(sensor.execute, {})
     assert found["dead"] == 1
     # As at a queue with thousands of letters: the triggerer, which knows them, ends the wait.
-    mocker.patch("airflow_provider_jetstream.sensors.dead_letter._FEW_ENTRIES", 0)
+    mocker.patch(seams.DEAD_LETTER_FEW_ENTRIES, 0)
     with pytest.raises(TaskDeferred) as deferred:
         await asyncio.to_thread(sensor.execute, {})
     assert (await event_of(deferred.value.trigger))["found"]["sequences"] == found["sequences"]

@@ -12,7 +12,7 @@ from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_f
 from dags.waiting import FORGETFUL, FULL, UNAUDITED, queue
 
 from airflow_provider_jetstream.jetstream import connect
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

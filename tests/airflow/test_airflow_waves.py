@@ -15,15 +15,15 @@ from airflow_steps import log_text, provisioned, succeeded, wait_for_states
 from dags.waves import PROOF, STEERED, queue
 
 from airflow_provider_jetstream.jetstream import list_redrives, read_redrive
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from testbed.dead_letters import letter_records
+from testbed.face import summarise_dead_letters
 from testbed.queues import eventually
 from testbed.shop import shop_with_letters
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, Redrive
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 MANY = 5_000 if os.environ.get("FAULTS") == "full" else 300
 WITHIN = 300.0

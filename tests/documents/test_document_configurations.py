@@ -8,13 +8,13 @@ import pytest
 from document_configurations import DOCUMENTS, Document
 
 from airflow_provider_jetstream.jetstream import WorkQueue, plan, provision
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK
+from testbed.face import consumer_info, stream_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 # Fields that provisioning may change of a stream or consumer that the document made: copies of jobs and of entries,
 # direct reads of the dead letter queue, the report of acknowledgements, where the document leaves retries endless their

@@ -15,10 +15,8 @@ from document_configurations import JOBS as DOCUMENT
 from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream import PublishError, WorkQueue, connect, discover_queue, provision
 from airflow_provider_jetstream.jetstream import publish as publish_jobs
-from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
+from testbed.face import Completion, consumer_info, parse_advisory, read_range
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 JOBS = 5_000

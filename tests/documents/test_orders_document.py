@@ -22,14 +22,14 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.dev.process import Process
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -12,12 +12,8 @@ from document_configurations import PRIORITIES
 from document_configurations import TASKS as TASKS_DOCUMENT
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, plan, provision, publish
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.face import consumer_info, partition_of, prepare_jobs, publish_prepared, read_range
 from testbed.foreign_programs import start_program
 from testbed.foreign_tasks import publish_task, schedule_task
 from testbed.ledger import read_ledger
@@ -28,7 +24,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.dev.process import Process
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 TASKS = 200
 PARTITIONS = 3

@@ -13,17 +13,15 @@ import yaml
 
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, cancel, provision
-from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from testbed.dead_letters import dead_letter_records, stream_messages
+from testbed.face import Cancelled, Completion, parse_advisory, prepare_jobs, publish_prepared
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _HANDLERS = """

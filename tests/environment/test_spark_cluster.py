@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.environments import executor_environment
+from testbed.face import read_range
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue
 from testbed.spark_cluster import SparkCluster

@@ -32,14 +32,12 @@ from airflow_provider_jetstream.jetstream import (
     running_warnings,
     wait_by_handle,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
 from airflow_provider_jetstream.worker import Worker
+from testbed.face import inspect_all_queues, summarise_dead_letters
 from testbed.faulty_proxy import FAULTS, Fault, faulty_proxy
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue, small_queue
+from testbed.spark_face import JetStreamDataSource, run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

@@ -20,15 +20,15 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, TransientError
+from testbed.face import consumer_info
 from testbed.queues import CONSUMER, eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_cluster import NatsCluster
 
 LETTERS = 1_000

@@ -22,8 +22,8 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from testbed.face import consumer_info
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, publish_jobs, stored_count
 from testbed.tcp_proxy import tcp_proxy
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
     from testbed.tcp_proxy import TcpProxy
 

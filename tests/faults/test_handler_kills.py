@@ -19,7 +19,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import connect, find_dead_letters
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
+from testbed.face import summarise_dead_letters
 from testbed.foreign_programs import acknowledge, create_or_update_consumer, get_message, pull
 from testbed.queues import make_dead_letters, make_queue, process_all
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SEEDS = 30 if os.environ.get("FAULTS") == "full" else 4

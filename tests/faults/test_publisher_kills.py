@@ -17,11 +17,11 @@ from killed_publisher import jobs
 
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream import Job, connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 from testbed.queues import CONSUMER, eventually, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _FULL = os.environ.get("FAULTS") == "full"

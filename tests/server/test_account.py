@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +24,16 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
     account_subject,
     completion_subject,
     handled_subject,
 )
-from airflow_provider_jetstream.jetstream.dead_letters import account as account_module
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
+from testbed import seams
 from testbed.dead_letters import change_stream, make_terminated_letters, request_for
+from testbed.face import BodySource, summarise_dead_letters
 from testbed.foreign_programs import create_or_update_consumer, pull
 from testbed.queues import (
     CONSUMER,
@@ -49,12 +48,10 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SAMPLED = {"sample_freq": "100%"}
@@ -340,11 +337,12 @@ async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
 async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def inexact(connection: NatsPyConnection, stream: str, state: Mapping[str, Any] | None = None) -> SequenceSet:
-        stored = await stored_sequences(connection, stream, state)
-        return SequenceSet(stored.first, stored.last, exact=False)
+    stored_sequences = seams.current(seams.ACCOUNT_STORED_SEQUENCES)
 
-    monkeypatch.setattr(account_module, "stored_sequences", inexact)
+    async def inexact(*args: Any) -> Any:
+        return replace(await stored_sequences(*args), deleted=(), exact=False)
+
+    monkeypatch.setattr(seams.ACCOUNT_STORED_SEQUENCES, inexact)
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "abcde")
     lost = await terminate(connection, queue, 2)
@@ -629,7 +627,7 @@ class Life:
 async def test_whatever_happens_the_account_names_the_lost_jobs_and_no_other(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(account_module, "_PAUSES", (0.05, 0.2))
+    monkeypatch.setattr(seams.ACCOUNT_PAUSES, (0.05, 0.2))
     queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "30s", "max_ack_pending": -1})
     life = Life(connection, queue, seed)
     named: set[int] = set()

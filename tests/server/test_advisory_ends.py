@@ -18,17 +18,17 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, advised_job_digest, reported_job
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages, read_advisory_pages
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.worker import Worker
+from testbed import seams
+from testbed.face import prepare_jobs, subject_counts
 from testbed.queues import eventually, make_queue, pull_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, PublishReport, WaitReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 ANY = WaitPolicy(max_dead=None, max_vanished=None)
 
@@ -276,7 +276,7 @@ async def test_of_two_jobs_with_one_digest_only_the_one_that_is_gone_has_ended(
 async def test_a_waiter_that_joins_late_gets_the_reports_that_were_read_before(
     connection: NatsPyConnection, name: str, max_recent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.event_source._RECENT", max_recent)
+    monkeypatch.setattr(seams.EVENT_SOURCE_RECENT, max_recent)
     queue = await advised_queue(connection, name)
     cursor, report = await published(connection, queue, [image(name, n) for n in range(10)])
     _, last = await published(connection, queue, [image(name, "last")])
@@ -305,15 +305,6 @@ async def test_a_thousand_jobs_of_many_waiters_end_once_each(connection: NatsPyC
     assert sorted(sequence for outcome in outcomes for sequence in outcome.completed) == sorted(report.sequences)
 
 
-@pytest.mark.parametrize("job_id", ["x y", "grün 日本", "a.b>*", "\ud800", "x" * 5_000, '"', ""])
-def test_an_id_of_any_characters_is_found_in_json(job_id: str) -> None:
-    subject = "advisory.x"
-    body = json.dumps({"id": job_id, "advisory": subject})
-    assert reported_job(subject, body.encode()) == advised_job_digest(subject, job_id)
-    assert len(advised_job_digest(subject, job_id)) == 22
-    assert reported_job("advisory.y", body.encode()) != advised_job_digest(subject, job_id)
-
-
 def task_pages(connection: NatsPyConnection, queue: WorkQueue, task_id: str) -> AdvisoryPages:
     origin = Origin("dag", "run", task_id)
     return AdvisoryPages(connection, queue, origin.key, origin)
@@ -321,8 +312,8 @@ def task_pages(connection: NatsPyConnection, queue: WorkQueue, task_id: str) -> 
 
 async def pages_of(connection: NatsPyConnection, name: str) -> list[int]:
     """Return for each stored page of any task how many messages are stored under its subject."""
-    stored = subject_counts(connection, f"{name}-events", f"published.{name}.*")
-    return [count async for subject, count in stored if "-" in subject.rpartition(".")[2]]
+    stored = await subject_counts(connection, f"{name}-events", f"published.{name}.*")
+    return [count for subject, count in stored.items() if "-" in subject.rpartition(".")[2]]
 
 
 async def publish_reserved(
@@ -441,11 +432,6 @@ async def test_a_waiter_that_began_later_is_not_given_the_report_of_a_job_that_i
     reports = [waiting(connection, before, first), waiting(connection, after, second)]
     done, failed = [await ended(task) for task in reports]
     assert (done.completed, set(failed.dead), failed.completed) == (set(first.sequences), set(second.sequences), set())
-
-
-@pytest.mark.parametrize("body", [b'{"id": 7.0}', b'{"id": NaN}', b'{"id": 1e400}', b'{"id": true}', b'{"id": null}'])
-def test_what_is_no_id_of_a_job_is_none_of_a_report(body: bytes) -> None:
-    assert reported_job("advisory.x", body) is None
 
 
 async def test_a_worker_may_report_the_id_that_the_body_has_or_the_one_that_the_headers_have(

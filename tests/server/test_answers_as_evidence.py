@@ -22,8 +22,8 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from testbed.dead_letters import stream_messages
+from testbed.face import authorization
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_dead_letters, publish_jobs, pull_jobs, small_queue
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _SECRET = "of-every-user"
 _ADMIN = "admin"

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import provision
-from airflow_provider_jetstream.jetstream.archive import ArchiveReader
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import ArchiveReader, stream_info
 from testbed.queues import (
     eventually,
     make_queue,
@@ -17,7 +16,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 SAMPLED = {"sample_freq": "100%"}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream import WorkQueue, plan, provision, running_warnings
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 from testbed.queues import eventually, process_all, publish_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _DAY = 86_400 * 1_000_000_000
 _LIMITS = ("max_bytes", "max_msgs", "max_age")

@@ -34,7 +34,7 @@ from testbed.queues import CONSUMER, make_dead_letters, make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 CONNECTION = "nats_assets"

@@ -16,9 +16,6 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, take_cursor
 from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, JetStreamProviderError, TLSError
-from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
-from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.worker import (
     Delivery,
@@ -26,7 +23,9 @@ from airflow_provider_jetstream.worker import (
 )
 from airflow_provider_jetstream.worker.errors import GiveUpError
 from testbed.authentication import SECRET, WAYS, authenticating_server
+from testbed.page import MonitorService, MonitorSettings
 from testbed.queues import CONSUMER, eventually, small_queue
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -133,7 +132,7 @@ async def _refusal(values: dict[str, Any]) -> list[JetStreamProviderError]:
         async with connect(settings):
             pass
     errors.append(refused.value)
-    from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+    from testbed.spark_face import NatsSocket
 
     with pytest.raises(JetStreamProviderError) as refused:
         await asyncio.to_thread(NatsSocket, settings)

@@ -25,10 +25,10 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, QueueGoneError
 from testbed.code_blocks import ROOT, code_blocks
 from testbed.dead_letters import acknowledge_jobs, make_terminated_letters
+from testbed.face import consumer_info, stream_info
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
 from testbed.queues import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 # What is named here names only what comes after it: the audit speaks of letters, a job of nothing.
 ORDER = ("{}-audit", "{}", "{}-events", "{}-dead", "{}-archive")

@@ -9,12 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import DeadLetter, Reason, Selection, Status, find_dead_letters, get_message
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
-from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from testbed.face import BodyPreserver, BodySource, Headers, Scan, record_headers
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -28,7 +24,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 HEADERS = (
     ("Job-Id", "order-7"),

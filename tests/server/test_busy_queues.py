@@ -18,13 +18,10 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 from airflow_provider_jetstream.jetstream.errors import ServerTooOldError
-from airflow_provider_jetstream.jetstream.queue import census
+from testbed import seams
+from testbed.face import NotDead, Scan, consumer_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from airflow_provider_jetstream.jetstream import Findings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LETTERS = 50
 
@@ -230,7 +227,7 @@ async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census
 async def test_a_census_that_doesnt_end_leaves_the_consumer_running_and_the_count_uncertain(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(census, "LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr(seams.CENSUS_LONGEST_PAUSE, 0.5)
     queue = await make_unreported(connection, name)
     async with live_traffic(connection, queue) as done:
         found = await find_dead_letters(connection, queue, census=True)
@@ -245,7 +242,7 @@ async def test_a_census_that_doesnt_end_leaves_the_consumer_running_and_the_coun
 async def test_a_census_ends_no_pause_of_somebody_else(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(census, "LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr(seams.CENSUS_LONGEST_PAUSE, 0.2)
     queue = await make_unreported(connection, name)
     request = {"pause_until": "2100-01-01T00:00:00Z"}
     await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", request)

@@ -15,9 +15,9 @@ from airflow.sdk.execution_time.context import set_current_context
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import DeadlineError, Job, connect, connection_settings, publish
-from airflow_provider_jetstream.jetstream.cancellation.cancel import is_cancelled
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
-from airflow_provider_jetstream.triggers import early_fire_guard
+from testbed import seams
+from testbed.face import is_cancelled
 from testbed.nats_server import NatsServer
 from testbed.queues import make_queue, store_completion
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 DENIED = '{publish: {deny: ["$JS.API.CONSUMER.CREATE.>", "$JS.API.DIRECT.GET.>", "$JS.API.STREAM.MSG.GET.>"]}}'
 USERS = f"{{user: all, password: p}}, {{user: few, password: p, permissions: {DENIED}}}"
@@ -47,8 +47,8 @@ async def connection(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Any
 
 @pytest.fixture(autouse=True)
 def fires_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_fire_guard, "LONGEST_MARGIN", 0.0)
-    monkeypatch.setattr(early_fire_guard, "exit_notice_seconds", lambda: 0.0)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 0.0)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_EXIT_NOTICE_SECONDS, lambda: 0.0)
 
 
 def use(server: NatsServer, monkeypatch: pytest.MonkeyPatch, user: str) -> None:

@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import Job, publish
-from airflow_provider_jetstream.jetstream.cancellation.cancel import (
-    cancel_jobs,
-    cancel_stored,
-    find_cancellation,
-    is_cancelled,
-)
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from testbed.face import cancel_jobs, cancel_stored, find_cancellation, is_cancelled, stream_info
 from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def test_many_ids_are_cancelled_once_each_with_their_schedules(connection: NatsPyConnection, name: str) -> None:

@@ -19,10 +19,11 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
+from testbed import seams
 from testbed.crash_points import crash_at_every_call
+from testbed.face import consumer_info
 from testbed.foreign_programs import acknowledge, create_or_update_consumer, get_message, pull
 from testbed.queues import (
     CONSUMER,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 NAME = "unprocessed_order_handler"
@@ -330,7 +331,7 @@ async def test_a_redrive_that_is_cut_off_between_claim_and_copy_is_finished_by_t
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("airflow_provider_jetstream.jetstream.redrive.steps.store_jobs", fail)
+        patch.setattr(seams.STEPS_STORE_JOBS, fail)
         with pytest.raises(KeyboardInterrupt):
             await redrive_dead_letters(connection, queue)
     # The entry is gone, which isn't the work of the handler.

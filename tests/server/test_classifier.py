@@ -23,13 +23,9 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_streams, stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters import classifier
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from testbed import seams
+from testbed.face import BodySource, Headers, LetterRecord, consumer_info, open_audit, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -45,7 +41,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 # As the server stores them; the client library refuses to send some of these.
@@ -343,7 +339,9 @@ async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
 
-    async def list_and_end(*args: Any) -> list[dict[str, Any]]:
+    list_streams = seams.current(seams.CLASSIFIER_LIST_STREAMS)
+
+    async def list_and_end(*args: Any) -> Any:
         monkeypatch.undo()
         infos = await list_streams(*args)
         assert {info["config"]["name"]: info["state"]["messages"] for info in infos}[f"{name}-events"] == 0
@@ -355,7 +353,7 @@ async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(
         return infos
 
     # What the scan asks just before it reads the job.
-    monkeypatch.setattr(classifier, "list_streams", list_and_end)
+    monkeypatch.setattr(seams.CLASSIFIER_LIST_STREAMS, list_and_end)
     assert await one_dismissed(connection, queue) == end
 
 
@@ -464,8 +462,7 @@ async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connectio
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     created = (await stream_info(connection, name))["created"]
-    audit = await AuditLog.open(connection, queue, created)
-    assert audit is not None
+    audit = await open_audit(connection, queue)
     records = [
         LetterRecord(
             stream=name,

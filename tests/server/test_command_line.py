@@ -14,8 +14,8 @@ import psutil
 
 import airflow_provider_jetstream
 from airflow_provider_jetstream.jetstream import WorkQueue
-from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
 from testbed.dead_letters import publish_raw
+from testbed.face import find_cancellation
 from testbed.nats_server import NatsServer
 from testbed.ports import free_port
 from testbed.queues import (
@@ -33,7 +33,7 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _PROGRAM = [sys.executable, "-m", "airflow_provider_jetstream.command.program"]
 ESCAPES = b"\x1b[2J\x1b]0;owned\x07\x00\x9b31m"

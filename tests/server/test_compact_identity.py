@@ -20,17 +20,20 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
-from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_filter, letter_audit_subject
 from airflow_provider_jetstream.jetstream.errors import JobError, JobTooLargeError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import publish_raw
+from testbed.face import (
+    Headers,
+    LetterRecord,
+    cancel_stored,
+    job_id_of,
+    last_message,
+    prepare_jobs,
+    stream_info,
+    wire_size,
+)
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -47,9 +50,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.worker import Delivery
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
 
 ORIGIN = Origin("d" * 60, "manual__" + "r" * 52, "t" * 60, 7)

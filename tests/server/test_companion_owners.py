@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream.errors import DriftError
 from testbed.queues import make_dead_letters, make_queue, small_queue, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _KINDS = ("dead_letters", "events", "archive", "audit")

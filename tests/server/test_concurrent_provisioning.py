@@ -10,11 +10,11 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import WorkQueue, apply, connect, plan, provision
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.provisioning import apply as apply_module
+from testbed import seams
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, Plan
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def declared(name: str, size: str = "2MB", wait: str = "2s") -> WorkQueue:
@@ -37,7 +37,7 @@ async def test_what_another_process_has_changed_since_the_plan_was_made_is_plann
             await apply(connection, await plan(connection, declared(name, **theirs)))
         return planned
 
-    monkeypatch.setattr(apply_module, "plan", plan_while_another_provisions)
+    monkeypatch.setattr(seams.APPLY_PLAN, plan_while_another_provisions)
     await provision(connection, ours)
     assert next(plans) == 3
     assert (await plan(connection, ours)).changes == ()

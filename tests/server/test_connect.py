@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import Connection
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _SECRET = "s3cr3t-Xyzzy"
 _WRONG = "wr0ng-Xyzzy"

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TLSError
 from testbed.certificates import make_tls
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually
+from testbed.spark_face import NatsSocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

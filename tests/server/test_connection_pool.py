@@ -16,7 +16,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def _settings(server: NatsServer, **values: Any) -> ConnectionSettings:

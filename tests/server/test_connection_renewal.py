@@ -20,10 +20,10 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client import outage
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, UnreachableError
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.worker import Worker
+from testbed import seams
 from testbed.nats_server import NatsServer
 from testbed.ports import free_ports
 from testbed.queues import CONSUMER, eventually, make_queue, store_completion
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import Connection
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 OLD, NEW = "0ld-s3cret", "n3w-s3cret"
 LIMIT = 60.0
@@ -186,7 +186,7 @@ async def test_who_comes_later_is_told_the_cause_within_the_time_limit(server: N
 async def _closed_connection_of(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch, airflow: AirflowConnection
 ) -> NatsPyConnection:
-    monkeypatch.setattr(outage, "REFUSED_FOR_GOOD", 1.0)
+    monkeypatch.setattr(seams.OUTAGE_REFUSED_FOR_GOOD, 1.0)
     async with connect(airflow.settings(), airflow.renew) as connection:
         await asyncio.to_thread(exchange_password, server)
         await eventually(lambda: connection.is_closed, LIMIT)
@@ -209,7 +209,7 @@ async def test_credentials_that_stay_refused_close_the_connection_with_the_reaso
 async def test_a_wait_and_a_worker_end_with_that_reason(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(outage, "REFUSED_FOR_GOOD", 1.0)
+    monkeypatch.setattr(seams.OUTAGE_REFUSED_FOR_GOOD, 1.0)
     airflow = AirflowConnection(server)
     async with connect(airflow.settings()) as connection:
         queue = await make_queue(connection, name)

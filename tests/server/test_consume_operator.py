@@ -16,19 +16,19 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError
 from airflow_provider_jetstream.operators.consume import JetStreamConsumeOperator
-from airflow_provider_jetstream.triggers import early_fire_guard
-from airflow_provider_jetstream.worker import Delivery, GiveUpError, RetryLaterError, bounded_run
+from airflow_provider_jetstream.worker import Delivery, GiveUpError, RetryLaterError
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
+from testbed import seams
+from testbed.face import consumer_info
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 CONTEXT: Any = {"ti": SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1, max_tries=0)}
@@ -146,7 +146,7 @@ async def test_a_server_that_stays_away_ends_the_task_so_that_airflow_tries_agai
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_NATS_DEFAULT", json.dumps({"conn_type": "nats", "host": own_nats.url}))
-    monkeypatch.setattr(bounded_run, "_LONGEST_SILENCE", 3.0)
+    monkeypatch.setattr(seams.BOUNDED_RUN_LONGEST_SILENCE, 3.0)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queue = await make_queue(connection, name)
         running = asyncio.create_task(consume(queue, print, wait_timeout=600))
@@ -159,8 +159,8 @@ async def test_a_server_that_stays_away_ends_the_task_so_that_airflow_tries_agai
 async def test_a_deferrable_task_defers_until_a_message_can_be_delivered(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early_fire_guard, "LONGEST_MARGIN", 0.0)
-    monkeypatch.setattr(early_fire_guard, "exit_notice_seconds", lambda: 0.0)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 0.0)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_EXIT_NOTICE_SECONDS, lambda: 0.0)
     queue, done = await make_queue(connection, name), list[bytes]()
     operator = operator_of(queue, lambda job: done.append(job.body), wait_timeout="1h")
     operator.deferrable = True

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from testbed.dead_letters import make_terminated_letters, request_for
+from testbed.face import Scan
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def continued(connection: NatsPyConnection, queue: WorkQueue, before: Scan) -> Scan:

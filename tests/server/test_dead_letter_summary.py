@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,8 @@ from airflow_provider_jetstream.jetstream import (
     Selection,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from testbed.face import BodySource, Summary, summarise_dead_letters
 from testbed.queues import (
     eventually,
     make_dead_letters,
@@ -31,7 +28,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -57,41 +54,6 @@ def test_sequences_are_reported_as_ranges_with_the_number_left_out() -> None:
     assert as_json["sequences"][-1] == [2_998, 2_999]
 
 
-def test_groups_have_counts_and_ages_the_largest_first() -> None:
-    summary = Summary(NOW, group_fields(["subject", "reason"]))
-    for sequence, age, subject in ((1, 5, "a"), (2, 60, "b"), (3, 90.5, "b")):
-        summary.add(letter(sequence, age, subject))
-    as_json = summary.as_json()
-    assert as_json["groups"] == [
-        {"group": {"subject": "b", "reason": "max_deliveries"}, "count": 2, "oldest_age_seconds": 90.5},
-        {"group": {"subject": "a", "reason": "max_deliveries"}, "count": 1, "oldest_age_seconds": 5.0},
-    ]
-    assert as_json["oldest_age_seconds"] == 90.5
-    json.dumps(as_json)
-
-
-@pytest.mark.parametrize(
-    ("group_by", "count", "seconds", "reached"),
-    [
-        ((), 3, 0, True),
-        ((), 4, 0, False),
-        ((), 3, 90, True),
-        ((), 3, 91, False),
-        (("subject",), 2, 0, True),
-        (("subject",), 3, 0, False),
-        (("subject",), 2, 60, False),
-        (("subject",), 1, 90, True),
-    ],
-)
-def test_one_group_has_to_reach_the_threshold(
-    group_by: tuple[str, ...], count: int, seconds: float, *, reached: bool
-) -> None:
-    summary = Summary(NOW, group_fields(group_by))
-    for sequence, age, subject in ((1, 5, "a"), (2, 10, "a"), (3, 90, "b")):
-        summary.add(letter(sequence, age, subject))
-    assert summary.reached(count, timedelta(seconds=seconds)) is reached
-
-
 def test_an_empty_summary_reaches_no_threshold_and_ages_are_never_negative() -> None:
     assert not Summary(NOW, ()).reached(1)
     assert Summary(NOW, ()).as_json()["oldest_age_seconds"] is None
@@ -99,15 +61,6 @@ def test_an_empty_summary_reaches_no_threshold_and_ages_are_never_negative() -> 
     ahead.add(letter(1, -3))
     assert ahead.reached(1)
     assert ahead.as_json()["oldest_age_seconds"] == 0
-
-
-def test_fields_to_group_by_are_checked() -> None:
-    assert group_fields("reason") == ("reason",)
-    assert group_fields(["subject", "reason"]) == ("subject", "reason")
-    with pytest.raises(
-        SelectionError, match=r"expected fields to group by among reason, error_class, .*; found 'colour'"
-    ):
-        group_fields(["reason", "colour"])
 
 
 async def test_every_letter_is_preserved_and_the_selected_ones_are_counted(

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import DeadLetter, Findings, Reason, Status, find_dead_letters, get_message
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from testbed.face import BodySource, consumer_info, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -27,7 +25,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def find(connection: NatsPyConnection, queue: WorkQueue) -> tuple[list[int], dict[int, Status]]:
@@ -48,7 +46,7 @@ async def one_letter(connection: NatsPyConnection, queue: WorkQueue) -> DeadLett
 
 async def repeat_advisories(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Publish the stored advisories once more, as a server does after a crash."""
-    letters = require_dead_letters(queue).name
+    letters = f"{queue.name}-dead"
     for sequence in range(1, (await stream_info(connection, letters))["state"]["last_seq"] + 1):
         message = await get_message(connection, letters, sequence)
         assert message is not None
@@ -66,7 +64,7 @@ async def wait_until_idle(connection: NatsPyConnection, queue: WorkQueue) -> Non
 async def wait_for_entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
     async def there() -> bool:
         await probe(connection, queue)
-        return await stored_count(connection, require_dead_letters(queue).name) == count
+        return await stored_count(connection, f"{queue.name}-dead") == count
 
     await eventually(there)
 

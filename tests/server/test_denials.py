@@ -19,14 +19,12 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.denials import parse_denial
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
 from airflow_provider_jetstream.worker import Worker
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, make_queue, pull_jobs, stored_count
+from testbed.spark_face import BlockingConnection, NatsSocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 NAME = "orders"
 # Nothing here may wait for it: a denial comes with the server's report.
@@ -220,23 +218,3 @@ async def test_no_report_of_the_server_closes_the_connection_for_good(connection
     assert await connection.wait_until_connected(LIMIT)
     assert not connection.is_closed
     assert (await connection.api("INFO"))["api"]
-
-
-@pytest.mark.parametrize(
-    ("text", "action", "subject"),
-    [
-        ('Permissions Violation for Publish to "a.B"', "publish", "a.B"),
-        ('Permissions Violation for Publish with Reply of "_R_.x"', "publish", "_R_.x"),
-        ('Permissions Violation for Subscription to "a.>" using queue "q"', "subscribe", "a.>"),
-        (r'Permissions Violation for Publish to "a\"b\\c\xff\u00e4"', "publish", 'a"b\\c\udcff\xe4'),
-    ],
-)
-def test_the_servers_report_is_parsed(text: str, action: str, subject: str) -> None:
-    denial = parse_denial(text, "user 'u'")
-    assert denial is not None
-    assert (denial.action, denial.subject) == (action, subject)
-
-
-@pytest.mark.parametrize("tail", ["", " for Publish", ' for Publish to "', ' for Publish to "' + 9_000 * "x" + '"'])
-def test_other_reports_are_no_denials(tail: str) -> None:
-    assert parse_denial(f"Permissions Violation{tail}", "") is None

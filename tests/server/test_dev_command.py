@@ -17,20 +17,18 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, discover_queue, list_redrives
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from testbed.airflow_client import AirflowApiError, AirflowClient
 from testbed.code_blocks import sections
 from testbed.dev_command import DevCommand
+from testbed.face import ExitCode, inspect_all_queues, stream_info
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def test_the_command_starts_a_page_with_busy_queues_and_leaves_nothing_after_ctrl_c(tmp_path: Path) -> None:

@@ -15,16 +15,16 @@ from airflow_provider_jetstream.jetstream import (
     plan,
     provision,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.provisioning import consumer_plan
+from testbed import seams
+from testbed.face import consumer_info, stream_info
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SECOND = 10**9
@@ -102,7 +102,9 @@ async def test_the_queues_of_the_documents_are_adopted_as_they_are_by_their_yaml
 async def test_a_consumer_made_with_a_durable_name_only_is_adopted_as_it_is(
     documents: NatsPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def as_of_an_older_server(connection: NatsPyConnection, stream: str) -> dict[str, dict[str, Any]]:
+    list_consumers = seams.current(seams.CONSUMER_PLAN_LIST_CONSUMERS)
+
+    async def as_of_an_older_server(connection: NatsPyConnection, stream: str) -> Any:
         """Leave out the name, as nats-server 2.10 and 2.11 do."""
         infos = await list_consumers(connection, stream)
         for info in infos.values():
@@ -110,7 +112,7 @@ async def test_a_consumer_made_with_a_durable_name_only_is_adopted_as_it_is(
         return infos
 
     queue = await discover_queue(documents, "IMAGES")
-    monkeypatch.setattr(consumer_plan, "list_consumers", as_of_an_older_server)
+    monkeypatch.setattr(seams.CONSUMER_PLAN_LIST_CONSUMERS, as_of_an_older_server)
     assert (await plan(documents, queue)).changes == ()
 
 

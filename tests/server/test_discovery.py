@@ -19,17 +19,15 @@ from airflow_provider_jetstream.jetstream import (
     get_message,
     provision,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.discovery import DeadLetterQueueInfo, find_dead_letter_queues
-from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
+from testbed.face import DeadLetterQueueInfo, consumer_info, find_dead_letter_queues, remove_entries, stream_info
 from testbed.queues import eventually, make_queue, probe, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SECOND = 10**9

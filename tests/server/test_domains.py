@@ -18,25 +18,25 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.jetstream import publish as publish_through_core
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.worker import (
     Delivery,
     Worker,
 )
 from airflow_provider_jetstream.worker.errors import GiveUpError
+from testbed.face import stream_info
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, stored_count
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from typing import Any
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
+    from testbed.spark_face import BlockingConnection
 
 QUEUE = "shop"
 # Of the same name, a consumer here would get the acknowledgements of the one there.

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, permissions, provision
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, QueueDeclarationError, UnreachableError
-from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from airflow_provider_jetstream.operators.consume import JetStreamConsumeOperator
-from airflow_provider_jetstream.triggers import message_doorbell
 from airflow_provider_jetstream.triggers.message import JetStreamMessageTrigger
 from airflow_provider_jetstream.worker import Delivery, GiveUpError
+from testbed import seams
+from testbed.face import authorization, consumer_info
 from testbed.foreign_programs import pull
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, small_queue
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 INTERVAL = 0.2
 
@@ -194,7 +192,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     logged: list[str] = []
     log = SimpleNamespace(info=_log(logged), warning=_log(logged), error=_log(logged))
     monkeypatch.setattr(JetStreamMessageTrigger, "log", log)
-    monkeypatch.setattr(message_doorbell, "_PAUSES", (0.02, 0.1))
+    monkeypatch.setattr(seams.MESSAGE_DOORBELL_PAUSES, (0.02, 0.1))
     return logged
 
 
@@ -330,32 +328,34 @@ def _give_up_one(job: Delivery) -> None:
 def _count_tries(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the times of the trigger's looks at its consumer, failed ones too."""
     tries: list[float] = []
-    original = wait_for_messages
+    original = seams.current(seams.MESSAGE_DOORBELL_WAIT_FOR_MESSAGES)
 
     async def counted(*arguments: Any) -> Any:
         tries.append(time.monotonic())
         return await original(*arguments)
 
-    monkeypatch.setattr(message_doorbell, "wait_for_messages", counted)
+    monkeypatch.setattr(seams.MESSAGE_DOORBELL_WAIT_FOR_MESSAGES, counted)
     return tries
 
 
 def _count_failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     failures: list[str] = []
-    original = message_doorbell._Problems.note  # noqa: SLF001
+    original = seams.current(seams.MESSAGE_DOORBELL_PROBLEMS).note
 
-    def counted(problems: Any, error: Any) -> float:
+    def counted(problems: Any, error: Any) -> Any:
         failures.append(str(error))
         return original(problems, error)
 
-    monkeypatch.setattr(message_doorbell._Problems, "note", counted)  # noqa: SLF001
+    monkeypatch.setattr(f"{seams.MESSAGE_DOORBELL_PROBLEMS}.note", counted)
     return failures
 
 
 def test_the_pauses_after_failures_grow_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_doorbell, "_JITTER", 0.0)
+    monkeypatch.setattr(seams.MESSAGE_DOORBELL_JITTER, 0.0)
     logged: list[str] = []
-    problems = message_doorbell._Problems("q/c", SimpleNamespace(warning=_log(logged), info=_log(logged)))  # noqa: SLF001
+    problems = seams.current(seams.MESSAGE_DOORBELL_PROBLEMS)(
+        "q/c", SimpleNamespace(warning=_log(logged), info=_log(logged))
+    )
     assert [problems.note(UnreachableError("away")) for _ in range(8)] == [1, 2, 4, 8, 16, 30, 30, 30]
     assert len(logged) == 1
 

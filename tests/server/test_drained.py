@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import RedriveRequest, check_drained, inspect_queue, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.inspection.drained import PAUSE
+from testbed import seams
 from testbed.dead_letters import make_terminated_letters
+from testbed.face import Summary, consumer_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LONG = {"max_deliver": 3, "ack_wait": "30s"}
 
@@ -259,7 +258,7 @@ async def test_uncertain_dead_letters_prevent_draining(
     queue = await make_queue(connection, name)
     # Jobs that come and go during the count can have this effect, for too short a time for a test.
     summary = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
-    mocker.patch("airflow_provider_jetstream.jetstream.inspection.drained.summarise_dead_letters", return_value=summary)
+    mocker.patch(seams.DRAINED_SUMMARISE_DEAD_LETTERS, return_value=summary)
     report = await check_drained(connection, queue, nothing_dead=True)
     assert str(report) == f"{name} is not drained: 1 jobs that may be dead"
 
@@ -319,7 +318,7 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
         for _ in range(hops):
             (job,) = await pull_jobs(connection, queue, 1)
             await job.ack_sync()
-            await asyncio.sleep(PAUSE * 0.4)
+            await asyncio.sleep(seams.current(seams.DRAINED_PAUSE) * 0.4)
             await publish_jobs(connection, queue, ["next"])
         (last,) = await pull_jobs(connection, queue, 1)
         await last.ack_sync()

@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
 )
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from testbed import seams
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -34,11 +35,11 @@ from testbed.queues import (
 from testbed.waiters import WaitingCost, start_waiting, store_completions, wait_failures, wait_reports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
-MAX_RECENT = "airflow_provider_jetstream.jetstream.waiting.event_source._RECENT"
+MAX_RECENT = seams.EVENT_SOURCE_RECENT
 
 
 async def test_any_number_of_waiters_of_a_connection_share_at_most_six_readers(own_nats: NatsServer, name: str) -> None:

@@ -18,17 +18,18 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     take_cursor,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from testbed import seams
+from testbed.face import consumer_info
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, store_completion, stored_count
 from testbed.waiters import start_waiting, wait_reports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 METRICS = "$JS.EVENT.METRIC.CONSUMER.ACK"
 ANY = WaitPolicy(max_vanished=None)
-INTERVAL = "airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL"
+INTERVAL = seams.RECONCILER_INTERVAL
 
 
 def declared(name: str, **consumer: Any) -> WorkQueue:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.dev.example_load import create_queues, publish_without_end
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.face import stream_info
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:

@@ -20,26 +20,22 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
     take_cursor,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.publishing import manifest_removal
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_manifest_head
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
-from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from testbed import seams
 from testbed.dead_letters import publish_raw, stream_messages
+from testbed.face import AskedForEach, Manifest, prepare_jobs, publish_prepared, resolve_origins, stream_info
 from testbed.queues import exhaust_deliveries, make_queue, process_all, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send")
@@ -289,7 +285,7 @@ async def test_a_machine_whose_clock_is_ahead_removes_no_record(
 
 @pytest.fixture
 def without_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.manifest_removal._MARGIN", timedelta())
+    monkeypatch.setattr(seams.MANIFEST_REMOVAL_MARGIN, timedelta())
 
 
 def forgetful(name: str, age: str = "100ms") -> dict[str, Any]:

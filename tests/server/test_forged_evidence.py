@@ -25,9 +25,7 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.jetstream.contract import completion_subject, handled_subject, schedule_filter
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.roles.permissions import ROLES
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
+from testbed.face import ROLES, authorization, redrive_message_id
 from testbed.nats_server import NatsServer
 from testbed.queues import (
     CONSUMER,
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _SECRET = "of-every-user"
 _ADMIN = "admin"

@@ -13,7 +13,7 @@ from testbed.dead_letters import make_terminated_letters, publish_raw, request_f
 from testbed.queues import CONSUMER, exhaust_deliveries, make_queue, publish_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _CONTROLS = ["a\x01b", "\x00", "a\x0bb", "a\x0cb", "a\x1cb", "a\x1b[2Jb", "\x1f", "a\x7fb"]

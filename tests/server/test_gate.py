@@ -17,15 +17,13 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
     take_cursor,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError, UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal, Restriction, Risk
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
-from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
 from testbed.dead_letters import change_stream
+from testbed.face import Scan, summarise_dead_letters, take_snapshot
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -40,7 +38,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def make_unsuitable_queue(connection: NatsPyConnection, name: str, retention: str) -> WorkQueue:

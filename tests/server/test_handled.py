@@ -21,9 +21,8 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from testbed.face import Scan, summarise_dead_letters
 from testbed.foreign_programs import create_or_update_consumer, pull
 from testbed.queues import (
     CONSUMER,
@@ -39,7 +38,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 HANDLER = {"durable_name": "unprocessed_order_handler", "backoff": [5_000_000_000], "max_deliver": 2}
 

@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, NotFoundError
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
+from testbed.face import authorization
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, stored_count
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import Permission
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 NAME = "orders"
 QUEUE = WorkQueue(

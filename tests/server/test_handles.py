@@ -22,15 +22,15 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait_by_handle,
 )
-from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError, JobsDeadError, QueueGoneError
-from airflow_provider_jetstream.jetstream.waiting.handle import add_handle
+from testbed import seams
+from testbed.face import add_handle, find_cancellation
 from testbed.queues import exhaust_deliveries, make_queue, publish_jobs, store_completion
 from testbed.waiters import store_completions
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LONG = 30.0
 CURSOR = {
@@ -105,7 +105,7 @@ async def test_jobs_that_ended_before_a_retry_published_them_again_have_ended(
 async def test_the_wait_for_a_handle_of_a_queue_that_was_created_anew_fails(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
+    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.2)
     handle = await published(connection, await make_queue(connection, name), 2)
     await connection.api(f"STREAM.DELETE.{name}")
     await publish_jobs(connection, await make_queue(connection, name), "ab")

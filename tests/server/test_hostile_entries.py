@@ -11,7 +11,7 @@ from testbed.dead_letters import publish_raw
 from testbed.queues import CONSUMER, make_dead_letters, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _DIGITS = "9" * 5_000

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message, take_cursor, wait
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.logs import TextFormatter
 from testbed.dead_letters import publish_raw
+from testbed.face import next_message, stated_job_id
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _CONSUMER = {"max_deliver": 5, "ack_wait": "30s"}
 

@@ -11,9 +11,9 @@ import pytest
 from fake_servers import fake_server
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from testbed.ports import LOOPBACK
+from testbed.spark_face import NatsSocket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from test_exporter import scrape
 
-from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
@@ -26,10 +25,10 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     publish,
 )
-from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.code_blocks import ROOT, code_blocks
 from testbed.dead_letters import acknowledge_jobs, stream_messages
+from testbed.face import Completion, ExitCode, parse_advisory
 from testbed.ports import free_port
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
 from testbed.terminal import terminal_env
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.console import Terminal
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 # What the page's handler calls is its reader's own.

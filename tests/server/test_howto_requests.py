@@ -28,8 +28,8 @@ from testbed.queues import make_dead_letters, make_queue, process_all, publish_j
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.console import Terminal
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 WORKER = Path(__file__).parents[2] / "example_workers" / "worker.mjs"

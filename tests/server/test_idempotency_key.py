@@ -9,22 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import Job, Origin
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from testbed import seams
+from testbed.face import AskedForEach, Manifest, prepare_jobs, publish_prepared, read_range, stream_info
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 # A repeat after it isn't recognised by the server.
 WINDOW: dict[str, Any] = {"duplicate_window": "200ms"}
@@ -157,12 +153,10 @@ async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_be
 ) -> None:
     from datetime import timedelta
 
-    from airflow_provider_jetstream.jetstream.publishing import manifest_removal
-
     queue = await make_queue(connection, name, archive=False)
     await run(connection, queue, "monday", named("a"))
     await finish_all(connection, queue, 1)
-    monkeypatch.setattr(manifest_removal, "_MARGIN", timedelta(0))
+    monkeypatch.setattr(seams.MANIFEST_REMOVAL_MARGIN, timedelta(0))
     await remove_unneeded_manifests(connection, queue)
     key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").manifest_key
     assert await ManifestStore(connection, name, f"{name}-events").read(key) is not None

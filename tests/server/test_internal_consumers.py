@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream import Status, discover_queue, find_de
 from testbed.queues import CONSUMER, eventually, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 @pytest.mark.parametrize("copying", ["mirror", "sources"])

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.conformance.lines import JOBS, contract_lines
 from airflow_provider_jetstream.worker.conformance.trial import TrialSettings, run_trial
+from testbed.face import last_message
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 WORKER = Path(__file__).parents[2] / "example_workers" / "worker.mjs"

@@ -16,18 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream import Job, Origin, PublishRefusedError, connect, connection_settings, publish
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import JobError, WrongStreamError
-from airflow_provider_jetstream.jetstream.publishing import manifest_head, manifest_rows
+from airflow_provider_jetstream.jetstream.publishing import manifest_rows
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import Destination
+from testbed import seams
+from testbed.face import Destination, Manifest, last_message, prepare_jobs, publish_prepared, read_range, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion, stored_count
 
@@ -35,9 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from testbed.face import NatsPyConnection, OutgoingJob, StoredMessage
 
 WINDOW: dict[str, Any] = {"duplicate_window": "100ms"}
 AFTER_WINDOW = 0.25
@@ -348,7 +342,7 @@ async def test_a_task_that_was_begun_with_content_of_subject_and_body_goes_on_wi
     queue = await make_queue(connection, name, archive=True, **WINDOW)
     jobs = [Job("same", headers={"Kind": "a"}), "same", Job("same", headers={"Kind": "b"})]
     with monkeypatch.context() as earlier:
-        earlier.setattr(manifest_head, "CONTENTS", SUBJECT_AND_BODY)
+        earlier.setattr(seams.MANIFEST_HEAD_CONTENTS, SUBJECT_AND_BODY)
         await run_try(connection, queue, jobs, killed_after=None if recorded else 3)
     head = await last_message(connection, f"{name}-events", f"published.{name}.{ORIGIN.key}")
     assert head is not None

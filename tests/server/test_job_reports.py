@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,31 +23,26 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
 from airflow_provider_jetstream.jetstream.errors import (
-    ArgumentError,
     JobReportsGoneError,
     JobsDeadError,
     PermissionDeniedError,
 )
-from airflow_provider_jetstream.jetstream.waiting import report_pages
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports
 from airflow_provider_jetstream.jetstream.waiting.report_pages import (
     JobReports,
     JobReportSource,
     collect_job_reports,
-    count_job_reports,
 )
-from airflow_provider_jetstream.jetstream.waiting.wait import RESULTS_BYTES
 from airflow_provider_jetstream.tasks import job_reports
-from airflow_provider_jetstream.tasks.job_reports import bounded_result, push_job_reports
 from airflow_provider_jetstream.worker import Worker
+from testbed import seams
 from testbed.queues import make_queue, publish_jobs, pull_jobs, running_worker, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
 
@@ -216,7 +210,7 @@ async def test_a_task_that_may_not_store_reports_ends_as_its_jobs_did(
     async def denied(*_: object, **__: object) -> None:
         raise PermissionDeniedError("publish", "published.q.x-reports", "user airflow")
 
-    monkeypatch.setattr(report_pages, "store", denied)
+    monkeypatch.setattr(seams.REPORT_PAGES_STORE, denied)
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     report = WaitReport(set(), completed=set(range(1, 700)))
@@ -293,71 +287,3 @@ async def test_a_page_that_is_gone_or_isnt_one_is_refused(connection: NatsPyConn
     await connection.api(f"STREAM.PURGE.{name}-events")
     with pytest.raises(JobReportsGoneError, match="found none"):
         await read(connection, item)
-
-
-@pytest.mark.parametrize("source", [None, 7, "job_reports", {}, [{"id": "a"}], {"pages": 3}, {"page": "x"}, b"x"])
-def test_what_holds_no_reports_is_refused(source: object) -> None:
-    with pytest.raises(ArgumentError, match="expected the reports on a task's jobs, found"):
-        JobReportSource(source)
-
-
-def test_reports_that_cant_be_stored_are_counted_and_the_failures_named() -> None:
-    few = count_job_reports(many(3), queue="q", problem="no room")
-    assert few.items() == [report.as_json() for report in many(3)]
-    lots = count_job_reports(many(5_000), queue="q", problem="no room")
-    assert lots.as_json()["states"] == {"completed": 3_334, "dead": 1_666}
-    assert lots.as_json()["problem"] == "no room"
-    assert "and 1661 more" in lots.describe("dead")
-    with pytest.raises(JobReportsGoneError, match="no room"):
-        lots.items()
-    with pytest.raises(JobReportsGoneError, match="no room"):
-        JobReportSource(lots.as_json())
-
-
-def test_a_wait_alone_says_states_attempts_and_reasons() -> None:
-    report = WaitReport({9}, completed={1, 2}, dead={3: "3 deliveries to w"}, vanished={4}, attempts={2: 5, 3: 3})
-    ended = json.loads(json.dumps(report.as_json()))
-    assert list(plain_job_reports(ended, names({1: "a", 9: "z"}))) == [
-        JobReport("a", 1, "completed", 1),
-        JobReport(None, 2, "completed", 5),
-        JobReport(None, 3, "dead", 3, None, "3 deliveries to w"),
-        JobReport(None, 4, "vanished", None, None, "it is gone without a stored end"),
-        JobReport("z", 9, "awaited"),
-    ]
-    # A task that an earlier version deferred has no details.
-    del ended["details"]
-    assert replace(list(plain_job_reports(ended, names({})))[2], error_message=None) == JobReport(None, 3, "dead")
-
-
-@pytest.mark.parametrize("order", [[1, 2, 3], [3, 1, 2], [2, 0, 1]])
-def test_ids_are_found_by_sequence_in_whatever_order_jobs_were_stored(order: list[int]) -> None:
-    known = JobIds()
-    for job_id in ("ä", "b\ud800", "ccc"):
-        known._append(job_id)  # noqa: SLF001
-    known.locate(order)
-    found = dict(zip(order, ("ä", "b\ud800", "ccc"), strict=True))
-    assert {sequence: known.get(sequence) for sequence in order if sequence} == {k: v for k, v in found.items() if k}
-    assert known.get(0) is known.get(4) is None
-
-
-def test_the_result_of_a_task_stays_below_64_kib() -> None:
-    scattered = [[10**7 + 2 * number, 10**7 + 2 * number] for number in range(50_000)]
-    states = {f"{state}_sequences": scattered for state in ("completed", "dead", "cancelled", "vanished")}
-    result = bounded_result(
-        {"sequences": scattered, "extra": scattered, **states, "results": {"a": "x" * RESULTS_BYTES}, "details": {}}
-    )
-    assert len(json.dumps(result)) < 64 * 2**10
-    assert (len(result["sequences"]), result["sequences_left_out"]) == (600, 49_400)
-    assert (len(result["dead_sequences"]), result["dead_sequences_left_out"]) == (100, 49_900)
-
-
-def test_an_airflow_that_doesnt_store_the_reports_doesnt_change_how_the_task_ends(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class TaskInstance:
-        def xcom_push(self, *_: object) -> None:
-            raise RuntimeError("no answer")
-
-    monkeypatch.setattr(job_reports, "get_current_context", lambda: {"ti": TaskInstance()})
-    push_job_reports(count_job_reports(many(3), queue="q", problem=""))
-    assert "Airflow didn't store the reports on the jobs as an XCom: {'completed': 2, 'dead': 1}" in caplog.text

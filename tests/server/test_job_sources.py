@@ -13,10 +13,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, PublishRefusedError, publish
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import Destination
+from testbed.face import AskedForEach, Destination, prepare_jobs, publish_prepared
 from testbed.queues import eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
@@ -24,8 +21,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from testbed.face import NatsPyConnection, OutgoingJob
 
 _SECONDS = 30
 

@@ -15,8 +15,7 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
+from testbed.face import stream_info, summarise_dead_letters
 from testbed.queues import (
     eventually,
     make_queue,
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.finding import Finding
+    from testbed.face import Finding, NatsPyConnection
 
 JOBS = 50
 SENTENCE = (

@@ -17,16 +17,10 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit import lease as lease_module
-from airflow_provider_jetstream.jetstream.audit import lease_record as lease_record_module
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
 from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
 from airflow_provider_jetstream.jetstream.audit.lease import Lease, renewed, take_lease
-from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseRecord, read_lease
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseRecord
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import lease_subject
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -36,6 +30,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
+from testbed import seams
+from testbed.face import AuditLog, LetterRecord, last_message, open_audit, read_lease, stream_info
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, stored_count
 from testbed.tcp_proxy import tcp_proxy
 
@@ -43,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, DeadLetter, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 
@@ -59,12 +55,6 @@ async def take(
 ) -> Lease:
     assert queue.audit is not None
     return await take_lease(connection, queue.audit.name, queue.name, record or holder(), wait)
-
-
-async def open_audit(connection: NatsPyConnection, queue: WorkQueue) -> AuditLog:
-    audit = await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
-    assert audit is not None
-    return audit
 
 
 def letter_record(audit: AuditLog, sequence: int) -> LetterRecord:
@@ -210,7 +200,7 @@ async def test_a_lease_that_cannot_be_read_holds_others_up_for_a_while_only(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    monkeypatch.setattr(lease_record_module, "UNREADABLE_SECONDS", 0.3)
+    monkeypatch.setattr(seams.LEASE_RECORD_UNREADABLE_SECONDS, 0.3)
     later = b'{"version": 2, "operation": "redrive", "seconds": 30}'
     for body in (b"", b"\xff", b"{}", b"[1]", b'{"operation": "x", "seconds": 1e300}', later):
         await connection.client.jetstream().publish(lease_subject(name), body)
@@ -286,7 +276,7 @@ async def test_a_redrive_whose_lease_is_taken_over_stops_and_another_one_goes_on
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, [str(number) for number in range(6)])
-    monkeypatch.setattr(lease_module, "lease_seconds", lambda _: 30.0)
+    monkeypatch.setattr(seams.LEASE_SECONDS_OF, lambda _: 30.0)
     redrive = Steps.redrive
     batches = 0
 
@@ -316,8 +306,8 @@ async def test_a_redrive_that_was_cut_off_for_longer_than_its_lease_changes_noth
     queue = await make_queue(connection, name, duplicate_window="500ms")
     bodies = [str(number) for number in range(40)]
     await make_dead_letters(connection, queue, bodies)
-    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 1.5)
-    monkeypatch.setattr(lease_module, "TIME_LIMITS", 0.0)
+    monkeypatch.setattr(seams.LEASE_LEASE_SECONDS, 1.5)
+    monkeypatch.setattr(seams.LEASE_TIME_LIMITS, 0.0)
     async with tcp_proxy(nats.port) as proxy:
         settings = connection_settings({"servers": (proxy.url,), "timeout": 1})
         async with connect(settings) as away:

@@ -19,12 +19,10 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.waiting import letter_arrivals
-from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters
-from airflow_provider_jetstream.triggers import dead_letter, reported_letters
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
+from testbed import seams
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 # Longer than any test: what ends a wait is an entry, not the time.
 _LONG = 3_600.0
@@ -43,8 +41,8 @@ def airflow_connection(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Non
     """The connection of the triggers, a short pause after each event, and a process that has reported nothing."""
     monkeypatch.setenv("AIRFLOW_CONN_NATS_ARRIVALS", json.dumps({"conn_type": "nats", "host": nats.url}))
     monkeypatch.setattr(letter_arrivals, "_PAUSE_SECONDS", 0.2)
-    monkeypatch.setattr(reported_letters, "STORED_AFTER", 0.2)
-    monkeypatch.setattr(reported_letters, "_reported", {})
+    monkeypatch.setattr(seams.REPORTED_LETTERS_STORED_AFTER, 0.2)
+    monkeypatch.setattr(seams.REPORTED_LETTERS_REPORTED, {})
 
 
 class AssetStore:
@@ -141,7 +139,7 @@ async def test_a_new_triggerer_knows_from_the_assets_store_what_was_told(
         # An event that Airflow may not have stored yet would be reported again.
         assert store.values == {}
         await eventually(lambda: store.values)
-    monkeypatch.setattr(reported_letters, "_reported", {})
+    monkeypatch.setattr(seams.REPORTED_LETTERS_REPORTED, {})
     trigger = watcher(queue)
     trigger.asset_state_store = store  # type: ignore[assignment]
     async with Events(trigger) as events:
@@ -204,7 +202,7 @@ async def test_a_queue_that_is_made_anew_has_other_letters(connection: NatsPyCon
 async def test_a_watcher_of_a_queue_that_is_not_there_waits_for_it(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letter, "_FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(seams.DEAD_LETTER_FIRST_PAUSE, 0.2)
     queue = await make_queue(connection, name)
     await connection.client.jetstream().delete_stream(name)
     trigger, warnings = watcher(queue), list[str]()
@@ -227,7 +225,7 @@ async def test_a_watcher_without_a_server_goes_on(
     form: dict[str, Any] | None,
     problem: str,
 ) -> None:
-    monkeypatch.setattr(dead_letter, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(seams.DEAD_LETTER_FIRST_PAUSE, 0.05)
     if form:
         monkeypatch.setenv("AIRFLOW_CONN_NATS_NOWHERE", json.dumps({"conn_type": "nats", **form}))
     trigger = DeadLetterTrigger(work_queue=await make_queue(connection, name), nats_conn_id="nats_nowhere")
@@ -243,7 +241,7 @@ async def test_a_watcher_without_a_server_goes_on(
 async def test_a_watcher_whose_permissions_are_withdrawn_says_so_and_goes_on_when_they_are_back(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letter, "_FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(seams.DEAD_LETTER_FIRST_PAUSE, 0.2)
     warnings = list[str]()
     log = SimpleNamespace(info=print, warning=lambda text, *values: warnings.append(text % values))
     monkeypatch.setattr(DeadLetterTrigger, "log", log)
@@ -286,14 +284,6 @@ async def test_a_clock_that_is_behind_the_servers_delays_nothing(
         assert (await events.next())["arrived"] == 1
 
 
-@pytest.mark.parametrize("value", ["\udcff\udcfe", "a\x00b", None])
-def test_values_of_groups_are_text_that_can_be_stored(value: str | None) -> None:
-    arrived = letter_arrivals._Arrived()  # noqa: SLF001
-    arrived.add(1, 1)
-    arrivals = letter_arrivals.Arrivals("q", 1, ("error_class",), {(value,): arrived}, ReportedLetters())
-    assert json.dumps(arrivals.as_json(), ensure_ascii=False).encode()
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -318,10 +308,3 @@ async def test_the_trigger_is_one_of_a_watcher(connection: NatsPyConnection, nam
     asset = Asset(name=name, uri=f"jetstream://nats_default/{name}", watchers=[AssetWatcher("w", trigger)])
     assert trigger.serialize()[1]["deferred_at"] is None
     assert asset.watchers[0].trigger is trigger
-
-
-@pytest.mark.parametrize("state", [None, "", {}, {"sequences": "x"}, {"created": 1, "sequences": None, "until": 1}])
-def test_a_state_that_cannot_be_read_means_that_nothing_was_told(state: object) -> None:
-    assert ReportedLetters.of_json(state) == ReportedLetters()
-    reported = ReportedLetters("c", SequenceRanges.of([1, 2, 9]), 7)
-    assert ReportedLetters.of_json(json.loads(json.dumps(reported.as_json()))) == reported

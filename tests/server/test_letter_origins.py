@@ -18,19 +18,16 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.headers import wire_size
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
 from airflow_provider_jetstream.jetstream.dead_letters import letter_origins
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from testbed.dead_letters import publish_raw, store_task, stored_message, stream_messages, task_key
+from testbed.face import Scan, read_record, record_headers, summarise_dead_letters, wire_size
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import DeadLetter, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 # Sixty characters each, and beyond ASCII.

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.waiting import letter_watch
 from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
+from testbed import seams
+from testbed.face import summarise_dead_letters
 from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.dead_letters.find import Summary
+    from testbed.face import NatsPyConnection, Summary
     from testbed.nats_server import NatsServer
 
 # Longer than any test: what ends a wait is an entry, not the time.
@@ -152,7 +151,7 @@ async def test_a_letter_soon_after_a_long_proof_ends_a_wait_at_once(
         return time.monotonic() + added
 
     monkeypatch.setattr(TrackedLetters, "prove", long_proof)
-    monkeypatch.setattr(letter_watch, "time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(seams.LETTER_WATCH_TIME, SimpleNamespace(monotonic=monotonic))
     waiting = wait(connection, queue, interval=3 * _LONG)
     await eventually(lambda: added)
     await die(connection, queue)

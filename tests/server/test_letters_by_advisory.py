@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.letters_by_advisory import LettersByAdvisory
@@ -30,6 +29,7 @@ from testbed.any_letters import (
     make_queue,
     with_consumers,
 )
+from testbed.face import AuditLog
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection, DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
-    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from testbed.face import NotDead
     from testbed.nats_server import NatsServer
 
 

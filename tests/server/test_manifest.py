@@ -10,24 +10,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import Cursor, Job, Origin, publish, take_cursor
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import index_runs
+from testbed import seams
+from testbed.face import AskedForEach, Manifest, last_message, prepare_jobs, publish_prepared, stream_info
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
     from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
+    from testbed.face import NatsPyConnection
 
 ORIGIN = Origin("dag", "run", "task")
 KEY = ORIGIN.key
@@ -175,7 +170,7 @@ async def test_a_record_about_an_earlier_stream_of_the_same_name_does_not_count(
 async def test_jobs_scattered_among_others_are_searched_for(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.manifest._MAX_RUNS", 1)
+    monkeypatch.setattr(seams.MANIFEST_MAX_RUNS, 1)
     queue = await make_queue(connection, name, duplicate_window=WINDOW)
     await publish_as_task(connection, queue, "a", interrupted=True)
     await connection.client.jetstream().publish(f"{name}.jobs.other", b"between")
@@ -212,12 +207,6 @@ async def test_a_record_that_cannot_be_stored_just_now_is_an_error(connection: N
     await connection.api(f"STREAM.UPDATE.{name}-events", events["config"] | {"sealed": True})
     with pytest.raises(ApiError, match="sealed"):
         await log.begin(info)
-
-
-def test_runs_of_jobs_stored_one_after_another() -> None:
-    assert index_runs([]) == []
-    assert index_runs([7, 8, 9]) == [(0, 7, 3)]
-    assert index_runs([0, 8, 9, 0, 11, 13]) == [(1, 8, 2), (4, 11, 1), (5, 13, 1)]
 
 
 async def test_jobs_are_sent_while_others_are_recorded(

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 from test_command_line import as_json
 
+from airflow_provider_jetstream.jetstream import running_warnings
 from airflow_provider_jetstream.jetstream.inspection import overview as overviews
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import queue_samples
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState, QueueWatch
-from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
+from testbed.face import inspect_all_queues
 from testbed.queues import eventually, make_dead_letters, make_queue, stored_count
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import WorkQueue
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _METRICS = ("jetstream_queue_counted", "jetstream_queue_dead_letters", "jetstream_queue_undeliverable_jobs")

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message
-from airflow_provider_jetstream.jetstream.client import message_reader
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import follow, next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from testbed import seams
+from testbed.face import Headers
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
 
 HEADERS = (("Colour", "red"), ("Colour", "grün ☃"), ("Empty", ""), ("Url", "nats://a:1"))
@@ -190,7 +189,7 @@ async def test_following_misses_nothing_over_a_kill_and_a_restart_of_the_server(
 async def test_following_repeats_nothing_after_a_long_outage(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_reader, "_RETRY_PAUSE", 0.01)
+    monkeypatch.setattr(seams.MESSAGE_READER_RETRY_PAUSE, 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
         await publish_bodies(connection, name, "a")
@@ -211,7 +210,7 @@ async def test_following_repeats_nothing_after_a_long_outage(
 async def test_following_starts_while_the_server_is_down(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(message_reader, "_RETRY_PAUSE", 0.01)
+    monkeypatch.setattr(seams.MESSAGE_READER_RETRY_PAUSE, 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
         await publish_bodies(connection, name, "a")

@@ -11,10 +11,10 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, apply, connect, plan, provision
 from airflow_provider_jetstream.jetstream import publish as publish_jobs
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, DriftError, TransientError
-from airflow_provider_jetstream.jetstream.provisioning import migration
+from testbed import seams
 from testbed.crash_points import crash_at_every_call
+from testbed.face import consumer_info, consumer_names, update_consumer
 from testbed.foreign_programs import acknowledge, attempt_of, create_or_update_consumer, pull
 from testbed.queues import eventually, exhaust_deliveries, probe, pull_jobs, stored_count
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 JOBS = 200
 PARTITIONS = 3
@@ -257,7 +257,7 @@ async def test_jobs_that_wait_for_their_next_consumer_are_no_dead_letters_of_ano
 async def test_a_worker_that_never_waits_for_jobs_is_given_time_to_ask(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migration, "_PAUSED_SECONDS", 0.3)
+    monkeypatch.setattr(seams.MIGRATION_PAUSED_SECONDS, 0.3)
     await provision(connection, unfiltered(name, consumer={"max_deliver": 5, "ack_wait": "60s"}))
     await publish(connection, name, range(1))
     (message,) = await pull_jobs(connection, unfiltered(name), 1)
@@ -283,7 +283,7 @@ async def test_a_worker_that_never_waits_for_jobs_is_given_time_to_ask(
 async def test_a_job_that_dies_meanwhile_stays_a_dead_letter(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migration, "_PAUSED_SECONDS", 0.3)
+    monkeypatch.setattr(seams.MIGRATION_PAUSED_SECONDS, 0.3)
     once = unfiltered(name, consumer={"max_deliver": 1, "ack_wait": "300ms"}, dead_letters=f"{name}-dead")
     await provision(connection, once)
     await publish(connection, name, range(3))
@@ -311,8 +311,8 @@ async def probe_until(connection: NatsPyConnection, queue: WorkQueue, task: asyn
 async def test_a_job_that_stays_in_flight_stops_the_migration_and_nothing_is_changed(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migration, "_STALLED_SECONDS", 1.0)
-    monkeypatch.setattr(migration, "_PAUSED_SECONDS", 0.3)
+    monkeypatch.setattr(seams.MIGRATION_STALLED_SECONDS, 1.0)
+    monkeypatch.setattr(seams.MIGRATION_PAUSED_SECONDS, 0.3)
     queue = unfiltered(name, consumer={"ack_wait": "500ms"})
     await provision(connection, queue)
     await publish(connection, name, range(12))
@@ -356,7 +356,7 @@ async def test_an_interrupted_migration_is_continued_or_undone_but_never_ignored
     before = await state(connection, name)
     await publish(connection, name, range(3))
     interrupted = before["worker"] | {"max_ack_pending": 1, "metadata": {"migration": "7"}}
-    await migration.update_consumer(connection, name, interrupted)
+    await update_consumer(connection, name, interrupted)
     with pytest.raises(DriftError, match="a migration of its jobs was interrupted, and it delivers one job at a time"):
         await provision(connection, queue)
     with pytest.raises(DriftError, match="migrate=True"):

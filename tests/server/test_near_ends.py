@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import WaitReport, connect, connection_settings, take_cursor
-from airflow_provider_jetstream.jetstream.waiting import near_ends
-from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
+from testbed import seams
+from testbed.face import while_ends_are_near
 from testbed.nats_server import NatsServer
 from testbed.queues import make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LOOKS = 5
 
@@ -24,9 +24,9 @@ LOOKS = 5
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and for ever."""
-    monkeypatch.setattr(near_ends, "SHORTEST", 0.01)
-    monkeypatch.setattr(near_ends, "LONGEST", 3600.0)
-    monkeypatch.setattr(near_ends, "_INTERVAL", 0.05)
+    monkeypatch.setattr(seams.NEAR_ENDS_SHORTEST, 0.01)
+    monkeypatch.setattr(seams.NEAR_ENDS_LONGEST, 3600.0)
+    monkeypatch.setattr(seams.NEAR_ENDS_INTERVAL, 0.05)
 
 
 async def stays(
@@ -83,7 +83,7 @@ async def test_it_goes_by_the_pace_where_some_jobs_have_ended(
     await publish_jobs(connection, queue, "abcd")
     await pull_jobs(connection, queue, 3)
     report = WaitReport(set(range(1, jobs + 1)))
-    monkeypatch.setattr(near_ends, "LONGEST", 60.0)
+    monkeypatch.setattr(seams.NEAR_ENDS_LONGEST, 60.0)
     assert await stays(connection, queue, report, frozenset(range(1, ended + 1))) is near
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _SAMPLED = {"max_deliver": 5, "ack_wait": "300ms", "sample_freq": "100%"}
 

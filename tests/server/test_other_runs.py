@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 BEGAN = datetime(2026, 11, 27, 6, 0, tzinfo=UTC)
 LATER = BEGAN + timedelta(minutes=7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from testbed.face import inspect_all_queues
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from testbed.face import Scan
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def test_each_of_them_is_proved_again_after_the_connection_was_lost(

@@ -8,15 +8,12 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, get_message, plan, provision
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
+from testbed.face import consumer_info, consumer_names, partition_of, prepare_jobs, publish_prepared
 from testbed.queues import pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def _queue(name: str, partitions: int, **changes: Any) -> WorkQueue:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message, permissions, provision
-from airflow_provider_jetstream.triggers import taken_messages
+from testbed import seams
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, small_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 pytest.importorskip("airflow.triggers.shared_stream", reason="the mode payload needs Airflow 3.3")
 
@@ -31,7 +31,7 @@ PATIENT = {"ack_wait": "30s", "max_deliver": 50}
 
 @pytest.fixture(autouse=True)
 def short_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taken_messages, "HOLD", 0.2)
+    monkeypatch.setattr(seams.TAKEN_MESSAGES_HOLD, 0.2)
 
 
 def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

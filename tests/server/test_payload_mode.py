@@ -14,22 +14,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import get_message
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.triggers import taken_messages
 from airflow_provider_jetstream.triggers.message import JetStreamMessageTrigger
-from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from testbed.dead_letters import dead_letter_records
+from testbed.face import consumer_info
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 pytest.importorskip("airflow.triggers.shared_stream", reason="the mode payload needs Airflow 3.3")
 
-from airflow_provider_jetstream.triggers.message_producer import watched_capacity
 from testbed.stream_watchers import StreamWatchers, connect_airflow_to, is_empty, payload_trigger
 
 PATIENT = {"ack_wait": "30s", "max_deliver": 5}
@@ -330,23 +328,6 @@ def test_options_are_checked_when_the_dag_is_parsed(options: dict[str, Any], pro
     queue = {"name": "q", "subjects": ["q.>"], "consumers": [_consumer("a")]}
     with pytest.raises(ArgumentError, match=problem):
         JetStreamMessageTrigger(work_queue=queue, consumer="a", mode="payload", **options)
-
-
-@pytest.mark.parametrize(
-    ("config", "problem"),
-    [
-        ({"deliver_subject": "d"}, "a push consumer"),
-        ({"ack_policy": "none"}, "ack_policy none"),
-        ({"ack_policy": "all"}, "ack_policy all"),
-        ({"priority_policy": "pinned_client"}, "the priority policy pinned_client"),
-        ({"max_ack_pending": None}, "no max_ack_pending"),
-    ],
-)
-def test_a_consumer_that_watchers_cant_share_is_refused(config: dict[str, Any], problem: str) -> None:
-    suitable = {"ack_policy": "explicit", "max_ack_pending": 1_000}
-    assert watched_capacity(suitable, "q/c") == 1_000
-    with pytest.raises(WorkerSetupError, match=problem):
-        watched_capacity(suitable | config, "q/c")
 
 
 async def test_a_trigger_that_runs_alone_is_refused() -> None:

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import discover_queue, find_dead_letters, plan, provision
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
+from testbed.face import consumer_info, probe_consumer, remove_entries
 from testbed.priority_consumers import HIGH, LOW, priority_queue
 from testbed.queues import (
     eventually,
@@ -29,7 +27,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 GROUPS: dict[str, Any] = {"priority_groups": ["workers"], "priority_policy": "prioritized"}
 POLICIES = pytest.mark.parametrize("policy", ["overflow", "prioritized"])

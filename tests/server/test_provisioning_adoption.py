@@ -12,7 +12,7 @@ from testbed.queues import make_queue, publish_jobs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _ORDERS = Path(__file__).parents[2] / "example_dags" / "queues" / "orders.yaml"

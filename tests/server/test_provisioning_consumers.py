@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import Plan, WorkQueue, apply, plan, provision
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from airflow_provider_jetstream.jetstream.errors import DriftError
+from testbed.face import consumer_names
 from testbed.queues import eventually, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream import Connection
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def _consumer(name: str, **changes: Any) -> dict[str, Any]:

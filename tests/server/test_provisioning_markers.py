@@ -14,7 +14,7 @@ from testbed.queues import publish_jobs, pull_jobs, stored_count
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def _queue(name: str, **changes: Any) -> WorkQueue:

@@ -14,7 +14,7 @@ from testbed.nats_server import NatsServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _MINUTE = 60_000_000_000
 _MEGABYTE = 2**20

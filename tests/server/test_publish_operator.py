@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import Job, Origin
-from airflow_provider_jetstream.jetstream.cancellation.cancel import is_cancelled
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
-from airflow_provider_jetstream.operators import job_waiting
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from testbed import seams
+from testbed.face import is_cancelled, read_range, resolve_origins
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import PublishReport, WaitReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def operator_of(queue: WorkQueue, **arguments: Any) -> JetStreamPublishOperator:
@@ -99,8 +97,8 @@ async def test_a_task_that_is_killed_while_it_publishes_sends_no_more_and_cancel
     async def has_ended(_: object) -> bool:
         return ended_by_a_person
 
-    monkeypatch.setattr(job_waiting, "get_current_context", lambda: {"ti": None})
-    monkeypatch.setattr(job_waiting, "has_ended", has_ended)
+    monkeypatch.setattr(seams.JOB_WAITING_GET_CURRENT_CONTEXT, lambda: {"ti": None})
+    monkeypatch.setattr(seams.JOB_WAITING_HAS_ENDED, has_ended)
     queue = await make_queue(connection, name)
     operator = operator_of(queue, rate=0.01, wait_for_completion=True, cancel_on_kill=True)
     jobs = [Job(b"", id=f"job-{number}") for number in range(5)]

@@ -16,9 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueFullError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.report import Destination
+from testbed.face import Destination, prepare_jobs, publish_prepared
 from testbed.queues import eventually, make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -27,8 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import PublishReport
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from testbed.face import NatsPyConnection, OutgoingJob
     from testbed.nats_server import NatsServer
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from testbed.face import prepare_jobs, publish_prepared
 from testbed.queues import eventually, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import PublishReport
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from testbed.face import NatsPyConnection, OutgoingJob
     from testbed.nats_server import NatsServer
 
 _NAME = "q"

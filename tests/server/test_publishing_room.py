@@ -13,7 +13,7 @@ from testbed.nats_server import NatsServer
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _LIMITS = "max_mem: 1MB\nmax_file: 1MB"
 _ACCOUNT = (

@@ -11,14 +11,15 @@ import pytest
 from airflow_provider_jetstream.jetstream import provision, take_cursor, wait
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, completion_subject, end_id, ended_job_time
 from airflow_provider_jetstream.jetstream.errors import QueueGoneError
+from testbed import seams
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, store_completion, stored_nanoseconds
 from testbed.waiters import start_waiting, wait_failures, wait_reports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
-INTERVAL = "airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL"
+INTERVAL = seams.RECONCILER_INTERVAL
 LONG = 30.0
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import provision
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState, QueueWatch
+from testbed.face import inspect_all_queues
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, small_queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.inspection.queue_state import PartState
+    from testbed.face import NatsPyConnection
 
 
 async def look(connection: NatsPyConnection, name: str, watch: QueueWatch) -> dict[str, PartState]:

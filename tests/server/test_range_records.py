@@ -7,24 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import Protocol, RedriveRequest, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from testbed.dead_letters import stream_messages
+from testbed.face import LetterRecord, open_audit
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LETTERS = 300
-
-
-async def open_audit(connection: NatsPyConnection, queue: WorkQueue) -> AuditLog:
-    audit = await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
-    assert audit
-    return audit
 
 
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC, Protocol.IN_PLACE])
@@ -36,7 +26,7 @@ async def test_many_letters_of_a_redrive_share_records(
     request = RedriveRequest(protocol=protocol, why="repaired", who={"dag_id": "d"}, run="r")
     report = await redrive_dead_letters(connection, queue, request)
     report.raise_for_failures()
-    ranges = await stream_messages(connection, f"{name}-audit", letter_range_filter(name))
+    ranges = await stream_messages(connection, f"{name}-audit", f"audit.{name}.ranges.>")
     singles = await stream_messages(connection, f"{name}-audit", f"audit.{name}.letters.*")
     assert 1 <= len(ranges) <= 4
     assert singles == []
@@ -114,5 +104,5 @@ async def test_records_that_are_too_large_together_stay_alone(connection: NatsPy
         for each in range(1, 21)
     ]
     assert await audit.write(records) == [None] * 20
-    assert await stream_messages(connection, f"{name}-audit", letter_range_filter(name)) == []
+    assert await stream_messages(connection, f"{name}-audit", f"audit.{name}.ranges.>") == []
     assert [record.new_sequence async for record in audit.letters()] == list(range(51, 71))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def make_stream(connection: NatsPyConnection, name: str, subjects: list[str], body: bytes = b"") -> None:
@@ -94,38 +92,3 @@ async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str
         await read_sequences(connection, name)
     with pytest.raises(NotFoundError, match=f"expected stream {name}"):
         await read_sequences(connection, name, stop=5)
-
-
-async def test_the_number_of_concurrent_calls_is_bounded() -> None:
-    running = maximum = 0
-    are_many = asyncio.Event()
-
-    async def call(number: int) -> int:
-        nonlocal running, maximum
-        running += 1
-        maximum = max(maximum, running)
-        if running == MAX_CONCURRENT:
-            are_many.set()
-        # The first calls start over several turns of the loop: those before would be over otherwise.
-        await are_many.wait()
-        await asyncio.sleep(0)
-        running -= 1
-        return -number
-
-    assert await map_concurrently(call, range(1_000)) == [-number for number in range(1_000)]
-    assert maximum == MAX_CONCURRENT
-    assert await map_concurrently(call, ()) == []
-
-
-async def test_the_first_error_is_raised_after_the_other_calls_have_ended() -> None:
-    ended: list[int] = []
-
-    async def call(number: int) -> None:
-        await asyncio.sleep(0.01 * number)
-        ended.append(number)
-        if number in (1, 3):
-            raise ValueError(str(number))
-
-    with pytest.raises(ValueError, match="1"):
-        await map_concurrently(call, range(5))
-    assert ended == [0, 1, 2, 3, 4]

@@ -16,15 +16,14 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from testbed.dead_letters import change_stream, make_terminated_letters, publish_raw, request_for
+from testbed.face import Scan
 from testbed.queues import make_dead_letters, make_queue, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection, DeadLetter, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from testbed.face import NatsPyConnection, NotDead
     from testbed.nats_server import NatsServer
 
 QUEUE = {"consumer": {"ack_wait": "1s"}}

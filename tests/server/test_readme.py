@@ -39,8 +39,8 @@ from testbed.terminal import terminal_env
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.code_blocks import CodeBlock
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 QUEUE = {

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import WaitPolicy, connect, connection_settings, take_cursor
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from testbed import seams
+from testbed.face import consumer_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -22,7 +23,7 @@ from testbed.queues import (
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.usefixtures("short_interval")
@@ -33,7 +34,7 @@ ANY = WaitPolicy(max_dead=None, max_vanished=None)
 
 @pytest.fixture
 def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.3)
+    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.3)
 
 
 async def test_a_job_acknowledged_without_a_completion_vanishes_and_ends_the_wait(
@@ -196,7 +197,7 @@ async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: NatsPyCo
 async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.01)
+    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.01)
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(20)))

@@ -22,13 +22,10 @@ from airflow_provider_jetstream.jetstream import (
     get_message,
     provision,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
-from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from testbed.face import NotDead, Scan, consumer_info, take_snapshot
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -48,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 

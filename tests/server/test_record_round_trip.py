@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import Death, Reason, get_message
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
 from testbed.dead_letters import publish_raw
+from testbed.face import read_record, record_headers
 from testbed.queues import eventually, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +9,12 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import (
     Protocol,
-    RedriveReport,
     RedriveRequest,
     Selection,
     find_dead_letters,
     get_message,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
@@ -25,11 +22,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueDeclarationError,
     RedriveError,
 )
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
-from airflow_provider_jetstream.jetstream.redrive.report import SequenceMap
-from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
+from testbed import seams
 from testbed.dead_letters import publish_raw
+from testbed.face import Headers, redrive_message_id
 from testbed.queues import (
     exhaust_deliveries,
     make_dead_letters,
@@ -45,8 +40,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
 
 
@@ -154,7 +148,7 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
         await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
         return True
 
-    monkeypatch.setattr(redrive_module, "_wait_until", finish_late)
+    monkeypatch.setattr(seams.REDRIVE_STEP_WAIT_UNTIL, finish_late)
     report = await redrive_dead_letters(connection, queue)
     assert (dict(report.redriven), list(report.gone)) == ({2: 3}, [1])
     assert await process_all(connection, queue) == {"b": 1}
@@ -171,7 +165,7 @@ async def test_a_job_that_is_alive_again_after_the_redrive_waited_is_not_copied(
         await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
         return True
 
-    monkeypatch.setattr(redrive_module, "_wait_until", forget_the_deaths)
+    monkeypatch.setattr(seams.REDRIVE_STEP_WAIT_UNTIL, forget_the_deaths)
     report = await redrive_dead_letters(connection, queue)
     assert (dict(report.redriven), list(report.gone)) == ({1: 3}, [2])
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
@@ -268,7 +262,7 @@ async def test_a_copy_that_another_subscriber_answers_leaves_the_original(
     report = await redrive_dead_letters(connection, queue)
     assert report.failed[1].startswith(f"expected a subject of {name} ({name}.elsewhere), found {name}.jobs.plain: ")
     # It may do so just after the scan.
-    monkeypatch.setattr(RedriveTarget, "check_subject", lambda *_: None)
+    monkeypatch.setattr(seams.REDRIVE_TARGET_CHECK_SUBJECT, lambda *_: None)
 
     async def respond(answer: bytes, message: Msg) -> None:
         await message.respond(answer)
@@ -288,35 +282,6 @@ async def test_a_copy_that_another_subscriber_answers_leaves_the_original(
         1: f"no stream captures {name}.jobs.plain just now"
     }
     assert (await stored(connection, queue, 1)).data == b"a"
-
-
-async def test_the_report_fits_an_xcom() -> None:
-    gone = array("Q", [8, 9])
-    redriven = SequenceMap({1: 11, 2: 12, 4: 13})
-    report = RedriveReport(redriven=redriven, failed={7: "full"}, failures=1, gone=gone, entries_left=1)
-    expected = {
-        "protocol": "copy",
-        "target": None,
-        "redriven": 3,
-        "parked": 0,
-        "failed": 1,
-        "gone": 2,
-        "left_to_handlers": 0,
-        "entries_left": 1,
-        "uncertain": 0,
-        "undeliverable": 0,
-        "resumed": 0,
-        "from_sequences": [(1, 2), (4, 4)],
-        "to_sequences": [(11, 13)],
-        "failures": {7: "full"},
-        "risks": [],
-        "redrive": "",
-        "state": "planned",
-        "reason": "",
-        "outcomes": {"completed": 0, "died_again": 0, "still_running": 0, "unknown": 0},
-        "waves": [],
-    }
-    assert report.as_json() == expected
 
 
 async def test_a_queue_without_a_dead_letter_queue_or_without_its_streams_raises(

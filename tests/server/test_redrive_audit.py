@@ -16,13 +16,10 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit import lease
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
-from airflow_provider_jetstream.jetstream.redrive import run_progress
+from testbed import seams
 from testbed.dead_letters import change_stream, letter_records, make_terminated_letters, run_records, stream_messages
+from testbed.face import open_audit, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 WHO = {"dag_id": "orders", "run_id": "manual__1", "task_id": "redrive", "map_index": -1, "try_number": 1}
 RUN = RedriveRequest(run="orders-1", who=WHO, why="the printer is back")
@@ -89,8 +86,8 @@ async def test_a_run_is_recorded_from_its_beginning_to_its_end(
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abc")
-    monkeypatch.setattr(redrive_module, "PAGE", 1)
-    monkeypatch.setattr(run_progress, "_PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 1)
+    monkeypatch.setattr(seams.RUN_PROGRESS_PROGRESS_SECONDS, 0)
     redriven: list[int] = []
     await redrive_dead_letters(connection, queue, RUN, progress=lambda report: redriven.append(len(report.redriven)))
     assert redriven == [1, 2, 3, 3]
@@ -125,7 +122,7 @@ async def test_a_stopped_run_continues_under_its_key_and_its_report_covers_both_
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcdef")
     await redrive_dead_letters(connection, queue, RedriveRequest(run="other"), stopped=after(0))
-    monkeypatch.setattr(redrive_module, "PAGE", 2)
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
     first = await redrive_dead_letters(connection, queue, RUN, stopped=after(1))
     assert (dict(first.redriven), first.cancelled, first.resumed) == ({1: 7, 2: 8}, True, 0)
     assert not (await run_records(connection, queue, "orders-1"))[-1].finished
@@ -175,7 +172,7 @@ async def test_a_run_that_stays_open_continues_until_it_is_finished(connection: 
     assert (await redrive_dead_letters(connection, queue, request)).redriven == {1: 2}
     report = await redrive_dead_letters(connection, queue, request)
     assert (dict(report.redriven), report.resumed) == ({1: 2}, 1)
-    audit = await AuditLog.open(connection, queue, (await stream_info(connection, name))["created"])
+    audit = await open_audit(connection, queue)
     assert audit is not None
     await audit.finish_run("waits")
     await audit.finish_run("waits")
@@ -191,8 +188,8 @@ async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_n
     # The lease, the redrive, the intent, and the record of one letter: it can't be released then.
     audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 4}
     queue = await make_queue(connection, name, audit=audit, consumer={"ack_wait": "50ms"})
-    monkeypatch.setattr(lease, "LEASE_SECONDS", 4.0)
-    monkeypatch.setattr(lease, "TIME_LIMITS", 0.0)
+    monkeypatch.setattr(seams.LEASE_LEASE_SECONDS, 4.0)
+    monkeypatch.setattr(seams.LEASE_TIME_LIMITS, 0.0)
     await (make_dead_letters if gone == "dead" else make_terminated_letters)(connection, queue, "abc")
     report = await redrive_dead_letters(connection, queue)
     assert report.failures in (2, 3)

@@ -16,7 +16,7 @@ from testbed.dead_letters import stream_messages
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _PROGRAM = [sys.executable, "-m", "airflow_provider_jetstream.command.program"]

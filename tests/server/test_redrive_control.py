@@ -24,15 +24,15 @@ from airflow_provider_jetstream.jetstream.audit.redrive_record import (
     redrive_subject,
 )
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, RedriveRequestError
+from testbed.face import stream_info
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:
     from typing import Any
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def record(connection: NatsPyConnection, queue: WorkQueue, state: RedriveState, **fields: Any) -> str:

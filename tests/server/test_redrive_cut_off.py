@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import Protocol, Reason, RedriveRequest, Selection, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.errors import RedriveError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive import stored_letters
+from testbed import seams
 from testbed.dead_letters import letter_records, make_terminated_letters, run_records
+from testbed.face import AuditLog
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import LetterRecord, NatsPyConnection
 
 RUN = RedriveRequest(run="orders-1")
 
@@ -48,7 +47,7 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     if death == "without an entry":
         await connection.api(f"STREAM.PURGE.{name}-dead")
     with monkeypatch.context() as patch:
-        patch.setattr(stored_letters, "remove_originals", keep_original)
+        patch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, keep_original)
         report = await redrive_dead_letters(connection, queue, RUN)
     assert report.failed == dict.fromkeys((1, 2), "it is redriven, but the original could not be removed")
     assert await stored_count(connection, name) == 4
@@ -104,7 +103,7 @@ async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without
     undeliverable = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
     request = RedriveRequest(undeliverable, subject=f"{name}.jobs.probe")
     with monkeypatch.context() as patch:
-        patch.setattr(stored_letters, "remove_originals", keep_original)
+        patch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, keep_original)
         assert (await redrive_dead_letters(connection, queue, request)).failures == 1
     await duplicates_forgotten(connection, queue)
     report = await redrive_dead_letters(connection, queue, request)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import Protocol, RedriveRequest, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
-from airflow_provider_jetstream.jetstream.redrive import steps
+from testbed import seams
 from testbed.dead_letters import letter_records, stream_messages
+from testbed.face import NatsPyConnection
 from testbed.queues import eventually, make_dead_letters, make_queue
 
 if TYPE_CHECKING:
@@ -93,8 +92,8 @@ def cases() -> list[tuple[Protocol, int]]:
 async def test_a_redrive_that_is_cut_off_at_any_request_is_finished_by_the_next_one(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, protocol: Protocol, turn: int
 ) -> None:
-    monkeypatch.setattr(redrive_module, "PAGE", BATCH)
-    monkeypatch.setattr(steps, "LEAST_OVERLAPPED", 1)
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, BATCH)
+    monkeypatch.setattr(seams.STEPS_LEAST_OVERLAPPED, 1)
     bodies = [str(number) for number in range(LETTERS)]
     cuts = 0
 

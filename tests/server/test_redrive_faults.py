@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
+from testbed import seams
 from testbed.crash_points import crash_at_every_call
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count
 from testbed.sent_frames import sent_messages
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 JOBS = ["a", "b", "c"]
@@ -201,8 +201,8 @@ async def test_letters_whose_consumer_is_deleted_in_the_middle_are_redriven_all_
             await connection.api(f"CONSUMER.DELETE.{name}.worker")
         return True
 
-    monkeypatch.setattr(redrive_module, "_wait_until", delete_before_the_second)
-    monkeypatch.setattr(redrive_module, "PAGE", 1)
+    monkeypatch.setattr(seams.REDRIVE_STEP_WAIT_UNTIL, delete_before_the_second)
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 1)
     report = await redrive_dead_letters(connection, queue)
     report.raise_for_failures()
     assert report.redriven == {1: 3, 2: 4}

@@ -19,13 +19,12 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from testbed.face import prepare_jobs, publish_prepared
 from testbed.queues import eventually, probe, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import PublishReport
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 # The document's limit is 20,000 jobs.

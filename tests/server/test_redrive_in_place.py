@@ -15,11 +15,10 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import in_place, stored_letters
-from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
+from testbed import seams
 from testbed.dead_letters import acknowledge_jobs, letter_records, make_terminated_letters, stream_messages
+from testbed.face import consumer_info
 from testbed.queues import (
     completion_body,
     eventually,
@@ -33,7 +32,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
 KINDS = ("high", "low", "slow")
@@ -122,8 +121,8 @@ async def test_jobs_in_flight_prevent_the_reset(
     await make_dead_letters(connection, queue, "ab")
     await publish_jobs(connection, queue, "cde")
     working = await pull_jobs(connection, queue, 3)
-    monkeypatch.setattr(in_place, "_MARGIN", timedelta(seconds=-59.5))
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive_step._wait_until", at_once)
+    monkeypatch.setattr(seams.IN_PLACE_MARGIN, timedelta(seconds=-59.5))
+    monkeypatch.setattr(seams.REDRIVE_STEP_WAIT_UNTIL, at_once)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     expected = (
         "expected no job of consumer worker in flight, found 3 still after its ack wait: a reset would deliver them a"
@@ -165,9 +164,9 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
 
     with monkeypatch.context() as patch:
         if moment == "record":
-            patch.setattr(LetterRecords, "write_requeued", hang)
+            patch.setattr(seams.LETTER_RECORDS_WRITE_REQUEUED, hang)
         else:
-            patch.setattr(in_place, moment, hang)
+            patch.setattr(f"{seams.IN_PLACE}.{moment}", hang)
         task = asyncio.create_task(redrive_dead_letters(connection, queue, IN_PLACE))
         await asyncio.wait([task, asyncio.create_task(reached.wait())], return_when=asyncio.FIRST_COMPLETED)
         assert not task.done() or task.result()
@@ -221,7 +220,7 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored_letters, "remove_originals", fail)
+        patch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, fail)
         only_a = RedriveRequest(Selection(sequences=frozenset({1})))
         assert (await redrive_dead_letters(connection, queue, only_a)).failures == 1
     report = await redrive_dead_letters(connection, queue, IN_PLACE)

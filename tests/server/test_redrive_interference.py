@@ -32,15 +32,15 @@ from airflow_provider_jetstream.jetstream.audit.redrive_record import redrive_co
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueGoneError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive import supervision
-from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
 from testbed.dead_letters import letter_records, request_for
+from testbed.face import advance_redrive
 from testbed.queues import eventually, make_dead_letters, make_queue
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 WITHIN = 60.0

@@ -11,7 +11,7 @@ from testbed.dead_letters import stream_messages
 from testbed.queues import make_dead_letters, make_queue, publish_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LETTERS = 550
 

@@ -18,12 +18,12 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit import lease
-from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.order_key import key_of
+from testbed import seams
 from testbed.dead_letters import publish_raw, request_for
+from testbed.face import read_lease
 from testbed.key_ledger import KeyLedger, make_keyed_letters
 from testbed.queues import (
     CONSUMER,
@@ -40,7 +40,7 @@ from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 BY_CUSTOMER = RedriveRequest(order_key="header:Customer")
@@ -231,7 +231,7 @@ async def test_two_redrives_at_once_keep_the_order_together(
 async def test_an_interrupted_redrive_is_run_again_in_order(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(seams.LEASE_LEASE_SECONDS, 0.6)
     queue = await make_queue(connection, name, consumer=SAMPLED)
     rng = random.Random(11)  # noqa: S311 - dice
     bodies = await make_keyed_letters(connection, queue, rng.choices("ab", k=8))

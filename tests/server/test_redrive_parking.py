@@ -16,18 +16,17 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, parked_filter, parked_subject
-from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import stored_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import store_parked
+from testbed import seams
 from testbed.dead_letters import letter_records, make_terminated_letters, request_for, stored_message, stream_messages
+from testbed.face import Headers, record_headers
 from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import DeadLetter, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 ALL = RedriveRequest(max_redrives=0, why="the customer is gone")
 PARKED = RedriveRequest(Selection(parked=True))
@@ -186,7 +185,7 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored_letters, "remove_originals", fail)
+        patch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, fail)
         report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == dict.fromkeys((1, 2), "it is parked, but the original could not be removed")
     assert len((await find_dead_letters(connection, queue)).letters) == 2
@@ -209,7 +208,7 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored_letters, "remove_originals", fail)
+        patch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, fail)
         assert (await redrive_dead_letters(connection, queue)).failures == 1
     report = await redrive_dead_letters(connection, queue, ALL)
     assert (dict(report.redriven), list(report.parked)) == ({1: 2}, [])

@@ -10,17 +10,16 @@ import pytest
 from test_command_line import as_json, command
 
 from airflow_provider_jetstream.jetstream import RedriveRequest, preview, read_redrive, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from testbed.dead_letters import make_terminated_letters, stream_messages
+from testbed.face import open_audit
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 PATCH = '[{"op":"test","path":"/currency","value":"usd"},{"op":"replace","path":"/currency","value":"EUR"}]'
@@ -42,8 +41,7 @@ async def bodies(connection: NatsPyConnection, stream: str) -> dict[int, bytes]:
 
 
 async def records(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> Any:
-    audit = await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
-    assert audit is not None
+    audit = await open_audit(connection, queue)
     return await audit.last_record(sequence)
 
 

@@ -13,15 +13,13 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
-from airflow_provider_jetstream.jetstream.provisioning.migration import update_consumer
-from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
 from testbed.dead_letters import make_terminated_letters, request_for, stream_messages
+from testbed.face import GUARANTEES, consumer_info, stream_info, update_consumer
 from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import DeadLetter, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def everything(connection: NatsPyConnection, queue: WorkQueue) -> list[Any]:

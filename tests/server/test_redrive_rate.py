@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from airflow_provider_jetstream.jetstream import RedriveRequest, find_dead_letters, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive import redrive_step as redrive_module
-from airflow_provider_jetstream.jetstream.redrive import run_progress
+from testbed import seams
 from testbed.dead_letters import stream_messages
 from testbed.queues import make_dead_letters, make_queue, process_all
 from testbed.rates import most_within
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import RedriveReport
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _CORE = "airflow_provider_jetstream.jetstream."
 
@@ -90,14 +89,14 @@ async def test_progress_is_reported_and_logged(
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcd")
-    monkeypatch.setattr(redrive_module, "PAGE", 2)
-    monkeypatch.setattr(run_progress, "_PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
+    monkeypatch.setattr(seams.RUN_PROGRESS_PROGRESS_SECONDS, 0)
     reports: list[tuple[int, bool]] = []
 
     def progress(report: RedriveReport) -> None:
         reports.append((len(report.redriven), report.cancelled))
 
-    with caplog.at_level(logging.INFO, logger="airflow_provider_jetstream.jetstream.redrive"):
+    with caplog.at_level(logging.INFO, logger="airflow_provider_jetstream"):
         await redrive_dead_letters(connection, queue, progress=progress)
     assert reports == [(2, False), (4, False), (4, False)]
     first, *others = [record.getMessage() for record in caplog.records if ".redrive." in record.name]
@@ -113,7 +112,7 @@ async def test_a_stopped_redrive_ends_between_batches(
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcde")
-    monkeypatch.setattr(redrive_module, "PAGE", 2)
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
     calls = count(1)
     report = await redrive_dead_letters(connection, queue, stopped=lambda: next(calls) == 3)
     assert (dict(report.redriven), report.cancelled) == ({1: 6, 2: 7, 3: 8, 4: 9}, True)

@@ -20,12 +20,9 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import intent_filter, letter_audit_subject
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive import copies, requeueing, stored_letters
-from airflow_provider_jetstream.jetstream.redrive import steps as steps_module
+from testbed import seams
 from testbed.dead_letters import (
     change_stream,
     letter_records,
@@ -33,14 +30,14 @@ from testbed.dead_letters import (
     request_for,
     stream_messages,
 )
+from testbed.face import read_lease, stream_info
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, stored_count, unhurried
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import ModuleType
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 COPY = RedriveRequest(protocol=Protocol.COPY)
@@ -55,11 +52,9 @@ class Killed(BaseException):
 
 
 @contextmanager
-def killed(
-    monkeypatch: pytest.MonkeyPatch, function: str, *, after: bool = True, module: ModuleType = steps_module
-) -> Iterator[None]:
-    """End a redrive just after it has called a function of a module, or in place of that."""
-    call = getattr(module, function)
+def killed(monkeypatch: pytest.MonkeyPatch, function: str, *, after: bool = True) -> Iterator[None]:
+    """End a redrive just after it has called a function at a place of its inside, or in place of that."""
+    call = seams.current(function)
 
     async def call_and_end(*args: Any, **options: Any) -> None:
         if after:
@@ -67,7 +62,7 @@ def killed(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, function, call_and_end)
+        patch.setattr(function, call_and_end)
         try:
             yield
         except Killed:
@@ -123,7 +118,7 @@ async def test_a_copy_is_stored_once_past_the_window_whatever_protocol_comes_nex
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest, workers: str
 ) -> None:
     queue = await begin(connection, name)
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
     done = await work(connection, queue) if workers == "work" else Counter[str]()
     await asyncio.sleep(0.2)
@@ -140,7 +135,7 @@ async def test_what_was_never_stored_is_redriven_as_the_next_request_says(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest, expected: str
 ) -> None:
     queue = await begin(connection, name)
-    with killed(monkeypatch, "store_jobs", after=False):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS, after=False):
         await redrive_dead_letters(connection, queue, COPY)
     await publish_jobs(connection, queue, "xyz")
     done = await work(connection, queue)
@@ -153,7 +148,7 @@ async def test_a_letter_that_is_parked_already_is_not_redriven_as_well(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest
 ) -> None:
     queue = await begin(connection, name, "a")
-    with killed(monkeypatch, "store_parked"):
+    with killed(monkeypatch, seams.STEPS_STORE_PARKED):
         await redrive_dead_letters(connection, queue, PARK)
     await asyncio.sleep(0.2)
     report = await redrive_dead_letters(connection, queue, again)
@@ -168,7 +163,7 @@ async def test_terminated_letters_are_stored_once_past_the_window(
 ) -> None:
     queue = await make_queue(connection, name, duplicate_window="100ms", **has_batches(connection))
     await make_terminated_letters(connection, queue, "abc")
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
     done = await work(connection, queue)
     await asyncio.sleep(0.2)
@@ -181,7 +176,7 @@ async def test_copies_that_ran_before_the_server_was_killed_are_known(
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await begin(connection, "q", duplicate_window="2m")
-        with killed(monkeypatch, "store_jobs"):
+        with killed(monkeypatch, seams.STEPS_STORE_JOBS):
             await redrive_dead_letters(connection, queue, COPY)
         done = await work(connection, queue)
         # The server loses no more than the last second.
@@ -196,7 +191,7 @@ async def test_without_an_archive_a_copy_that_may_have_run_is_set_aside_until_it
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await begin(connection, name, "ab", archive=False)
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
     assert await work(connection, queue) == {"a": 1, "b": 1}
     await asyncio.sleep(0.2)
@@ -222,7 +217,7 @@ async def test_without_an_archive_copies_that_still_wait_are_known(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest
 ) -> None:
     queue = await begin(connection, name, archive=False)
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
     await asyncio.sleep(0.2)
     assert await finish(connection, queue, again, Counter()) == dict.fromkeys("abc", 1)
@@ -235,7 +230,7 @@ async def test_inside_the_window_a_copy_that_may_have_run_is_stored_once_more_an
     queue = await begin(connection, name, archive=False, duplicate_window="2m")
     # The first look at the queue begins to watch whether its server restarts.
     await find_dead_letters(connection, queue)
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
     done = await work(connection, queue)
     assert await finish(connection, queue, again, done) == dict.fromkeys("abc", 1)
@@ -246,7 +241,7 @@ async def test_a_batch_with_markers_is_stored_once_without_an_archive(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest
 ) -> None:
     queue = await begin(connection, name, archive=False)
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, ATOMIC)
     done = await work(connection, queue)
     await asyncio.sleep(0.2)
@@ -309,12 +304,14 @@ async def test_an_answer_that_never_came_is_found_out_by_the_next_redrive(
 ) -> None:
     queue = await begin(connection, name)
 
+    store_jobs = seams.current(seams.STEPS_STORE_JOBS)
+
     async def store_unheard(*args: Any) -> list[Any]:
-        await copies.store_jobs(*args)
+        await store_jobs(*args)
         return [UnreachableError("the connection is lost")] * 3
 
     with monkeypatch.context() as patch:
-        patch.setattr(steps_module, "store_jobs", store_unheard)
+        patch.setattr(seams.STEPS_STORE_JOBS, store_unheard)
         report = await redrive_dead_letters(connection, queue, COPY)
     assert sorted(report.failed) == [1, 2, 3]
     done = await work(connection, queue)
@@ -345,7 +342,7 @@ async def test_what_is_no_intent_is_passed_over(
 ) -> None:
     """Whoever may publish to the audit can store anything there."""
     queue = await begin(connection, name)
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
     jetstream = connection.client.jetstream()
     for subject in (f"audit.{name}.intents.any", letter_audit_subject(name, 0).removesuffix("0") + "x"):
@@ -364,9 +361,9 @@ async def test_a_parked_record_of_a_job_that_was_requeued_since_is_no_letter(
     if connection.server_version < (2, 14):
         pytest.skip("consumers are reset since 2.14")
     queue = await begin(connection, name, consumer={"ack_wait": "50ms", "sample_freq": "100%"})
-    with killed(monkeypatch, "remove_originals", after=False, module=stored_letters):
+    with killed(monkeypatch, seams.STORED_LETTERS_REMOVE_ORIGINALS, after=False):
         await redrive_dead_letters(connection, queue, PARK)
-    with killed(monkeypatch, "remove_entries", after=False, module=requeueing):
+    with killed(monkeypatch, seams.REQUEUEING_REMOVE_ENTRIES, after=False):
         await redrive_dead_letters(connection, queue, IN_PLACE)
     done = await work(connection, queue)
     assert done == dict.fromkeys("abc", 1)
@@ -378,7 +375,7 @@ async def test_intents_of_an_earlier_queue_of_the_same_name_do_not_count(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await begin(connection, name)
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
     for stream in (name, f"{name}-dead"):
         await connection.api(f"STREAM.DELETE.{stream}")
@@ -392,7 +389,7 @@ async def test_letters_of_a_try_that_was_cut_off_count_as_resumed(
     """Whoever waits for their jobs has to read the ends from before this try."""
     queue = await begin(connection, name)
     request = RedriveRequest(protocol=Protocol.COPY, run="first")
-    with killed(monkeypatch, "store_jobs"):
+    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, request)
     report = await redrive_dead_letters(connection, queue, request)
     assert (dict(report.redriven), report.resumed, report.awaited_sequences()) == ({1: 4, 2: 5, 3: 6}, 3, {4, 5, 6})

@@ -16,13 +16,13 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from testbed.dead_letters import letter_records, publish_raw, stored_message
+from testbed.face import Headers
 from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import DeadLetter
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 

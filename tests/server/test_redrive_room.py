@@ -14,14 +14,11 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.stream_room import stored_size
 from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from testbed.dead_letters import change_stream, make_terminated_letters, stream_messages
+from testbed.face import Headers, Scan, store, summarise_dead_letters
 from testbed.queues import (
     eventually,
     make_dead_letters,
@@ -34,7 +31,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LETTERS, LIVE = 15, 18
 DEAD = [f"dead-{number:02}" for number in range(LETTERS)]

@@ -21,13 +21,12 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, RedriveRequestError, UnsuitableQueueError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
 from airflow_provider_jetstream.plugins.monitor.letter_history import read_records
+from testbed import seams
 from testbed.dead_letters import letter_records, make_terminated_letters, request_for
+from testbed.face import open_audit, redrive_message_id, stream_info
 from testbed.queues import (
     exhaust_deliveries,
     make_dead_letters,
@@ -41,7 +40,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def to(target: WorkQueue, token: str = "slow", **fields: Any) -> RedriveRequest:
@@ -227,7 +226,7 @@ async def test_an_interrupted_redrive_to_a_target_goes_on(
     async def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.stored_letters.remove_originals", die)
+    monkeypatch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, die)
     with pytest.raises(KeyboardInterrupt):
         await redrive_dead_letters(connection, queue, to(other, run="r1"))
     monkeypatch.undo()
@@ -251,7 +250,7 @@ async def test_a_new_job_that_was_stored_but_not_recorded_is_found_in_the_target
     async def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.audit.log.AuditLog.write", die)
+    monkeypatch.setattr(seams.AUDIT_LOG_WRITE, die)
     with pytest.raises(KeyboardInterrupt):
         await redrive_dead_letters(connection, queue, to(other))
     monkeypatch.undo()
@@ -273,8 +272,7 @@ async def test_the_page_shows_no_record_of_a_letter_of_another_queue(connection:
     await redrive_dead_letters(connection, queue, to(other))
     await exhaust_deliveries(connection, other, 1)
     (letter,) = (await find_dead_letters(connection, other)).letters
-    info = await stream_info(connection, other.name)
-    assert await read_records(letter, await AuditLog.open(connection, other, info["created"])) == []
+    assert await read_records(letter, await open_audit(connection, other)) == []
 
 
 async def test_the_task_that_published_a_job_is_known_in_the_target(connection: NatsPyConnection, name: str) -> None:

@@ -24,11 +24,9 @@ from airflow_provider_jetstream.jetstream import (
     resume_redrive,
 )
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
-from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from testbed.dead_letters import letter_records
+from testbed.face import advance_redrive, consumer_info, take_redrive_lease
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, wait_for_entries
 from testbed.shop import Shop
 from testbed.shop import shop_with_letters as workers_with_letters
@@ -37,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, Redrive, RedriveReport, Wave, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.redrive.stop_rule import WaveSize
+    from testbed.face import NatsPyConnection
 
 MANY = 5_000 if os.environ.get("FAULTS") == "full" else 500
 WITHIN = 60.0

@@ -12,8 +12,8 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, Origin, find_dead_letters, publish, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters import scan
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from testbed import seams
 from testbed.dead_letters import store_task
 from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 from testbed.sent_frames import sent_messages
@@ -21,7 +21,7 @@ from testbed.sent_frames import sent_messages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def scan_requests(name: str) -> list[str]:
 async def test_finding_two_dead_letters_takes_at_most_ten_requests(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:
@@ -121,7 +121,7 @@ async def test_finding_two_dead_letters_takes_at_most_ten_requests(
 async def test_jobs_in_flight_take_one_request_more_that_says_since_when_the_server_has_been_up(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
     queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
     await make_dead_letters(connection, queue, ["a", "b"])
     await publish_jobs(connection, queue, ["running"])
@@ -140,7 +140,7 @@ async def test_jobs_in_flight_take_one_request_more_that_says_since_when_the_ser
 async def test_the_letters_of_two_tasks_take_five_requests_and_three_for_each_letter_and_one_for_each_task(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
     queue = await make_queue(connection, name)
     tasks = [Origin("dag", "run", "t", index) for index in range(2)]
     for number in range(count):
@@ -184,7 +184,7 @@ def without_operation(subjects: list[str]) -> list[str]:
 async def test_redriving_two_dead_letters_takes_at_most_twenty_nine_requests(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
     queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"})
     await make_dead_letters(connection, queue, ["a", "b"])
     # No worker can be working on the jobs any more, so that the redrive doesn't wait.
@@ -224,7 +224,7 @@ async def test_a_redrive_takes_one_message_for_the_intents_of_a_batch(
 async def test_a_redrive_that_waits_for_workers_reads_the_consumers_and_proves_the_letters_once_more(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError, UnreachableError
@@ -19,13 +17,14 @@ from testbed.certificates import make_tls
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually, make_queue, publish_jobs, stored_count
+from testbed.spark_face import BlockingConnection, NatsSocket
 from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.tcp_proxy import TcpProxy
 
 INFO = (

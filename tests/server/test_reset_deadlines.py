@@ -16,17 +16,15 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.consumer_pause import ConsumerPause
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.redrive import in_place
-from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
+from testbed import seams
+from testbed.face import consumer_info
 from testbed.queues import make_dead_letters, make_queue, process_all
 from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
     from testbed.tcp_proxy import TcpProxy
 
@@ -37,7 +35,7 @@ IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset that fails after a fraction of a second, and a pause that outlasts it by a little."""
     for name, seconds in (("_RESET_SECONDS", 0.3), ("_LATE_SECONDS", 3.0), ("_CHECK_SECONDS", 1.0)):
-        monkeypatch.setattr(in_place, name, seconds)
+        monkeypatch.setattr(f"{seams.IN_PLACE}.{name}", seconds)
 
 
 @asynccontextmanager
@@ -102,7 +100,7 @@ async def test_nothing_is_reset_in_a_pause_that_is_too_short(
         return
 
     with monkeypatch.context() as patch:
-        patch.setattr(ConsumerPause, "prolong", leave_as_it_is)
+        patch.setattr(seams.CONSUMER_PAUSE_PROLONG, leave_as_it_is)
         report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert report.failed[1].startswith("expected consumer worker to be paused for 37 s more, found ")
     assert await process_all(connection, queue) == {}
@@ -117,13 +115,13 @@ async def test_a_pause_of_somebody_else_is_never_shortened(
     until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     await connection.api(f"CONSUMER.PAUSE.{name}.worker", {"pause_until": until})
     before = (await consumer_info(connection, name, "worker"))["config"]["pause_until"]
-    write, seen = LetterRecords.write_requeued, []
+    write, seen = seams.current(seams.LETTER_RECORDS_WRITE_REQUEUED), []
 
     async def look(*arguments: object) -> None:
         seen.append((await consumer_info(connection, name, "worker"))["config"]["pause_until"])
-        await write(*arguments)  # type: ignore[arg-type]
+        await write(*arguments)
 
-    monkeypatch.setattr(LetterRecords, "write_requeued", look)
+    monkeypatch.setattr(seams.LETTER_RECORDS_WRITE_REQUEUED, look)
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
     assert seen == [before]
     assert (await consumer_info(connection, name, "worker"))["config"]["pause_until"] == before

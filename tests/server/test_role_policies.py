@@ -40,9 +40,6 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.audit.redrive_record import new_redrive_id, redrive_subject
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DriftError,
@@ -50,18 +47,16 @@ from airflow_provider_jetstream.jetstream.errors import (
     PermissionDeniedError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.inspection.samples import SampleStream
-from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, Role
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
-from airflow_provider_jetstream.jetstream.waiting import reconciler
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import scanned_jobs
 from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.errors import GiveUpError
+from testbed import seams
+from testbed.face import ROLES, Role, Scan, authorization, inspect_all_queues, stream_info, summarise_dead_letters
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, exhaust_deliveries, pull_jobs, small_queue, stored_count
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -69,9 +64,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.worker import Delivery
+    from testbed.face import NatsPyConnection
+    from testbed.spark_face import BlockingConnection
 
     _Flow: TypeAlias = Callable[[ConnectionSettings, NatsPyConnection], Awaitable[None]]
 
@@ -543,7 +538,7 @@ async def test_a_role_needs_every_line_of_its_policy(
     server: NatsServer, role: Role, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "airflow_provider_jetstream")
-    monkeypatch.setattr(reconciler, "INTERVAL", 0.1)
+    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.1)
     problem, logged = await run(server, role, role, caplog, None)
     assert problem == ""
     assert "doesn't let" not in logged

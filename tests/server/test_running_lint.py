@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream import WorkQueue, provision, running_w
 from testbed.queues import eventually, publish_jobs, pull_jobs, store_completion, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def good_queue(name: str, **consumer: Any) -> WorkQueue:

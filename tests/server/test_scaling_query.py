@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import yaml
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from testbed.code_blocks import code_blocks
 from testbed.dead_letters import make_terminated_letters
+from testbed.face import consumer_info
 from testbed.prometheus import exporter, prometheus
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 

@@ -23,18 +23,16 @@ from airflow_provider_jetstream.jetstream import (
     plan,
     provision,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.schedules import cron_problem
+from testbed.face import prepare_jobs, publish_prepared, stream_info
 from testbed.queues import eventually, exhaust_deliveries, make_queue, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, connect, connection_settings, publish
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueFullError, TransientError, UnreachableError
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from testbed.face import prepare_jobs, publish_prepared
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, process_all, stored_count
@@ -21,8 +20,7 @@ from testbed.queues import eventually, make_queue, process_all, stored_count
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from testbed.face import NatsPyConnection, OutgoingJob
 
 _NAME = "q"
 _SECONDS = 60

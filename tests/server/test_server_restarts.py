@@ -17,14 +17,9 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError
-from airflow_provider_jetstream.jetstream.queue.server_uptime import UPTIME_CONSUMER
-from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from testbed.face import NotDead, Scan, consumer_info, stream_info, summarise_dead_letters, take_snapshot
 from testbed.nats_cluster import NatsCluster
 from testbed.queues import (
     CONSUMER,
@@ -43,12 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 # After this time the server has stored what it knows of its consumers.
 PERSISTED = 1.5
 COUNT = 13
+
+# The consumer whose start shows that the server was restarted.
+UPTIME_CONSUMER = "uptime"
 
 
 def settings_of(server: NatsServer) -> ConnectionSettings:

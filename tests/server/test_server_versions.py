@@ -19,9 +19,9 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, ServerTooOldError
 from testbed.dead_letters import letter_records, make_terminated_letters
+from testbed.face import consumer_info
 from testbed.nats_binaries import OLDER_VERSIONS, NoSuchServerError, nats_server_of
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
@@ -29,7 +29,7 @@ from testbed.queues import make_dead_letters, make_queue, process_all, publish_j
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 FIRST_WITH = {Protocol.ATOMIC: (2, 12, 1), Protocol.IN_PLACE: (2, 14, 0)}
 DEAD = [f"dead{number}" for number in range(5)]

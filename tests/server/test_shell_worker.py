@@ -14,13 +14,13 @@ import pytest
 from conforming import broken, conform
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from testbed.face import last_message
 from testbed.queues import eventually, make_queue, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 WORKER = Path(__file__).parents[2] / "example_workers" / "worker.sh"

@@ -10,12 +10,13 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import WaitPolicy, provision, take_cursor, wait
 from airflow_provider_jetstream.jetstream.errors import JobsStalledError
+from testbed import seams
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, store_completion
 from testbed.waiters import start_waiting, store_completions, wait_failures, wait_reports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 pytestmark = pytest.mark.usefixtures("short_interval")
 
@@ -24,7 +25,7 @@ LONG = 30.0
 
 @pytest.fixture
 def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.1)
+    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.1)
 
 
 async def filtered_queue(connection: NatsPyConnection, name: str) -> WorkQueue:

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import Selection
-from airflow_provider_jetstream.jetstream.client import stream_api
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
-from airflow_provider_jetstream.jetstream.dead_letters import reconciliation
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from testbed import seams
+from testbed.face import Scan
 from testbed.queues import make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def test_stored_sequences_are_read_without_messages(
@@ -30,7 +29,7 @@ async def test_stored_sequences_are_read_without_messages(
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
     stored = await stored_sequences(connection, name)
     assert ([sequence for sequence in range(10) if sequence in stored], stored.exact) == ([3, 5, 6], True)
-    monkeypatch.setattr(stream_api, "_MAX_DELETED", 0)
+    monkeypatch.setattr(seams.STREAM_API_MAX_DELETED, 0)
     stored = await stored_sequences(connection, name)
     assert ([sequence for sequence in range(10) if sequence in stored], stored.exact) == ([3, 4, 5, 6, 7], False)
 
@@ -48,7 +47,7 @@ async def test_letters_are_counted_equally_by_sequences_and_one_by_one(
             stored = await stored_sequences(connection, stream, state)
             return SequenceSet(stored.first, stored.last, exact=False)
 
-        monkeypatch.setattr(reconciliation, "stored_sequences", inexact)
+        monkeypatch.setattr(seams.RECONCILIATION_STORED_SEQUENCES, inexact)
     queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
     await make_dead_letters(connection, queue, "abcdefgh")
     # One was acknowledged late, one deleted, one has no entry; one more is in flight.

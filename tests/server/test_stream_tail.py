@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream import connect, take_cursor
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
+from testbed.face import consumer_names
 from testbed.queues import eventually, make_queue, publish_jobs
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.connection import OnMessage, Subscription
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 TAIL = "airflow_provider_jetstream.jetstream.waiting.stream_tail"
 

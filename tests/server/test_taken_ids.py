@@ -28,13 +28,16 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import end_id
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from airflow_provider_jetstream.worker import GiveUpError, Worker
+from testbed.face import (
+    authorization,
+    last_message,
+    read_range,
+    redrive_message_id,
+    stream_info,
+    summarise_dead_letters,
+)
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_dead_letters, publish_jobs, pull_jobs, running_worker, stored_count
 
@@ -43,8 +46,8 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.worker import Delivery
+    from testbed.face import NatsPyConnection
 
 _SECRET = "of-every-user"
 _ADMIN = "admin"

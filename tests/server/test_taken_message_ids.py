@@ -14,21 +14,17 @@ import pytest
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import Job, Origin, PublishIncompleteError, PublishRefusedError, publish
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import salted_id
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from testbed.face import publish_prepared, read_range, stream_info
 from testbed.queues import make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from testbed.face import NatsPyConnection, OutgoingJob, StoredMessage
 
 ORIGIN = Origin("billing", "scheduled__2026-11-28T00:00:00+00:00", "send", max_tries=0)
 JOBS = [Job(b"pay 1", id="p1"), b"pay 2", Job({"pay": 3}, headers={"Tenant": "a"}), b"\xff\x00"]

@@ -23,24 +23,27 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
-from airflow_provider_jetstream.jetstream.publishing import manifest, manifest_removal
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
-from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from testbed import seams
 from testbed.dead_letters import change_stream, stream_messages
+from testbed.face import (
+    AskedForEach,
+    Manifest,
+    prepare_jobs,
+    publish_prepared,
+    resolve_origins,
+    stream_info,
+    subject_counts,
+    summarise_dead_letters,
+)
 from testbed.queues import eventually, exhaust_deliveries, make_queue, process_all, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from testbed.face import NatsPyConnection
 
 ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send", 3)
 OTHER = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "other")
@@ -49,7 +52,7 @@ _SECOND = 10**9
 
 @pytest.fixture
 def without_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_removal, "_MARGIN", timedelta())
+    monkeypatch.setattr(seams.MANIFEST_REMOVAL_MARGIN, timedelta())
 
 
 def forgetful(name: str) -> dict[str, Any]:
@@ -212,7 +215,7 @@ async def test_a_record_is_kept_while_the_server_may_make_jobs_of_schedules(
 
 
 async def has_job(connection: NatsPyConnection, queue: WorkQueue) -> bool:
-    counts = [count async for _, count in subject_counts(connection, queue.name, f"{queue.name}.jobs.>")]
+    counts = list((await subject_counts(connection, queue.name, f"{queue.name}.jobs.>")).values())
     return bool(counts)
 
 
@@ -229,7 +232,7 @@ async def test_a_record_is_kept_as_long_as_the_events_at_least(connection: NatsP
 async def test_tasks_remove_the_records_of_others_that_nothing_needs(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "_REMOVAL_INTERVAL", 1)
+    monkeypatch.setattr(seams.MANIFEST_REMOVAL_INTERVAL, 1)
     queue = await make_queue(connection, name, archive=False, **forgetful(name))
     await publish_as(connection, queue, ORIGIN, b"a")
     await process_all(connection, queue)
@@ -246,7 +249,7 @@ async def test_provisioning_removes_the_records_that_nothing_needs(connection: N
     await process_all(connection, queue)
     await asyncio.sleep(0.15)
     await provision(connection, queue)
-    assert [item async for item in subject_counts(connection, f"{name}-events", manifest_filter(name))] == []
+    assert await subject_counts(connection, f"{name}-events", manifest_filter(name)) == {}
 
 
 async def test_a_redrive_leaves_the_log_of_a_task_that_waits_as_it_is(connection: NatsPyConnection, name: str) -> None:
@@ -440,7 +443,7 @@ async def test_events_that_take_no_record_keep_no_job_from_being_published(
 async def test_a_task_that_is_killed_while_it_removes_the_records_of_others_has_not_closed_its_own(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest, "_REMOVAL_INTERVAL", 1)
+    monkeypatch.setattr(seams.MANIFEST_REMOVAL_INTERVAL, 1)
     queue = await make_queue(connection, name)
     log = Manifest(connection, queue, ORIGIN)
     begun = await log.begin(await stream_info(connection, name))
@@ -450,7 +453,7 @@ async def test_a_task_that_is_killed_while_it_removes_the_records_of_others_has_
     async def killed(*_: object) -> int:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(manifest, "remove_unneeded_manifests", killed)
+    monkeypatch.setattr(seams.MANIFEST_REMOVE_UNNEEDED_MANIFESTS, killed)
     with pytest.raises(asyncio.CancelledError):
         await log.close()
     again = await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name))

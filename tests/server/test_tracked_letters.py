@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import RedriveRequest, Selection, find_dead_letters, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
-from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from testbed.dead_letters import (
@@ -21,15 +19,15 @@ from testbed.dead_letters import (
     publish_raw,
     request_for,
 )
+from testbed.face import Summary, stream_info, summarise_dead_letters
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
-    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
+    from testbed.page import GroupField
 
 
 def counted(summary: Summary, *, with_times: bool) -> dict[str, Any]:

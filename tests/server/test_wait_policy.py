@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TerminalError,
 )
 from airflow_provider_jetstream.worker import Worker
+from testbed import seams
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -30,8 +31,8 @@ from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.worker import Delivery
+    from testbed.face import NatsPyConnection
 
 
 async def cancel(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> None:
@@ -164,7 +165,7 @@ async def test_one_completion_of_many_is_enough_and_the_others_are_not_awaited(
 async def test_dead_and_vanished_jobs_beyond_the_limit_end_the_wait(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
+    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.2)
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abcd")

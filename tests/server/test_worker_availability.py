@@ -12,7 +12,8 @@ import pytest
 from airflow_provider_jetstream.jetstream import connect, connection_settings, provision
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.worker import Delivery, Worker
-from airflow_provider_jetstream.worker.consumers import ConsumerRef
+from testbed import seams
+from testbed.face import ConsumerRef
 from testbed.nats_cluster import NatsCluster
 from testbed.priority_consumers import (
     HIGH,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 WATCHED_SECONDS = 3.0
@@ -75,7 +76,7 @@ async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_e
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A request that the server leaves unanswered would keep the worker from the other consumer for that long.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.fetcher.PULL_EXPIRES", 60)
+    monkeypatch.setattr(seams.FETCHER_PULL_EXPIRES, 60)
     queue = priority_queue(name, max_ack_pending=1)
     await provision(connection, queue)
     high, low = ConsumerRef(queue, queue.consumer(HIGH)), ConsumerRef(queue, queue.consumer(LOW))
@@ -194,7 +195,7 @@ async def test_after_a_killed_server_restarts_no_job_is_lost_and_every_consumer_
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A killed server may have forgotten its last deliveries, and never confirms their acknowledgements.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._CONFIRM_TIMEOUT", 3)
+    monkeypatch.setattr(seams.ACKNOWLEDGEMENT_CONFIRM_TIMEOUT, 3)
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 10})
     async with connect(settings) as connection:
         high, _ = await make_priority_consumers(connection, name)

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import cancel, find_dead_letters
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, RetryLaterError, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
+from testbed.face import consumer_info, next_message, stream_info
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LONG = {"ack_wait": "30s", "max_deliver": 3}
 

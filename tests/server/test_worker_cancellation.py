@@ -11,7 +11,7 @@ from testbed.queues import eventually, make_queue, publish_jobs, running_worker,
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 async def test_a_job_cancelled_before_it_starts_is_never_started(

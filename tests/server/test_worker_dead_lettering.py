@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 from airflow_provider_jetstream.jetstream import Death, Reason, connect, connection_settings, get_message, provision
-from airflow_provider_jetstream.jetstream.client.headers import Headers, first
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
+from testbed import seams
 from testbed.dead_letters import dead_letter_records
+from testbed.face import Headers, consumer_info, stream_info
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
 
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 3}
@@ -121,7 +120,7 @@ async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminat
     assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)
     assert sorted(job.headers) == sorted(headers)
     assert [value for key, value in job.headers if key == "Tag"] == ["b", "zwölf"]
-    assert first(copy.headers, "Nats-Msg-Id") == f"dead:worker:{name}:1:{original.time}:1"
+    assert copy.header("Nats-Msg-Id") == f"dead:worker:{name}:1:{original.time}:1"
     assert await stored_count(connection, f"{name}-events") == 0
 
 
@@ -217,7 +216,7 @@ async def test_a_death_is_never_dated_before_the_job_was_stored(
         def now(cls, tz: tzinfo | None = None) -> Self:
             return super().now(tz) - timedelta(minutes=1)
 
-    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering.datetime", LateClock)
+    monkeypatch.setattr(seams.DEAD_LETTERING_DATETIME, LateClock)
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"])
     async with running_worker(Worker(queue, "worker", give_up, settings)):
@@ -314,7 +313,7 @@ async def test_no_job_is_lost_when_the_dead_letter_queue_is_lost_while_the_worke
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_TIMEOUT", 0.7)
+    monkeypatch.setattr(seams.DEAD_LETTERING_COPY_TIMEOUT, 0.7)
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 20}, **NO_ARCHIVE)
     lost = f"{name}-dead"
     async with running_worker(Worker(queue, "worker", give_up, settings)):
@@ -357,7 +356,7 @@ async def test_an_answer_from_another_subscriber_does_not_count_as_a_stored_copy
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_TIMEOUT", 0.7)
+    monkeypatch.setattr(seams.DEAD_LETTERING_COPY_TIMEOUT, 0.7)
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, **NO_ARCHIVE)
 
     async def respond(message: Msg) -> None:

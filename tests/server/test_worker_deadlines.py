@@ -18,19 +18,18 @@ from airflow_provider_jetstream.jetstream import (
     get_message,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerStuckError
 from testbed.dead_letters import dead_letter_records
+from testbed.face import Scan, consumer_info
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 SHORT_ACK_WAIT = {"ack_wait": "300ms", "max_deliver": 3}
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}

@@ -12,10 +12,9 @@ import psutil
 import pytest
 from process_handlers import Order, fail, hang_with_child_process, process_id, typed
 
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
+from testbed.face import next_message, read_record
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, Death, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, UnreachableError
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed import seams
+from testbed.face import consumer_info
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 
@@ -208,7 +209,7 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
 async def test_a_failing_store_of_completions_never_acknowledges_the_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._CONFIRM_TIMEOUT", 0)
+    monkeypatch.setattr(seams.ACKNOWLEDGEMENT_CONFIRM_TIMEOUT, 0)
     queue = await make_queue(connection, name, consumer={"max_deliver": 50})
     attempts: list[int] = []
     async with running_worker(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):

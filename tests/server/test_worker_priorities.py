@@ -16,12 +16,12 @@ import yaml
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream import cancel, provision
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message
 from airflow_provider_jetstream.jetstream.contract import completion_filter, copy_subject
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.worker import Delivery, Worker
-from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
+from testbed import seams
+from testbed.face import ConsumerRef, last_message, next_message
 from testbed.priority_consumers import (
     HIGH,
     LOW,
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.worker.consumers import Fallback
+    from testbed.face import Fallback, NatsPyConnection
     from testbed.nats_server import NatsServer
 
 BOTH = pytest.mark.parametrize("streams", [1, 2], ids=["one stream", "two streams"])
@@ -273,7 +272,7 @@ async def test_a_stopped_idle_worker_does_not_wait_for_its_probes(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the test waits for the worker.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.scheduler.PULL_EXPIRES", 60)
+    monkeypatch.setattr(seams.SCHEDULER_PULL_EXPIRES, 60)
     high, low = await make_priority_consumers(connection, name)
     worker = Worker(high.queue, HIGH, print, settings, fallbacks=[LOW])
     async with record_pull_requests(connection, high, low) as requests, running_worker(worker):

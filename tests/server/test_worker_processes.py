@@ -18,9 +18,8 @@ import yaml
 
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.dev.worker_processes import start_worker
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from testbed.dead_letters import dead_letter_records
+from testbed.face import consumer_info, next_message
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, make_queue, publish_jobs, stored_count
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +36,8 @@ HANDLERS = """
 import json, logging, os, signal, time
 from pathlib import Path
 from nats.aio.client import Client
-from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.worker import GiveUpError
+from testbed.face import NatsPyConnection
 
 FOLDER = Path(os.environ["FOLDER"])
 

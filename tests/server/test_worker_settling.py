@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import ConnectionSettings, provision
-from airflow_provider_jetstream.jetstream.advisories import Completion
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.face import Completion, consumer_info, read_range
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 LONG = {"ack_wait": "30s", "max_deliver": 3}

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.face import consumer_info
 from testbed.nats_cluster import NatsCluster
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from testbed.queues import eventually, publish_jobs, running_worker
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 @pytest.mark.parametrize("slots", [1, 20])

@@ -15,16 +15,16 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import dead_letter_records, stored_message
+from testbed.face import summarise_dead_letters
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, Death, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 ONCE = {"ack_wait": "1s", "max_deliver": 1}
 FAULTS = ["feed one", "feed two words", "fold one", "give-up one", "give-up two words"]

@@ -16,16 +16,16 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters, watch_arrivals
 from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
 from airflow_provider_jetstream.worker import Worker
+from testbed.face import summarise_dead_letters
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.worker import Delivery
+    from testbed.face import NatsPyConnection
 
 _PACKAGE = "airflow_provider_jetstream."
 OLD, YOUNG, DEAD_A_MOMENT = (

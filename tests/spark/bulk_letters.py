@@ -7,24 +7,18 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream import provision
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from testbed.face import AuditLog, consumer_info, probe_consumer, read_range, store, stream_info
 from testbed.queues import CONSUMER, small_queue
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.client.headers import Headers
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from testbed.face import Headers, LetterRecord, StoredMessage
+    from testbed.spark_face import BlockingConnection
 
 
 def make_letters(

@@ -9,15 +9,15 @@ import pyarrow as pa
 from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import audit_log, scan_queue
 from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream import RedriveReport, RedriveRequest, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan
+    from testbed.spark_face import BlockingConnection
 
 
 def begin_task(

@@ -17,8 +17,8 @@ from airflow_provider_jetstream.spark import register
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import SourceStream
 
 _FOLDER = Path(__file__).parent
 

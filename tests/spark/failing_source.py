@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from typing_extensions import override
 
-from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
 from airflow_provider_jetstream.spark.source.writer import JetStreamWriter, WrittenRows
+from testbed.spark_face import JetStreamDataSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

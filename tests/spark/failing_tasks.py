@@ -7,17 +7,17 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
+from testbed.face import AuditLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.audit.letter_actions import LetterAction
     from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
+    from testbed.face import LetterRecord
 
 # The record of the audit whose write is prevented: by then some copies are recorded, and others only stored.
 _FATAL_RECORD = 120

@@ -15,11 +15,9 @@ from airflow_provider_jetstream.jetstream import (
     get_message,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject
-from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from testbed.dead_letters import publish_raw, request_for, store_task
+from testbed.face import Headers, record_headers, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -34,7 +32,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SCRIPT = "<script>alert('1')</script> & \"more\""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
-from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_options import read_options
-from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+from testbed.spark_face import (
+    NatsSocket,
+    RequestedColumns,
+    SourceStream,
+    fetch_method,
+    plan_ranges,
+    read_options,
+    read_range,
+    socket_settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -12,11 +12,11 @@ from airflow_provider_jetstream.jetstream import connect, get_message
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_concurrently
 from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError
 from airflow_provider_jetstream.spark.connections import blocking_connection
+from testbed.face import Headers
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import BlockingConnection
 
 _Result = TypeVar("_Result")
 

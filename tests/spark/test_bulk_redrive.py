@@ -19,15 +19,13 @@ from airflow_provider_jetstream.jetstream import (
     connect,
     connection_settings,
 )
-from airflow_provider_jetstream.jetstream.audit.audited_letters import RunRecord
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
 from airflow_provider_jetstream.spark import preview_letters, redrive_letters
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed.dead_letters import store_task
+from testbed.face import Headers, RunRecord, redrive_message_id
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

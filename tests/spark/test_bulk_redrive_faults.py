@@ -21,14 +21,13 @@ from process_killer import kill_executor
 from spark_streams import open_stream
 
 from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest, connect, redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive import steps as steps_module
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
 from airflow_provider_jetstream.spark import redrive_letters
-from airflow_provider_jetstream.spark.bulk_redrive import bulk_run
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
-from airflow_provider_jetstream.spark.connection_options import socket_settings
+from testbed import seams
 from testbed.queues import process_all
+from testbed.spark_face import socket_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +56,7 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
     task: type[RedriveTask],
 ) -> None:
     queue = make_letters(connection_options, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
-    monkeypatch.setattr(bulk_run, "RedriveTask", task)
+    monkeypatch.setattr(seams.BULK_RUN_REDRIVE_TASK, task)
     marker = tmp_path / "first_attempt"
     request = RedriveRequest(protocol=protocol, run="early", why=str(marker))
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
@@ -157,7 +156,7 @@ def _killed_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise Killed
         return stored
 
-    monkeypatch.setattr(steps_module, "store_jobs", store_and_end)
+    monkeypatch.setattr(seams.STEPS_STORE_JOBS, store_and_end)
 
 
 async def do_waiting_jobs(connection_options: dict[str, str], queue: WorkQueue) -> Counter[str]:

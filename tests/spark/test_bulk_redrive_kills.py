@@ -20,17 +20,17 @@ from process_killer import kill_executor
 from spark_streams import open_stream
 
 from airflow_provider_jetstream.jetstream import connect
-from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import CONSUMER, eventually, running_worker
 from testbed.rates import most_within
+from testbed.spark_face import socket_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 _KILLS, _LETTERS, _RATE = (5, 6_000, 120) if os.environ.get("FAULTS") == "full" else (2, 2_000, 120)
 _WITHIN = 300.0

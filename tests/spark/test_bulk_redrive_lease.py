@@ -10,12 +10,12 @@ from bulk_letters import letter_records, make_letters, stored_messages
 from bulk_tasks import begin_task
 
 from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest
-from airflow_provider_jetstream.jetstream.audit import lease as lease_module
 from airflow_provider_jetstream.jetstream.errors import LeaseHeldError, LeaseLostError
-from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from airflow_provider_jetstream.spark import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive.driver_lease import driver_lease
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from testbed import seams
+from testbed.face import take_redrive_lease
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,8 +37,8 @@ def take(connection_options: dict[str, str], queue: WorkQueue) -> Lease:
 
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 1.5)
-    monkeypatch.setattr(lease_module, "TIME_LIMITS", 0.0)
+    monkeypatch.setattr(seams.LEASE_LEASE_SECONDS, 1.5)
+    monkeypatch.setattr(seams.LEASE_TIME_LIMITS, 0.0)
 
 
 def test_a_bulk_redrive_does_nothing_while_another_operation_has_the_lease(

@@ -20,9 +20,9 @@ from airflow_provider_jetstream.jetstream import (
     resume_redrive,
 )
 from airflow_provider_jetstream.spark import redrive_letters
-from airflow_provider_jetstream.spark.connection_options import socket_settings
 from testbed.queues import eventually, make_queue
 from testbed.shop import shop_with_letters
+from testbed.spark_face import socket_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_jetstream.jetstream import Redrive, RedriveReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 COUNT = 400
 WITHIN = 120.0

@@ -6,16 +6,13 @@ import pytest
 from spark_streams import METHODS, delete, make_stream, publish, publish_numbers, purge, read_all
 
 from airflow_provider_jetstream.spark.errors import DataLossError
-from airflow_provider_jetstream.spark.source import partition_reader
-from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
-from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_options import read_options
+from testbed import seams
+from testbed.spark_face import NatsSocket, RequestedColumns, plan_ranges, read_options, read_range
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 
 def _numbers(rows: list[dict[str, Any]]) -> list[int]:
@@ -103,7 +100,7 @@ def test_a_purge_of_all_that_was_pending_ends_a_consumers_read(
 ) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
-    sockets = mocker.spy(partition_reader, "NatsSocket")
+    sockets = mocker.patch(seams.PARTITION_READER_NATS_SOCKET, side_effect=NatsSocket)
     options = {**stream_options, "fetchMethod": "consumer", "fetchBatch": "50", "failOnDataLoss": "false"}
     first, rest = _read_while_purging(options, stream, 3001)
     rows = first + [sequence for batch in rest for sequence in batch.column("seq").to_pylist()]

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 from bulk_letters import exhaust_deliveries, make_letters, publish, stored_messages
 
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, copy_subject, parked_subject
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.spark.bulk_redrive import entry_cleanup
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from testbed import seams
+from testbed.face import Scan, store
 from testbed.nats_server import NatsServer
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
+    from testbed.spark_face import BlockingConnection
 
 COUNT = 60
 
@@ -76,7 +75,7 @@ def test_entries_of_other_letters_stay(
     connection_options: dict[str, str], queue: WorkQueue, redriven: Collection[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that several purges are needed.
-    monkeypatch.setattr(entry_cleanup, "_ENTRIES_PER_PURGE", 7)
+    monkeypatch.setattr(seams.ENTRY_CLEANUP_ENTRIES_PER_PURGE, 7)
     scan = scan_queue(connection_options, queue)
     assert remove_finished_entries(connection_options, scan, redriven) == 0
     assert stored_entries(connection_options, queue) == other_entries(scan, redriven)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 _MESSAGES, _JOBS = (1_000_000, 300_000) if os.environ.get("FAULTS") == "full" else (20_000, 6_000)
 _PUBLISHED_AT_ONCE = 5_000

@@ -21,9 +21,7 @@ from tcp_proxy import TcpProxy
 
 from airflow_provider_jetstream.jetstream import Reason, Selection
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath, are_dead
@@ -40,6 +38,8 @@ from testbed.any_letters import (
     make_queue,
     with_consumers,
 )
+from testbed.face import Scan
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,15 +21,18 @@ from spark_streams import METHODS, make_stream, open_stream, publish
 
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
-from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.options import write_options
-from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
-from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.publisher import Publisher
-from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder
-from airflow_provider_jetstream.spark.source.source_options import read_options
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
+from testbed.spark_face import (
+    Publisher,
+    RequestedColumns,
+    RowEncoder,
+    fetch_method,
+    plan_ranges,
+    read_options,
+    read_range,
+    write_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,17 +12,16 @@ from pyspark.errors import PySparkException
 from spark_streams import make_stream, open_stream, publish, publish_numbers
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
-from airflow_provider_jetstream.spark.source.source_options import read_options
+from testbed.spark_face import RequestedColumns, read_options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import SourceStream
 
 
 def _load(spark: SparkSession, **options: str) -> DataFrame:

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.spark.source.source_options import source_option
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
     Act = Callable[[SourceStream], None]
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import nkeys
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import (
     AuthenticationError,
     ConnectionSettingsError,
@@ -18,12 +17,11 @@ from airflow_provider_jetstream.jetstream.errors import (
     TLSError,
     UnreachableError,
 )
-from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 from testbed.certificates import TlsFiles, make_tls
 from testbed.nats_server import NatsServer, debian_nats_server
 from testbed.ports import LOOPBACK, free_port
+from testbed.spark_face import NatsSocket, SourceStream, socket_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

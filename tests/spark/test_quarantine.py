@@ -17,9 +17,8 @@ from spark_streams import make_stream, open_stream, read_all
 
 from airflow_provider_jetstream.spark import SparkOptionError, write_rows
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
-from airflow_provider_jetstream.spark.source.options import write_options
-from airflow_provider_jetstream.spark.source.publisher import Publisher
-from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder
+from testbed import seams
+from testbed.spark_face import Publisher, RowEncoder, write_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import SourceStream
 
 COUNT = 6_000
 
@@ -103,7 +102,7 @@ def test_rows_that_cant_be_stored_are_kept_with_their_reasons(
 def test_a_row_whose_fate_is_unknown_is_no_refused_one(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.spark.source.publisher._PAUSE", 0.01)
+    monkeypatch.setattr(seams.PUBLISHER_PAUSE, 0.01)
     stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1", "ackTimeout": "1"}
     with open_stream(stream_options) as stream:
         make_stream(stream)

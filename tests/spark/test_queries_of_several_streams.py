@@ -13,13 +13,13 @@ from spark_streams import make_stream, publish, publish_numbers, purge
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
-from airflow_provider_jetstream.spark.source import query_streams
-from airflow_provider_jetstream.spark.source.stream_reader import JetStreamStreamReader
+from testbed import seams
+from testbed.spark_face import JetStreamStreamReader
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 
 @pytest.fixture
@@ -345,7 +345,7 @@ def test_a_stream_that_a_list_leaves_out_is_not_gone(
         query.places()
         publish_numbers(one, 1)
         # As where another stream was deleted between two pages of the list.
-        mocker.patch.object(query_streams, "names_of_streams", return_value=[other.name])
+        mocker.patch(seams.QUERY_STREAMS_NAMES_OF_STREAMS, return_value=[other.name])
         assert query.places() == _numbers(one, 4, 4)
         publish_numbers(one, 1)
         publish_numbers(other, 1)

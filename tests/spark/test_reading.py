@@ -18,22 +18,18 @@ import pytest
 from spark_streams import ALL, METHODS, make_stream, open_stream, publish, publish_numbers, read_all
 from tcp_proxy import TcpProxy
 
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source import partition_reader
-from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
-from airflow_provider_jetstream.spark.source.partition_planner import Range, plan_ranges
-from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_options import read_options
+from airflow_provider_jetstream.spark.source.partition_planner import Range
 from airflow_provider_jetstream.spark.source.source_stream import parse_time
+from testbed import seams
 from testbed.nats_server import NatsServer
+from testbed.spark_face import JetStreamDataSource, NatsSocket, RequestedColumns, plan_ranges, read_options, read_range
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 _SPOOF = b"x\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1500\r\n\r\n"
 
@@ -170,8 +166,8 @@ def test_each_batch_is_weighed_once(mocker: MockerFixture, stream_options: dict[
             weighed.append(1)
             return 100
 
-    mocker.patch.object(partition_reader, "_read_subjects", lambda *_: (Batch() for _ in range(20_000)))
-    mocker.patch.object(partition_reader, "_joined", len)
+    mocker.patch(seams.PARTITION_READER_READ_SUBJECTS, lambda *_: (Batch() for _ in range(20_000)))
+    mocker.patch(seams.PARTITION_READER_JOINED, len)
     options = read_options(stream_options, "read")
     task = Range(options.stream, 1, 20_000, "api", (), "", detect_loss=False)
     joined = read_range(stream_options, options, RequestedColumns(("seq",), (True,)), task)
@@ -262,7 +258,7 @@ def _restart_soon(server: NatsServer) -> None:
 def test_a_read_fails_where_the_server_stays_away(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
+    monkeypatch.setattr(seams.PARTITION_READER_PAUSE, 0.01)
     stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1"}
     with open_stream(stream_options) as stream:
         make_stream(stream)
@@ -276,7 +272,7 @@ def test_a_read_fails_where_the_server_stays_away(
 def test_a_read_tries_five_connections(
     stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
+    monkeypatch.setattr(seams.PARTITION_READER_PAUSE, 0.01)
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 10_000) for _ in range(2000)))
     with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=5_000_000) as proxy:
@@ -367,7 +363,7 @@ def test_a_message_that_ends_like_an_answer_is_detected(
             nats_socket.__dict__["rest"] = held[0]
             nats_socket.filled = end
 
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.client.blocking.socket.NatsSocket.receive", receive)
+    monkeypatch.setattr(seams.NATS_SOCKET_RECEIVE, receive)
     rows = read_all({**stream_options, "fetchMethod": "direct"}, names=["seq"])
     assert [row["seq"] for row in rows] == list(range(1, 2001))
     assert len(held) == 1
@@ -377,9 +373,3 @@ def test_a_message_that_ends_like_an_answer_is_detected(
 def test_a_missing_stream_is_reported(stream_options: dict[str, str]) -> None:
     with pytest.raises(NotFoundError, match=f"expected the stream {stream_options['stream']!r}, found none"):
         read_all(stream_options)
-
-
-def test_times_of_the_server_are_exact() -> None:
-    assert parse_time("2026-11-21T15:10:11.609070807Z") == 1795273811609070807
-    assert parse_time("2026-11-21T15:10:11.6Z") == 1795273811600000000
-    assert parse_time("2026-11-21T15:10:11Z") == 1795273811000000000

@@ -25,9 +25,9 @@ from airflow_provider_jetstream.spark import (
     repair,
     snapshot,
 )
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from testbed.dead_letters import publish_raw
 from testbed.queues import eventually
+from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import BlockingConnection
 
 COUNT = 20
 # Header lines, and the last token of the subject; U+DCFF stands for the byte ff.

@@ -13,7 +13,7 @@ from spark_streams import make_stream, publish_numbers, purge
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 _Tasks = list[list[tuple[str, int]]]
 

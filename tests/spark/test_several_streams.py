@@ -21,8 +21,8 @@ from airflow_provider_jetstream.spark.source.batch_reader import (
 from airflow_provider_jetstream.spark.source.source_options import source_options
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import SourceStream
 
 _PLACE = StructType([StructField("stream", StringType()), StructField("seq", LongType())])
 

@@ -11,15 +11,15 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
 from spark_streams import delete, make_stream, open_stream, publish, publish_numbers, purge
 
-from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
+from testbed.spark_face import JetStreamDataSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import SourceStream
 
 _COUNT = 30_000
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 _FULL = os.environ.get("FAULTS") == "full"
 _SINKS = ["format", "foreachBatch"] if _FULL else ["foreachBatch"]

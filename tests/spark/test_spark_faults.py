@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
+    from testbed.spark_face import SourceStream
 
 _COUNT = 20_000
 _ROWS = 200_000

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 _COUNT, _FIRST_LEFT = 3000, 2900
 _ATTEMPTS, _CONNECTIONS = 4, 5

@@ -10,15 +10,14 @@ import pytest
 from spark_streams import make_stream, open_stream, read_all
 
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
-from airflow_provider_jetstream.spark.source.options import write_options
-from airflow_provider_jetstream.spark.source.publisher import Publisher
-from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder
+from testbed import seams
 from testbed.nats_server import NatsServer
+from testbed.spark_face import Publisher, RowEncoder, write_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers", _HEADERS), ("msg_id", pa.string())])
@@ -249,7 +248,7 @@ def _restart_during_write(server: NatsServer, stream_options: Mapping[str, str])
 def test_rows_are_named_when_the_server_stays_away(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.spark.source.publisher._PAUSE", 0.01)
+    monkeypatch.setattr(seams.PUBLISHER_PAUSE, 0.01)
     stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1", "ackTimeout": "1"}
     with open_stream(stream_options) as stream:
         make_stream(stream)

@@ -14,10 +14,10 @@ from spark_streams import make_stream, open_stream, publish_numbers
 
 from airflow_provider_jetstream.spark import register
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
-from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
 from testbed.authentication import make_pair, operator_mode
 from testbed.nats_server import NatsServer
 from testbed.planted_secrets import places_of_secrets, planted, planted_seed_bytes
+from testbed.spark_face import JetStreamDataSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable

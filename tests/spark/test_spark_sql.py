@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 
 def quoted(options: Mapping[str, str]) -> str:

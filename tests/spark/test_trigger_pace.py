@@ -12,12 +12,12 @@ from queries import ReaderQuery
 from spark_streams import METHODS, delete, make_stream, publish, publish_numbers
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source import stream_reader, trigger_pace
+from testbed import seams
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+    from testbed.spark_face import SourceStream
 
 
 def _publish_sizes(stream: SourceStream, *sizes: int, key: str = "a") -> None:
@@ -183,7 +183,7 @@ def test_a_checkpoint_without_a_time_is_read(stream_options: dict[str, str], str
 
 @pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"])
 def test_an_earlier_spark_refuses_limits(stream_options: dict[str, str], mocker: MockerFixture, option: str) -> None:
-    mocker.patch.object(stream_reader, "streaming", object())
+    mocker.patch(seams.STREAM_READER_STREAMING, object())
     with pytest.raises(SparkOptionError, match=f"{option}: expected Spark 4.2 or later"):
         ReaderQuery(stream_options, **{option: "5"})
 
@@ -193,7 +193,7 @@ def test_the_size_of_a_batch_is_looked_for_only_where_it_is_limited(
 ) -> None:
     make_stream(stream)
     publish_numbers(stream, 3)
-    looked = mocker.spy(trigger_pace, "last_within")
+    looked = mocker.patch(seams.TRIGGER_PACE_LAST_WITHIN)
     with closing(ReaderQuery(stream_options, maxOffsetsPerTrigger="2")) as query:
         assert query.batch() == [1, 2]
     assert looked.call_count == 0

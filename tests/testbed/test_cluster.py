@@ -20,7 +20,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 
 def stores(cluster: NatsCluster, stream: str) -> list[str]:

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from airflow_provider_jetstream.jetstream import get_message
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from testbed.crash_points import call_kind, changes_state, crash_at_every_call
+from testbed.face import stream_info
 from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue, store_completion, stored_count
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SIGKILL_STATUS = -signal.SIGKILL

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ui_browsing import Browsing
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 pytestmark = pytest.mark.skipif(not TAKES_PICTURES, reason="only make screenshots takes pictures")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ui_browsing import Browsing
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SLOW = 60_000

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from airflow_provider_jetstream.jetstream import Origin, connect
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.worker import Delivery, Worker
 from example_workers.store import process
 from testbed.dead_letters import store_task, task_key
+from testbed.face import summarise_dead_letters
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
 if TYPE_CHECKING:

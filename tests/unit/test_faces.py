@@ -89,7 +89,14 @@ def _used(source: str) -> Iterator[_Name]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             for module, names in re.findall(rf"from {_PACKAGE}\.([\w.]+) import ([\w, ]+)", node.value):
                 yield from (_Name(module, name) for name in re.findall(r"\w+", names.replace(" as ", ",")))
-            yield from map(_name, _NAMED_IN_TEXT.findall(re.sub(rf"from {_PACKAGE}[\w.]* import", "", node.value)))
+            rest = re.sub(rf"from {_PACKAGE}[\w.]* import", "", node.value)
+            yield from map(_name, filter(_is_module, _NAMED_IN_TEXT.findall(rest)))
+
+
+def _is_module(dotted: str) -> bool:
+    """Return whether a text names a place of the package, and not a file such as its zip."""
+    room = _TESTS.parent / _PACKAGE / dotted.split(".")[1]
+    return room.is_dir() or room.with_suffix(".py").exists()
 
 
 def _name(dotted: str) -> _Name:

@@ -11,8 +11,8 @@ from nats.protocol.parser import Parser
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import new_sid, next_frame
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.spark.wire import bulk_parser
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
+from testbed import seams
 
 _MARKS = b"\x7f" * 7
 _SID = _MARKS + b"Abcdefg"
@@ -85,7 +85,7 @@ _FUZZ = settings(deadline=None, max_examples=_EXAMPLES, suppress_health_check=[H
 @pytest.fixture(params=[0, 64], ids=["always in bulk", "in bulk from 64 bytes"])
 def threshold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     # With the real threshold, these small buffers would all be parsed frame by frame.
-    monkeypatch.setattr(bulk_parser, "_WORTHWHILE", max(request.param, 16))
+    monkeypatch.setattr(seams.BULK_PARSER_WORTHWHILE, max(request.param, 16))
     return int(request.param)
 
 
@@ -233,7 +233,7 @@ def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch
         frames += 1
         return next_frame(*arguments)
 
-    monkeypatch.setattr(bulk_parser, "next_frame", counting)
+    monkeypatch.setattr(seams.BULK_PARSER_NEXT_FRAME, counting)
     messages = [
         _SentMessage(b"a.b", b"$JS.ACK.o.c.1.%d.%d.1.1" % (number, number), None, b"x" * widths[number % len(widths)])
         for number in range(2000)

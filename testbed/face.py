@@ -1,0 +1,250 @@
+"""What tests of rooms need of a server and of the package, and what users don't.
+
+Tests outside tests/unit import public names, the wire contract, and testbed; of testbed, this module and
+:mod:`testbed.seams` alone know names of the package's inside. What it defines stands on JetStream's API and on public
+names. What it hands on is what a rebuilt room still has, perhaps elsewhere: then this module changes, and no test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.command.exit_codes import ExitCode
+from airflow_provider_jetstream.jetstream import ApiError, NotFoundError, Policy, get_message
+from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, RunRecord
+from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.cancellation.cache import follow_cancellations
+from airflow_provider_jetstream.jetstream.cancellation.cancel import (
+    Cancellation,
+    cancel_jobs,
+    cancel_stored,
+    cancelled_message,
+    find_cancellation,
+    is_cancelled,
+)
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, count_left_over
+from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, stated_job_id
+from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
+from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.report import Destination
+from airflow_provider_jetstream.jetstream.queue.discovery import DeadLetterQueueInfo, find_dead_letter_queues
+from airflow_provider_jetstream.jetstream.queue.finding import Finding
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
+from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
+from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
+from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
+from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
+from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, Role
+from airflow_provider_jetstream.jetstream.waiting.handle import add_handle
+from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
+from airflow_provider_jetstream.worker.consumers import ConsumerRef, Fallback
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from airflow_provider_jetstream.jetstream import Connection, WorkQueue
+
+__all__ = [
+    "GUARANTEES",
+    "ROLES",
+    "ArchiveReader",
+    "AskedForEach",
+    "AuditLog",
+    "BodyPreserver",
+    "BodySource",
+    "Cancellation",
+    "Cancelled",
+    "Completion",
+    "ConsumerRef",
+    "DeadLetterQueueInfo",
+    "Destination",
+    "ExitCode",
+    "Fallback",
+    "Finding",
+    "Headers",
+    "LeftOver",
+    "LetterRecord",
+    "Manifest",
+    "NatsPyConnection",
+    "NotDead",
+    "OutgoingJob",
+    "Role",
+    "RunRecord",
+    "Scan",
+    "StoredMessage",
+    "Summary",
+    "add_handle",
+    "advance_redrive",
+    "authorization",
+    "cancel_jobs",
+    "cancel_stored",
+    "cancelled_message",
+    "consumer_info",
+    "consumer_names",
+    "count_left_over",
+    "encode_message",
+    "find_cancellation",
+    "find_dead_letter_queues",
+    "follow_cancellations",
+    "inspect_all_queues",
+    "is_cancelled",
+    "job_id_of",
+    "last_message",
+    "next_message",
+    "open_audit",
+    "parse_advisory",
+    "partition_of",
+    "prepare_jobs",
+    "probe_consumer",
+    "publish_prepared",
+    "read_lease",
+    "read_range",
+    "read_record",
+    "record_headers",
+    "redrive_message_id",
+    "remove_entries",
+    "resolve_origins",
+    "stated_job_id",
+    "store",
+    "stream_info",
+    "subject_counts",
+    "summarise_dead_letters",
+    "take_redrive_lease",
+    "take_snapshot",
+    "update_consumer",
+    "while_ends_are_near",
+    "wire_size",
+]
+
+_NO_MESSAGE, _NO_STREAM, _NO_CONSUMER = 10037, 10059, 10014
+_AT_ONCE = 64
+
+
+async def stream_info(connection: Connection, stream: str, **options: Any) -> dict[str, Any]:
+    """Request the configuration and state of a stream; NotFoundError where there is none."""
+    return await _api(connection, f"STREAM.INFO.{stream}", options or None)
+
+
+async def consumer_info(connection: Connection, stream: str, consumer: str) -> dict[str, Any]:
+    """Request the configuration and state of a consumer; NotFoundError where there is none."""
+    return await _api(connection, f"CONSUMER.INFO.{stream}.{consumer}")
+
+
+async def consumer_names(connection: Connection, stream: str) -> list[str]:
+    """Request the names of a stream's consumers, of 1,024 at most."""
+    return (await _api(connection, f"CONSUMER.NAMES.{stream}", {"offset": 0})).get("consumers") or []
+
+
+async def subject_counts(connection: Connection, stream: str, subject: str) -> dict[str, int]:
+    """Request how many messages each subject has that matches a filter, of 100,000 subjects at most."""
+    return (await stream_info(connection, stream, subjects_filter=subject))["state"].get("subjects") or {}
+
+
+async def next_message(connection: Connection, stream: str, start: int, subject: str) -> StoredMessage | None:
+    """Read the first message from a sequence on whose subject matches a filter."""
+    return await _message(connection, stream, {"seq": start, "next_by_subj": subject})
+
+
+async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
+    """Read the last message whose subject matches a filter."""
+    return await _message(connection, stream, {"last_by_subj": subject})
+
+
+async def read_range(
+    connection: Connection, stream: str, subject: str = ">", start: int = 1, stop: int | None = None
+) -> AsyncIterator[StoredMessage]:
+    """Read what a stream stores now, of a range of sequences whose last is ``stop``."""
+    state = (await stream_info(connection, stream))["state"]
+    last = state["last_seq"] if stop is None else stop
+    start = max(start, state["first_seq"])
+    while subject == ">" and start <= last:
+        sequences = range(start, min(start + _AT_ONCE, last + 1))
+        for found in await asyncio.gather(*(get_message(connection, stream, sequence) for sequence in sequences)):
+            if found:
+                yield found
+        start = sequences.stop
+    while start <= last and (message := await next_message(connection, stream, start, subject)):
+        if message.sequence <= last:
+            yield message
+        start = message.sequence + 1
+
+
+async def store(connection: Connection, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> int:
+    """Publish a message and return its stream sequence; ApiError where the stream refuses it."""
+    answer = await connection.publish_acknowledged(subject, body, Headers(headers.items()) if headers else None)
+    ack: dict[str, Any] = json.loads(answer)
+    if error := ack.get("error"):
+        raise ApiError(int(error["code"]), int(error["err_code"]), str(error["description"]), subject)
+    return int(ack["seq"])
+
+
+async def update_consumer(connection: Connection, stream: str, config: Mapping[str, Any]) -> None:
+    """Change a consumer."""
+    request = {"stream_name": stream, "config": config, "action": "update"}
+    await _api(connection, f"CONSUMER.CREATE.{stream}.{config['name']}", request)
+
+
+def encode_message(subject: bytes, body: bytes, headers: bytes = b"", reply: bytes = b"") -> bytes:
+    """Encode a message for the wire: ``PUB``, or ``HPUB`` where it has headers."""
+    if not headers:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body)
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(headers), len(headers) + len(body), headers, body)
+
+
+def wire_size(headers: Mapping[str, str]) -> int:
+    """Return how many bytes headers take on the wire."""
+    return len("NATS/1.0\r\n\r\n") + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+
+
+async def open_audit(connection: Connection, queue: WorkQueue) -> AuditLog:
+    """Open the audit of a queue that has one."""
+    audit = await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
+    if audit is None:
+        raise LookupError(f"{queue.name} has no audit")
+    return audit
+
+
+def authorization(*policies: Policy) -> str:
+    """Return the part of a server's configuration that makes a user of each policy."""
+    users = "\n".join(policy.server_config() for policy in policies)
+    return f"authorization {{ users: [\n{users}\n] }}"
+
+
+async def _message(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
+    try:
+        answer = await _api(connection, f"STREAM.MSG.GET.{stream}", request)
+    except ApiError as error:
+        if error.err_code == _NO_MESSAGE:
+            return None
+        raise
+    return await get_message(connection, stream, int(answer["message"]["seq"]))
+
+
+async def _api(connection: Connection, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    try:
+        return await connection.api(subject, request)
+    except ApiError as error:
+        if error.err_code in (_NO_STREAM, _NO_CONSUMER):
+            raise NotFoundError(f"expected {subject}, found none") from None
+        raise

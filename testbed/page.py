@@ -1,0 +1,24 @@
+"""The monitor page without a web server, for tests of what it answers: its service, its routes and their questions."""
+
+from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+from airflow_provider_jetstream.plugins.monitor.app import make_app
+from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings, monitor_settings
+from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
+from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES
+from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
+from airflow_provider_jetstream.plugins.monitor.routes import parse_task_query
+from airflow_provider_jetstream.plugins.monitor.service import MonitorService
+from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
+
+__all__ = [
+    "PLACES",
+    "GroupField",
+    "Hiding",
+    "LetterQuery",
+    "MonitorService",
+    "MonitorSettings",
+    "TaskQuery",
+    "make_app",
+    "monitor_settings",
+    "parse_task_query",
+]

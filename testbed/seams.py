@@ -1,0 +1,146 @@
+"""The places inside the package at which tests change a limit or a time, or cut a step off.
+
+Each is named once, here: a room that is rebuilt changes this module, and no test. With ``monkeypatch.setattr`` of one
+of them, and :func:`current`, a test needs no other name of the inside.
+"""
+
+import pkgutil
+from typing import Any, Final
+
+_AUDIT: Final = "airflow_provider_jetstream.jetstream.audit"
+AUDIT_LOG_WRITE: Final = f"{_AUDIT}.log.AuditLog.write"
+LEASE_LEASE_SECONDS: Final = f"{_AUDIT}.lease.LEASE_SECONDS"
+LEASE_RECORD_UNREADABLE_SECONDS: Final = f"{_AUDIT}.lease_record.UNREADABLE_SECONDS"
+LEASE_SECONDS_OF: Final = f"{_AUDIT}.lease.lease_seconds"
+LEASE_TIME_LIMITS: Final = f"{_AUDIT}.lease.TIME_LIMITS"
+
+_CLIENT: Final = "airflow_provider_jetstream.jetstream.client"
+CONSUMER_PAUSE_PROLONG: Final = f"{_CLIENT}.consumer_pause.ConsumerPause.prolong"
+MESSAGE_READER_RETRY_PAUSE: Final = f"{_CLIENT}.message_reader._RETRY_PAUSE"
+NATS_SOCKET_RECEIVE: Final = f"{_CLIENT}.blocking.socket.NatsSocket.receive"
+OUTAGE_REFUSED_FOR_GOOD: Final = f"{_CLIENT}.outage.REFUSED_FOR_GOOD"
+STREAM_API_MAX_DELETED: Final = f"{_CLIENT}.stream_api._MAX_DELETED"
+
+_DEAD_LETTERS: Final = "airflow_provider_jetstream.jetstream.dead_letters"
+ACCOUNT_PAUSES: Final = f"{_DEAD_LETTERS}.account._PAUSES"
+ACCOUNT_STORED_SEQUENCES: Final = f"{_DEAD_LETTERS}.account.stored_sequences"
+CLASSIFIER_LIST_STREAMS: Final = f"{_DEAD_LETTERS}.classifier.list_streams"
+RECONCILIATION_STORED_SEQUENCES: Final = f"{_DEAD_LETTERS}.reconciliation.stored_sequences"
+SCAN_FRESH_SECONDS: Final = f"{_DEAD_LETTERS}.scan.FRESH_SECONDS"
+
+_INSPECTION: Final = "airflow_provider_jetstream.jetstream.inspection"
+DRAINED_SUMMARISE_DEAD_LETTERS: Final = f"{_INSPECTION}.drained.summarise_dead_letters"
+DRAINED_PAUSE: Final = f"{_INSPECTION}.drained.PAUSE"
+
+_PROVISIONING: Final = "airflow_provider_jetstream.jetstream.provisioning"
+APPLY_PLAN: Final = f"{_PROVISIONING}.apply.plan"
+CONSUMER_PLAN_LIST_CONSUMERS: Final = f"{_PROVISIONING}.consumer_plan.list_consumers"
+MIGRATION_PAUSED_SECONDS: Final = f"{_PROVISIONING}.migration._PAUSED_SECONDS"
+MIGRATION_STALLED_SECONDS: Final = f"{_PROVISIONING}.migration._STALLED_SECONDS"
+
+_PUBLISHING: Final = "airflow_provider_jetstream.jetstream.publishing"
+MANIFEST_HEAD_CONTENTS: Final = f"{_PUBLISHING}.manifest_head.CONTENTS"
+MANIFEST_MAX_RUNS: Final = f"{_PUBLISHING}.manifest._MAX_RUNS"
+MANIFEST_REMOVAL_INTERVAL: Final = f"{_PUBLISHING}.manifest._REMOVAL_INTERVAL"
+MANIFEST_REMOVAL_MARGIN: Final = f"{_PUBLISHING}.manifest_removal._MARGIN"
+MANIFEST_REMOVE_UNNEEDED_MANIFESTS: Final = f"{_PUBLISHING}.manifest.remove_unneeded_manifests"
+
+_QUEUE: Final = "airflow_provider_jetstream.jetstream.queue"
+CENSUS_LONGEST_PAUSE: Final = f"{_QUEUE}.census.LONGEST_PAUSE"
+
+_REDRIVE: Final = "airflow_provider_jetstream.jetstream.redrive"
+LETTER_RECORDS_WRITE_REQUEUED: Final = f"{_REDRIVE}.letter_records.LetterRecords.write_requeued"
+REDRIVE_STEP_PAGE: Final = f"{_REDRIVE}.redrive_step.PAGE"
+REDRIVE_STEP_WAIT_UNTIL: Final = f"{_REDRIVE}.redrive_step._wait_until"
+REDRIVE_TARGET_CHECK_SUBJECT: Final = f"{_REDRIVE}.target.RedriveTarget.check_subject"
+RUN_PROGRESS_PROGRESS_SECONDS: Final = f"{_REDRIVE}.run_progress._PROGRESS_SECONDS"
+STEPS_LEAST_OVERLAPPED: Final = f"{_REDRIVE}.steps.LEAST_OVERLAPPED"
+STEPS_STORE_JOBS: Final = f"{_REDRIVE}.steps.store_jobs"
+STORED_LETTERS_REMOVE_ORIGINALS: Final = f"{_REDRIVE}.stored_letters.remove_originals"
+IN_PLACE: Final = f"{_REDRIVE}.in_place"
+IN_PLACE_MARGIN: Final = f"{_REDRIVE}.in_place._MARGIN"
+STEPS_STORE_PARKED: Final = f"{_REDRIVE}.steps.store_parked"
+REQUEUEING_REMOVE_ENTRIES: Final = f"{_REDRIVE}.requeueing.remove_entries"
+
+_WAITING: Final = "airflow_provider_jetstream.jetstream.waiting"
+AWAITED_JOBS_MANY: Final = f"{_WAITING}.awaited_jobs._MANY"
+AWAITED_JOBS_SLICE: Final = f"{_WAITING}.awaited_jobs._SLICE"
+EVENT_SOURCE_RECENT: Final = f"{_WAITING}.event_source._RECENT"
+LETTER_WATCH_TIME: Final = f"{_WAITING}.letter_watch.time"
+NEAR_ENDS_INTERVAL: Final = f"{_WAITING}.near_ends._INTERVAL"
+NEAR_ENDS_LONGEST: Final = f"{_WAITING}.near_ends.LONGEST"
+NEAR_ENDS_SHORTEST: Final = f"{_WAITING}.near_ends.SHORTEST"
+RECONCILER_INTERVAL: Final = f"{_WAITING}.reconciler.INTERVAL"
+REPORT_MANY: Final = f"{_WAITING}.report._MANY"
+REPORT_PAGES_STORE: Final = f"{_WAITING}.report_pages.store"
+
+_NOTIFICATIONS: Final = "airflow_provider_jetstream.notifications"
+JETSTREAM_JET_STREAM_HOOK: Final = f"{_NOTIFICATIONS}.jetstream.JetStreamHook"
+
+_OPERATORS: Final = "airflow_provider_jetstream.operators"
+JOB_WAITING_GET_CURRENT_CONTEXT: Final = f"{_OPERATORS}.job_waiting.get_current_context"
+JOB_WAITING_HAS_ENDED: Final = f"{_OPERATORS}.job_waiting.has_ended"
+
+_MONITOR: Final = "airflow_provider_jetstream.plugins.monitor"
+LETTER_SEARCH_SECONDS: Final = f"{_MONITOR}.letter_search._SECONDS"
+POLLERS_FIRST_SCAN_SECONDS: Final = f"{_MONITOR}.pollers._FIRST_SCAN_SECONDS"
+POLLERS_SCAN_SECONDS: Final = f"{_MONITOR}.pollers._SCAN_SECONDS"
+RUNNING_SERVICE_SERVICE: Final = f"{_MONITOR}.running_service.service"
+SCANNER_LONGEST_PAUSE: Final = f"{_MONITOR}.scanner._LONGEST_PAUSE"
+SERVER_POLLER_FIRST_POLL_SECONDS: Final = f"{_MONITOR}.server_poller.FIRST_POLL_SECONDS"
+SERVER_POLLER_IDLE_SECONDS: Final = f"{_MONITOR}.server_poller.IDLE_SECONDS"
+
+_SENSORS: Final = "airflow_provider_jetstream.sensors"
+DEAD_LETTER_FEW_ENTRIES: Final = f"{_SENSORS}.dead_letter._FEW_ENTRIES"
+
+_BULK_REDRIVE: Final = "airflow_provider_jetstream.spark.bulk_redrive"
+BULK_RUN_REDRIVE_TASK: Final = f"{_BULK_REDRIVE}.bulk_run.RedriveTask"
+ENTRY_CLEANUP_ENTRIES_PER_PURGE: Final = f"{_BULK_REDRIVE}.entry_cleanup._ENTRIES_PER_PURGE"
+
+_SOURCE: Final = "airflow_provider_jetstream.spark.source"
+PARTITION_READER_JOINED: Final = f"{_SOURCE}.partition_reader._joined"
+PARTITION_READER_PAUSE: Final = f"{_SOURCE}.partition_reader._PAUSE"
+PARTITION_READER_READ_SUBJECTS: Final = f"{_SOURCE}.partition_reader._read_subjects"
+PUBLISHER_PAUSE: Final = f"{_SOURCE}.publisher._PAUSE"
+QUERY_STREAMS_NAMES_OF_STREAMS: Final = f"{_SOURCE}.query_streams.names_of_streams"
+STREAM_READER_STREAMING: Final = f"{_SOURCE}.stream_reader.streaming"
+TRIGGER_PACE_LAST_WITHIN: Final = f"{_SOURCE}.trigger_pace.last_within"
+PARTITION_READER_NATS_SOCKET: Final = f"{_SOURCE}.partition_reader.NatsSocket"
+
+_WIRE: Final = "airflow_provider_jetstream.spark.wire"
+BULK_PARSER_NEXT_FRAME: Final = f"{_WIRE}.bulk_parser.next_frame"
+BULK_PARSER_WORTHWHILE: Final = f"{_WIRE}.bulk_parser._WORTHWHILE"
+METADATA_PARSE_BY_LINE: Final = f"{_WIRE}.metadata._parse_by_line"
+
+_TASKS: Final = "airflow_provider_jetstream.tasks"
+SPARK_APPLICATION_RUN_FOR: Final = f"{_TASKS}.spark_process.SparkApplication.run_for"
+
+_TRIGGERS: Final = "airflow_provider_jetstream.triggers"
+COMPLETION_HAS_ENDED: Final = f"{_TRIGGERS}.completion.has_ended"
+COMPLETION_MINIMUM_SECONDS: Final = f"{_TRIGGERS}.completion._MINIMUM_SECONDS"
+COMPLETION_RETRY_SECONDS: Final = f"{_TRIGGERS}.completion._RETRY_SECONDS"
+COMPLETION_WAIT: Final = f"{_TRIGGERS}.completion.wait"
+DEAD_LETTER_FIRST_PAUSE: Final = f"{_TRIGGERS}.dead_letter._FIRST_PAUSE"
+EARLY_FIRE_GUARD_EXIT_NOTICE_SECONDS: Final = f"{_TRIGGERS}.early_fire_guard.exit_notice_seconds"
+EARLY_FIRE_GUARD_LONGEST_MARGIN: Final = f"{_TRIGGERS}.early_fire_guard.LONGEST_MARGIN"
+EARLY_FIRE_GUARD_SHORTEST_MARGIN: Final = f"{_TRIGGERS}.early_fire_guard.SHORTEST_MARGIN"
+REPORTED_LETTERS_REPORTED: Final = f"{_TRIGGERS}.reported_letters._reported"
+REPORTED_LETTERS_STORED_AFTER: Final = f"{_TRIGGERS}.reported_letters.STORED_AFTER"
+TAKEN_MESSAGES_HOLD: Final = f"{_TRIGGERS}.taken_messages.HOLD"
+MESSAGE_DOORBELL_WAIT_FOR_MESSAGES: Final = f"{_TRIGGERS}.message_doorbell.wait_for_messages"
+MESSAGE_DOORBELL_PROBLEMS: Final = f"{_TRIGGERS}.message_doorbell._Problems"
+MESSAGE_DOORBELL_JITTER: Final = f"{_TRIGGERS}.message_doorbell._JITTER"
+MESSAGE_DOORBELL_PAUSES: Final = f"{_TRIGGERS}.message_doorbell._PAUSES"
+
+_WORKER: Final = "airflow_provider_jetstream.worker"
+ACKNOWLEDGEMENT_CONFIRM_TIMEOUT: Final = f"{_WORKER}.acknowledgement._CONFIRM_TIMEOUT"
+BOUNDED_RUN_LONGEST_SILENCE: Final = f"{_WORKER}.bounded_run._LONGEST_SILENCE"
+DEAD_LETTERING_COPY_TIMEOUT: Final = f"{_WORKER}.dead_lettering._COPY_TIMEOUT"
+DEAD_LETTERING_DATETIME: Final = f"{_WORKER}.dead_lettering.datetime"
+FETCHER_PULL_EXPIRES: Final = f"{_WORKER}.fetcher.PULL_EXPIRES"
+SCHEDULER_PULL_EXPIRES: Final = f"{_WORKER}.scheduler.PULL_EXPIRES"
+
+
+def current(place: str) -> Any:
+    """Return what is at a place now, for a test that calls it in its own replacement."""
+    return pkgutil.resolve_name(place)

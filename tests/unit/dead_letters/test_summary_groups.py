@@ -1,0 +1,69 @@
+"""Summaries of dead letters: counts, ranges, groups and ages; and the bodies that a summary preserves."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_jetstream.jetstream import (
+    DeadLetter,
+    Death,
+    Reason,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
+from airflow_provider_jetstream.jetstream.errors import SelectionError
+from testbed.face import BodySource, Summary
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def letter(sequence: int, age: float = 1.0, subject: str = "jobs") -> DeadLetter:
+    died_at = NOW - timedelta(seconds=age)
+    death = Death("queue", "", sequence, "worker", Reason.MAX_DELIVERIES, died_at)
+    return DeadLetter(death, subject, b"", (), "", BodySource.QUEUE, (), preserved=True, ready_at=died_at)
+
+
+def test_groups_have_counts_and_ages_the_largest_first() -> None:
+    summary = Summary(NOW, group_fields(["subject", "reason"]))
+    for sequence, age, subject in ((1, 5, "a"), (2, 60, "b"), (3, 90.5, "b")):
+        summary.add(letter(sequence, age, subject))
+    as_json = summary.as_json()
+    assert as_json["groups"] == [
+        {"group": {"subject": "b", "reason": "max_deliveries"}, "count": 2, "oldest_age_seconds": 90.5},
+        {"group": {"subject": "a", "reason": "max_deliveries"}, "count": 1, "oldest_age_seconds": 5.0},
+    ]
+    assert as_json["oldest_age_seconds"] == 90.5
+    json.dumps(as_json)
+
+
+@pytest.mark.parametrize(
+    ("group_by", "count", "seconds", "reached"),
+    [
+        ((), 3, 0, True),
+        ((), 4, 0, False),
+        ((), 3, 90, True),
+        ((), 3, 91, False),
+        (("subject",), 2, 0, True),
+        (("subject",), 3, 0, False),
+        (("subject",), 2, 60, False),
+        (("subject",), 1, 90, True),
+    ],
+)
+def test_one_group_has_to_reach_the_threshold(
+    group_by: tuple[str, ...], count: int, seconds: float, *, reached: bool
+) -> None:
+    summary = Summary(NOW, group_fields(group_by))
+    for sequence, age, subject in ((1, 5, "a"), (2, 10, "a"), (3, 90, "b")):
+        summary.add(letter(sequence, age, subject))
+    assert summary.reached(count, timedelta(seconds=seconds)) is reached
+
+
+def test_fields_to_group_by_are_checked() -> None:
+    assert group_fields("reason") == ("reason",)
+    assert group_fields(["subject", "reason"]) == ("subject", "reason")
+    with pytest.raises(
+        SelectionError, match=r"expected fields to group by among reason, error_class, .*; found 'colour'"
+    ):
+        group_fields(["reason", "colour"])

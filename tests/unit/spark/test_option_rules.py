@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
+from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
+from airflow_provider_jetstream.spark.source.option_parser import OptionParser
+from airflow_provider_jetstream.spark.source.option_values import Bound
+from airflow_provider_jetstream.spark.source.source_options import source_options
+from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
+from testbed.spark_face import fetch_method, plan_ranges, read_options, write_options
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+    from airflow_provider_jetstream.spark.source.option_names import Purpose
+
+_STREAM = {"stream": "orders"}
+
+
+_SEVERAL = {"streams": "orders, payments"}
+
+
+_INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "stream_options", "message"),
+    [
+        ("read", {"startingOffset": "1"}, "found 'startingOffset': did you mean startingOffsets?"),
+        ("read", {"encoding": "x"}, "found 'encoding': read takes acceptedLoss"),
+        ("read", {"kafka.bootstrap.servers": "x"}, "found 'kafka.bootstrap.servers', which is Kafka's: give servers"),
+        ("readStream", {"subscribe": "x"}, "found 'subscribe', which is Kafka's: name the stream with the option"),
+        ("readStream", {"kafka.group.id": "x"}, "which is Kafka's: drop it: there is no consumer group"),
+        ("read", {"startingOffsetsByTimestamp": "{}"}, "which is Kafka's: give startingTimestamp"),
+        ("write", {"topic": "x"}, "which is Kafka's: name the stream with the option stream, and give subject"),
+        ("read", {"nats.host": "x"}, "found 'nats.host', which is nats-spark-connector's: give servers, such as nats:"),
+        ("write", {"nats.stream.subjects": "x"}, "found 'nats.stream.subjects', which is nats-spark-connector's: give"),
+        (
+            "read",
+            {"nats.other": "x"},
+            "found 'nats.other', which is nats-spark-connector's: the connection's are apiPr",
+        ),
+        ("read", {"kafka.security.protocol": "x"}, "which is Kafka's: the connection's are apiPrefix, connection,"),
+        ("read", {"maxOffsetsPerTrigger": "1"}, "the option maxOffsetsPerTrigger is for readStream, not for read"),
+        ("read", {"maxBytesPerTrigger": "1"}, "the option maxBytesPerTrigger is for readStream, not for read: drop it"),
+        ("readStream", {"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger: expected a whole number from 1"),
+        ("readStream", {"maxBytesPerTrigger": "-1"}, "maxBytesPerTrigger: expected a size such as \"4MB\", found '-1'"),
+        ("readStream", {"maxBytesPerTrigger": "4 apples"}, "maxBytesPerTrigger: expected a size"),
+        ("readStream", {"minOffsetsPerTrigger": "few"}, "minOffsetsPerTrigger: expected a whole number from 1"),
+        (
+            "readStream",
+            {"minOffsetsPerTrigger": "2", "maxTriggerDelay": "0"},
+            "maxTriggerDelay: expected a duration above 0",
+        ),
+        ("readStream", {"minOffsetsPerTrigger": "2", "maxTriggerDelay": "x"}, "maxTriggerDelay: expected a duration"),
+        ("readStream", {"maxTriggerDelay": "30s"}, "expected minOffsetsPerTrigger with maxTriggerDelay, which limits"),
+        (
+            "readStream",
+            {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "expected minOffsetsPerTrigger up to maxOffsetsPerTrigger, found 9 and 8: lower the first",
+        ),
+        ("readStream", {"endingOffsets": "1"}, "the option endingOffsets is for read, not for readStream"),
+        ("write", {"minPartitions": "1"}, "the option minPartitions is for read and readStream, not for write"),
+        ("read", {"path": "orders"}, "name the stream with the option stream"),
+        (
+            "read",
+            {"startingOffsets": "0"},
+            "startingOffsets: expected earliest, latest or a sequence from 1, found '0'",
+        ),
+        (
+            "read",
+            {"startingOffsets": "1", "startingTimestamp": "1"},
+            "startingOffsets or startingTimestamp, found both",
+        ),
+        ("read", {"startingTimestamp": "2026-11-21"}, "startingTimestamp: expected milliseconds since 1970, or a time"),
+        ("read", {"minPartitions": "-1"}, "minPartitions: expected a whole number from 1"),
+        ("read", {"failOnDataLoss": "maybe"}, "failOnDataLoss: expected true or false, found 'maybe'"),
+        ("read", {"acceptedLoss": "9-8"}, "acceptedLoss: expected ranges of sequences such as 101-150,200-210, found"),
+        ("read", {"fetchMethod": "push"}, "fetchMethod: expected one of auto, consumer, direct, api, found 'push'"),
+        ("read", {"payloadCompression": "lz4"}, "payloadCompression: expected one of none, zlib, found 'lz4'"),
+        ("read", {"fetchBatch": "10001"}, "fetchBatch: expected a whole number from 1 to 10000"),
+        ("read", {"fetchMaxBytes": "much"}, "fetchMaxBytes: expected a size"),
+        ("read", {"filterSubjects": "a..b"}, "filterSubjects: expected subjects with commas between them (it has an"),
+        ("read", {"filterSubjects": "a.>,a.b"}, "found that a.> and a.b do: keep a.>"),
+        ("read", {"filterSubjects": "a.*,*.b"}, "do: filter after reading"),
+        ("read", {"stream": "a.b"}, "stream: expected a stream's name"),
+        ("read", {"jsDomain": "a", "apiPrefix": "b"}, "expected jsDomain or apiPrefix, found both"),
+        (
+            "read",
+            {"startingOffsets": "9", "endingOffsets": "8"},
+            "expected endingOffsets at or after startingOffsets, fou",
+        ),
+        ("read", {"startingTimestamp": "9", "endingTimestamp": "8"}, "expected endingTimestamp at or after starting"),
+        ("read", {"startingOffsets": "latest", "endingOffsets": "earliest"}, "found latest to earliest"),
+        ("write", {"nullValue": "skip"}, "nullValue: expected one of error, empty, found 'skip'"),
+        ("write", {"natsHeaders": "copy"}, "natsHeaders: expected one of keep, drop, found 'copy'"),
+        ("write", {"subject": "a.*"}, "subject: expected a subject without wildcards"),
+        ("write", {"maxInFlight": "0"}, "maxInFlight: expected a whole number from 1 to 10000"),
+        ("write", {"ackTimeout": "soon"}, "ackTimeout: expected a"),
+        ("write", {"msgIdPrefix": "a\nb"}, "msgIdPrefix: expected printable text"),
+    ],
+)
+def test_an_unknown_or_invalid_option_is_refused(
+    purpose: Purpose, stream_options: dict[str, str], message: str
+) -> None:
+    read = write_options if purpose.startswith("write") else read_options
+    with pytest.raises(SparkOptionError) as caught:
+        read({**_STREAM, **stream_options}, purpose)
+    assert message in str(caught.value)
+
+
+# As the guides of Spark's Kafka source and sink write them.
+_KAFKAS_OPTIONS = """
+    kafka.bootstrap.servers kafka.group.id kafka.security.protocol subscribe subscribePattern assign
+    startingTimestamp startingOffsetsByTimestamp startingOffsets endingTimestamp endingOffsetsByTimestamp endingOffsets
+    failOnDataLoss kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs maxOffsetsPerTrigger
+    minOffsetsPerTrigger maxTriggerDelay minPartitions maxRecordsPerPartition groupIdPrefix includeHeaders
+    startingOffsetsByTimestampStrategy useDeprecatedOffsetFetching topic
+"""
+
+
+# Those of nats-spark-connector's three versions.
+_CONNECTORS_OPTIONS = """
+    nats.host nats.port nats.credential.file nats.tls.algorithm nats.trust.store.path nats.trust.store.password
+    nats.key.store.path nats.key.store.password nats.ssl.context.factory.class nats.js.api.prefix nats.stream.name
+    nats.pull.subscription.stream.name nats.pull.subscription.durable.name nats.pull.consumer.create
+    nats.pull.consumer.ack.wait nats.pull.consumer.max.ack.pending nats.pull.consumer.max.batch nats.stream.subjects
+    nats.pull.batch.size nats.pull.wait.time nats.pull.batcher.initial.delay nats.pull.batcher.frequency.secs
+    nats.storage.payload-compression nats.msg.ack.wait.secs nats.datetime.format nats.ack.none nats.num.listeners
+    nats.allow.reconnect nats.connection.timeout nats.connection.user.name nats.connection.user.password
+    nats.connection.outgoingqueue.maxmessages nats.ping.interval.secs nats.reconnect.wait.secs
+    nats.msg.receive.wait.millis nats.flush.wait.millis nats.durable.name nats.msg.fetch.batch.size nats.storage.type
+    nats.storage.replicas nats.js.api-prefix nats.js.define-stream nats.js.define-consumer nats.key-store.path
+    nats.key-store.password nats.trust-store.path nats.trust-store.password nats.idle-timeout.minutes
+"""
+
+
+@pytest.mark.parametrize("purpose", ["load", "read", "readStream", "write", "writeStream"])
+@pytest.mark.parametrize("option", [*_KAFKAS_OPTIONS.split(), *_CONNECTORS_OPTIONS.split()])
+def test_an_option_of_another_format_is_known_or_answered_with_a_hint(purpose: Purpose, option: str) -> None:
+    if option in OPTION_NAMES[purpose]:
+        return
+    # Nothing else is given, as by somebody who has copied a job and changed its format.
+    with pytest.raises(SparkOptionError) as caught:
+        OptionParser({option: "x"}, purpose)
+    owner = "nats-spark-connector's" if option in _CONNECTORS_OPTIONS.split() else "Kafka's"
+    hint = str(caught.value).rpartition(f"found {option!r}, which is {owner}: ")[2]
+    if hint == str(caught.value):
+        assert f"the option {option} is for " in hint
+        return
+    # What a hint tells to give is an option.
+    known = {name for names in OPTION_NAMES.values() for name in names}
+    given = re.match(r"(?:name the stream with the option|give|the connection's are) (\w+)", hint)
+    assert (given and given[1] in known) or hint.startswith("drop it")
+
+
+@pytest.mark.parametrize(
+    ("purpose", "stream_options", "message"),
+    [
+        ("read", {"streams": ""}, "streams: expected names of streams with commas between them, found '' among them"),
+        ("read", {"streams": "orders,"}, "found '' among them"),
+        ("read", {"streams": "orders,a.b"}, "found 'a.b' among them"),
+        ("read", {"streams": "orders,orders"}, "streams: expected each stream once, found orders twice: drop one"),
+        ("read", {**_SEVERAL, "stream": "orders"}, "expected stream or streams, found both: keep one"),
+        ("read", {**_SEVERAL, "bucket": "prices"}, "expected streams or bucket, found both: keep one"),
+        ("read", {**_SEVERAL, "streamPattern": "*"}, "expected streams or streamPattern, found both: keep one"),
+        ("write", _SEVERAL, "the option streams is for read and readStream, not for write: drop it"),
+        (
+            "read",
+            {"streamPattern": "orders-.*"},
+            "streamPattern: expected a pattern such as orders-* with the wildcards",
+        ),
+        ("read", {"streamPattern": ""}, "streamPattern: expected a pattern such as orders-*"),
+        ("readStream", {"subscribePattern": "o.*"}, "which is Kafka's: give streamPattern, such as orders-*"),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": "17"},
+            'startingOffsets: expected sequences with the name of their stream, such as {"orders": 17}, found none',
+        ),
+        ("read", {"streamPattern": "*", "endingOffsets": "17"}, "endingOffsets: expected sequences with the name of"),
+        ("read", {**_SEVERAL, "acceptedLoss": "1-2"}, "acceptedLoss: expected sequences with the name of their stream"),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": '{"orders": 17}'},
+            "startingOffsets: expected a value for every stream, found none for payments: add it",
+        ),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": '{"orders": 1, "payments": 1, "others": 1}'},
+            "startingOffsets: expected values for orders, payments, found one for 'others': drop it",
+        ),
+        (
+            "read",
+            {"streamPattern": "o*", "acceptedLoss": '{"payments": "1"}'},
+            "acceptedLoss: expected values for streams that match o*, found one for 'payments': drop it",
+        ),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": 17'}, "startingOffsets: expected a JSON object such as"),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": 1, "orders": 2}'}, "each stream once, found orders twice"),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": 0}'}, "orders: expected earliest, latest or a sequence"),
+        ("read", {**_SEVERAL, "startingOffsets": '{"orders": {}}'}, "expected a text or a number for orders, found []"),
+        (
+            "read",
+            {**_SEVERAL, "startingOffsets": '{"orders": true}'},
+            "expected a text or a number for orders, found T",
+        ),
+        ("read", {**_SEVERAL, "acceptedLoss": '{"orders": "2-1"}'}, "orders: expected ranges of sequences such as"),
+        (
+            "read",
+            {
+                **_SEVERAL,
+                "startingOffsets": '{"orders": 1, "payments": 9}',
+                "endingOffsets": '{"orders": 2, "payments": 8}',
+            },
+            "expected endingOffsets at or after startingOffsets, found 8 before 9",
+        ),
+    ],
+)
+def test_wrong_values_for_several_streams_are_refused(
+    purpose: Purpose, stream_options: dict[str, str], message: str
+) -> None:
+    read = write_options if purpose.startswith("write") else source_options
+    with pytest.raises(SparkOptionError) as caught:
+        read(stream_options, purpose)
+    assert message in str(caught.value)
+
+
+def test_values_may_differ_between_streams() -> None:
+    options = source_options(
+        {
+            **_SEVERAL,
+            "startingOffsets": ' {"orders": 17, "payments": "latest"}',
+            "endingTimestamp": '{"orders": "1970-01-01T00:00:01Z", "payments": 2000}',
+            "acceptedLoss": '{"payments": "3-4,7"}',
+        },
+        "read",
+    )
+    assert [options.of(name).start for name in options.names] == [Bound(sequence=17), Bound(extreme="latest")]
+    assert [options.of(name).end for name in options.names] == [Bound(time=10**9), Bound(time=2 * 10**9)]
+    assert [options.of(name).accepted_loss for name in options.names] == [(), ((3, 4), (7, 7))]
+
+
+def test_a_pattern_has_wildcards() -> None:
+    options = source_options({"streamPattern": " orders-[ab]?* "}, "read")
+    names = ["orders-a1", "orders-bxy", "orders-c1", "orders-a", "Orders-a1", "x-orders-a1"]
+    assert options.matching(names) == ("orders-a1", "orders-bxy")
+    assert source_options({"streamPattern": "KV_*"}, "readStream").selects("KV_prices")
+
+
+@pytest.mark.parametrize("purpose", ["load", "read", "readStream"])
+def test_what_spark_adds_for_a_table_is_ignored(purpose: Purpose) -> None:
+    added = {"provider": "jetstream", "owner": "somebody", "option.stream": "orders", "comment": "", "location": "x"}
+    assert read_options({**_STREAM, **added}, purpose) == read_options(_STREAM, purpose)
+
+
+def test_option_names_may_have_any_case() -> None:
+    options = read_options({"STREAM": "orders", "startingoffsets": "7", "ENDINGOFFSETS": "latest"}, "read")
+    assert (options.stream, options.start, options.end) == ("orders", Bound(sequence=7), Bound(extreme="latest"))
+
+
+def test_defaults_equal_those_of_sparks_kafka_source() -> None:
+    assert read_options(_STREAM, "read").start == Bound(extreme="earliest")
+    assert read_options(_STREAM, "readStream").start == Bound(extreme="latest")
+    assert read_options(_STREAM, "read").fail_on_data_loss
+    assert not read_options(_STREAM, "read").include_headers
+
+
+@pytest.mark.parametrize("text", ["1795273811609", "2026-11-21T15:10:11.609Z", "2026-11-21T16:10:11.609+01:00"])
+def test_times_are_milliseconds_or_have_a_zone(text: str) -> None:
+    assert read_options({**_STREAM, "startingTimestamp": text}, "read").start == Bound(time=1795273811609000000)
+
+
+@pytest.mark.parametrize(
+    ("stream_options", "count"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "30"}, 4)]
+)
+def test_ranges_follow_each_other(stream_options: dict[str, str], count: int) -> None:
+    ranges = plan_ranges(1, 100, read_options({**_STREAM, **stream_options}, "read"), _INFO, "api", ())
+    assert len(ranges) == count
+    assert [sequence for task in ranges for sequence in range(task.first, task.last + 1)] == list(range(1, 101))
+
+
+def test_there_are_no_more_ranges_than_sequences() -> None:
+    options = read_options({**_STREAM, "minPartitions": "50"}, "read")
+    assert len(plan_ranges(1, 3, options, _INFO, "api", ())) == 3
+    assert plan_ranges(4, 3, options, _INFO, "api", ()) == []
+
+
+@pytest.mark.parametrize(
+    ("allow_direct", "version", "reason"),
+    [
+        (True, (2, 10, 27), "it needs nats-server 2.11, found 2.10.27"),
+        (False, (2, 15, 1), "it needs allow_direct on the stream"),
+    ],
+)
+def test_direct_gets_that_the_server_or_the_stream_lacks_are_refused(
+    *, allow_direct: bool, version: tuple[int, ...], reason: str
+) -> None:
+    options = read_options({**_STREAM, "fetchMethod": "direct"}, "read")
+    with pytest.raises(SparkOptionError) as caught:
+        fetch_method(options, replace(_INFO, allow_direct=allow_direct), version)
+    assert str(caught.value) == f"fetchMethod: expected api for 'orders', found direct: {reason}"
+
+
+_NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+_NOON_NS = 1795262400 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("filters", "subjects", "expected"),
+    [
+        ([GreaterThan(("seq",), 5), LessThan(("seq",), 9)], (), PushedBounds(6, 8)),
+        ([GreaterThanOrEqual(("seq",), 5), LessThanOrEqual(("seq",), 9)], (), PushedBounds(5, 9)),
+        ([EqualTo(("seq",), 5)], (), PushedBounds(5, 5)),
+        ([In(("seq",), (9, 5, 7))], (), PushedBounds(5, 9)),
+        ([GreaterThan(("seq",), -5)], (), PushedBounds()),
+        ([IsNotNull(("seq",))], (), PushedBounds()),
+        ([GreaterThanOrEqual(("timestamp",), _NOON)], (), PushedBounds(since=_NOON_NS)),
+        ([LessThan(("timestamp",), _NOON)], (), PushedBounds(until=_NOON_NS + 999)),
+        ([EqualTo(("subject",), "a.b")], (), PushedBounds(subjects=("a.b",))),
+        ([EqualTo(("subject",), "a.*")], (), PushedBounds(subjects=())),
+        ([EqualTo(("subject",), "a.b")], ("a.>",), PushedBounds(subjects=("a.b",))),
+        ([EqualTo(("subject",), "b.b")], ("a.>",), PushedBounds(subjects=())),
+        ([In(("subject",), ("a.b", "a.c", "b"))], ("a.*",), PushedBounds(subjects=("a.b", "a.c"))),
+        ([In(("subject",), tuple(f"a.{number}" for number in range(99)))], ("a.*",), PushedBounds(subjects=("a.*",))),
+        ([StringStartsWith(("subject",), "a.b.")], (), PushedBounds(subjects=("a.b.>",))),
+        ([StringStartsWith(("subject",), "a.bc")], (), PushedBounds(subjects=("a.>",))),
+        ([StringStartsWith(("subject",), "abc")], (), PushedBounds()),
+        ([StringStartsWith(("subject",), "a.")], ("*.new", "b.>"), PushedBounds(subjects=("*.new",))),
+        ([EqualTo(("stream",), "x"), EqualTo(("headers", "key"), "x")], (), PushedBounds()),
+    ],
+)
+def test_filters_narrow_a_read(filters: list[Filter], subjects: tuple[str, ...], expected: Any) -> None:
+    assert push_down(filters, subjects) == expected
