@@ -10,6 +10,7 @@ from testbed.reference.error_page import error_links, error_page, error_problems
 from testbed.reference.hook_page import hook_page, hook_problems
 from testbed.reference.metric_page import metric_page, metric_problems
 from testbed.reference.queue_page import field_problems, queue_page
+from testbed.reference.server_field_page import server_field_page
 from testbed.reference.spark_page import option_problems, spark_page
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
@@ -22,6 +23,7 @@ def reference_pages() -> dict[str, str]:
     pages = {page.file: entry_page(page, links) for page in api_pages()}
     pages |= {"airflow.md": airflow_page(links), "hook.md": hook_page(links), "queue-fields.md": queue_page(links)}
     pages |= {"errors.md": error_page(links), "metrics.md": metric_page(), "spark-options.md": spark_page()}
+    pages["server-fields.md"] = server_field_page()
     pages |= {file: command_page(file) for file in parsers()}
     return {file: f"{_NOTE}\n\n{text}\n" for file, text in pages.items()}
 

@@ -6,8 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class ConsumerState:
     :param settlement: what a census has proved
     :param deliveries: how often it delivered a job since it was created or reset
     :param sample_freq: the share of acknowledgements that the server reports, in its own form
+    :param findings: what its fields mean for its jobs
     """
 
     name: str
@@ -67,6 +72,7 @@ class ConsumerState:
     settlement: Settlement | None = None
     deliveries: int = 0
     sample_freq: str = ""
+    findings: tuple[Finding, ...] = ()
 
     @property
     def undecided(self) -> int:
@@ -158,6 +164,7 @@ def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_
         deliveries=info["delivered"]["consumer_seq"],
         clustered=bool(cluster.get("name")),
         sample_freq=config.get("sample_freq") or "",
+        findings=judge("consumer", info, "scan", name=info["name"], queue=info["stream_name"]),
     )
 
 

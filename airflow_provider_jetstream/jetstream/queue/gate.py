@@ -14,14 +14,15 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter, entry_copies_filter, parked_filter
 from airflow_provider_jetstream.jetstream.errors import UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.queue.finding import Finding, Refusal, Restriction, Risk
-from airflow_provider_jetstream.jetstream.queue.stream_room import eviction_limits, per_subject_limit
-from airflow_provider_jetstream.jetstream.units import format_duration
+from airflow_provider_jetstream.jetstream.queue.server_fields import judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
@@ -32,33 +33,6 @@ def require_no_refusal(queue: str, findings: Iterable[Finding]) -> None:
     """
     if refusals := [finding for finding in findings if isinstance(finding, Refusal)]:
         raise UnsuitableQueueError(f"{queue} can't be used as a work queue: {'; '.join(refusals)}")
-
-
-def queue_refusals(config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a stream that keeps acknowledged jobs: they would count as dead.
-
-    :param config: the queue's configuration on the server
-    """
-    if config["retention"] != "workqueue":
-        yield Refusal(
-            "retention",
-            f"expected workqueue retention of {config['name']}, found {config['retention']}: a stream of another"
-            " retention keeps jobs that are done, or drops jobs that aren't, so that dead ones can't be told from them;"
-            " create it with workqueue retention (the server can't change it)",
-        )
-
-
-def record_refusals(config: Mapping[str, Any]) -> Iterator[Refusal]:
-    """Refuse a stream of events or of the audit that doesn't keep what it acknowledges to have stored.
-
-    :param config: its configuration on the server
-    """
-    if config["retention"] != "limits":
-        yield Refusal(
-            "record-retention",
-            f"expected limits retention of {config['name']}, found {config['retention']}: it drops what it has"
-            " acknowledged to store, so that jobs that are done would count as dead; create it with limits retention",
-        )
 
 
 def queue_findings(
@@ -77,27 +51,20 @@ def queue_findings(
     :param unreadable: entries of the dead letter queue that don't state which job they are about
     :param other_domain: by consumer the entries of it that another JetStream domain's server has published
     """
-    findings: list[Finding] = [*queue_refusals(snapshot.config)]
-    for companion in (queue.events, queue.audit):
+    findings: list[Finding] = [*judge("queue", snapshot.info, "scan")]
+    kinds: tuple[tuple[Kind, Stream | None], ...] = (
+        *(("events", queue.events), ("audit", queue.audit)),
+        *(("archive", queue.archive), ("dead_letters", queue.dead_letters)),
+    )
+    for kind, companion in kinds:
         if companion and (info := snapshot.companions.get(companion.name)):
-            findings += record_refusals(info["config"])
-    if (
-        queue.audit
-        and (info := snapshot.companions.get(queue.audit.name))
-        and (dropping := eviction_limits(info["config"]))
-    ):
-        findings.append(
-            Risk(
-                "audit-eviction",
-                f"{queue.audit.name} drops its oldest records for new ones ({', '.join(dropping)}): what a redrive that"
-                " was cut off had begun is forgotten with them, and may run twice; remove the limit",
-            )
-        )
+            findings += judge(kind, info, "scan", queue=snapshot.queue)
+    for consumer in snapshot.consumers.values():
+        findings += consumer.findings
     findings += _queue_restrictions(snapshot)
     findings += _queue_risks(snapshot, queue)
     if queue.dead_letters and (letters := snapshot.companions.get(queue.dead_letters.name)):
         findings += _capture_risks(snapshot.queue, letters["config"])
-        findings += _retention_findings(letters)
         findings += _entry_findings(snapshot, letters["config"]["name"], unreadable, other_domain)
         if handlers and not _copies_entries(snapshot, queue, letters["config"]):
             findings.append(
@@ -111,7 +78,7 @@ def queue_findings(
 
 
 def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
-    queue, config, state = snapshot.queue, snapshot.config, snapshot.state
+    queue = snapshot.queue
     for consumer in snapshot.consumers.values():
         if consumer.undecided:
             yield Restriction(
@@ -128,22 +95,6 @@ def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
         )
     if held := held_problem(queue, snapshot.held_above):
         yield Restriction("sourced-queue", f"{held}, so dead ones without an entry count as uncertain")
-    if limits := eviction_limits(config):
-        used = {"max_msgs": state["messages"], "max_bytes": state["bytes"]}
-        figures = ", ".join(f"{limit} {config[limit]}, {used[limit]} used" for limit in limits)
-        yield Restriction(
-            "evicts-jobs",
-            f"{queue} drops its oldest jobs for new ones ({figures}): a redrive stores only as many copies as fit;"
-            " declare discard new, so that publishers learn of it",
-        )
-    if limit := per_subject_limit(config):
-        yield Restriction(
-            "evicts-jobs-of-a-subject",
-            f"{queue} keeps {limit} jobs of a subject and drops the oldest for new ones: a redrive stores only copies"
-            " that drop no job",
-        )
-    if problem := copy_problem(config):
-        yield Restriction("no-copies", f"{problem}: letters come back in place only")
 
 
 def held_problem(queue: str, held_above: int | None) -> str:
@@ -157,21 +108,6 @@ def held_problem(queue: str, held_above: int | None) -> str:
         f"another stream sources or mirrors {queue} and has yet to take jobs after {held_above}: jobs that are done"
         " stay stored until it has"
     )
-
-
-def copy_problem(config: Mapping[str, Any]) -> str:
-    """Return a clause that says why no copy of a job can be stored in a queue; empty if one can.
-
-    :param config: the queue's configuration on the server
-    """
-    name = config["name"]
-    if config.get("mirror"):
-        return f"{name} mirrors another stream and stores nothing else"
-    if config.get("sources") and not config.get("subjects"):
-        return f"{name} takes its jobs from other streams only and captures no subject"
-    if config.get("no_ack"):
-        return f"{name} acknowledges no message (no_ack), so whether a copy is stored can't be known"
-    return ""
 
 
 def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Finding]:
@@ -206,12 +142,6 @@ def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Finding]
             " just reported dead, and while others are in flight such a job counts as dead where as many deaths went"
             " unreported",
         )
-    if snapshot.config.get("allow_msg_ttl") and not snapshot.config.get("allow_atomic"):
-        yield Risk(
-            "jobs-with-ttl",
-            f"{name} lets jobs bring their own age limit (Nats-TTL), which their copies in an archive have, too: one"
-            " that expires while a worker has it is lost; have a max_age instead",
-        )
     if not _exists(snapshot, queue.audit):
         yield Restriction(
             "no-audit",
@@ -245,44 +175,6 @@ def _capture_risks(queue: str, config: Mapping[str, Any]) -> Iterator[Finding]:
     if not covered_by_any(subjects, parked_filter(queue)):
         yield Restriction(
             "no-parking", f"{letters} doesn't capture {parked_filter(queue)}: no letter can be parked; add it"
-        )
-
-
-def _retention_findings(letters: Mapping[str, Any]) -> Iterator[Finding]:
-    """Find what a dead letter queue drops of what it has captured, and what it refuses."""
-    config, state = letters["config"], letters["state"]
-    name, used = config["name"], {"max_msgs": state["messages"], "max_bytes": state["bytes"]}
-    if config["retention"] == "interest":
-        yield Restriction(
-            "dead-letter-interest",
-            f"{name} has interest retention and {state['consumer_count']} consumers: it stores only entries that one"
-            " of them takes, until they are acknowledged; otherwise terminated jobs go unseen, no body is stored, and"
-            " no letter can be parked; give it limits retention",
-        )
-    if (limit := config.get("max_msgs_per_subject", -1)) > 0:
-        yield Risk(
-            "dead-letter-limit-per-subject",
-            f"{name} keeps {limit} entries of a subject, and the server reports all terminated jobs of a consumer on"
-            f" one: any more of a consumer than {limit} go unseen; remove max_msgs_per_subject",
-        )
-    for limit in eviction_limits(config):
-        yield Risk(
-            "dead-letter-eviction",
-            f"{name} drops its oldest entries for new ones ({limit} {config[limit]}, {used[limit]} used): terminated"
-            f" jobs and parked letters are lost with them; remove {limit}",
-        )
-    if config.get("discard") == "new":
-        for limit, filled in (("max_msgs", used["max_msgs"]), ("max_bytes", used["max_bytes"] * 1.01)):
-            if 0 < config.get(limit, -1) <= filled:
-                yield Risk(
-                    "dead-letter-queue-full",
-                    f"{name} is full and refuses what is new: deaths are found by counting only; raise {limit}",
-                )
-    if (max_age := config.get("max_age", 0)) > 0:
-        yield Risk(
-            "dead-letter-age",
-            f"{name} drops entries after {format_duration(max_age)}: terminated jobs that aren't redriven by then, and"
-            " parked letters, are lost; remove max_age",
         )
 
 

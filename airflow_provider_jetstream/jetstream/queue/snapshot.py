@@ -51,6 +51,7 @@ class QueueSnapshot:
     :param companions: by name the server's STREAM.INFO of each declared companion that exists
     :param audit: the audit's stream, if it exists
     :param census: what a census has proved, where one was taken
+    :param reported: the server's whole STREAM.INFO
     """
 
     queue: str
@@ -63,6 +64,12 @@ class QueueSnapshot:
     companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     audit: str | None = None
     census: Census | None = None
+    reported: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """The stream's STREAM.INFO, as far as it is known."""
+        return {**self.reported, "config": self.config, "state": self.state}
 
     # Read for every dead letter, as whether markers are captured.
     @cached_property
@@ -133,6 +140,7 @@ async def take_snapshot(connection: Connection, queue: WorkQueue, *, census: boo
         companions=companions,
         audit=audit["config"]["name"] if audit else None,
         census=taken,
+        reported=info,
     )
 
 

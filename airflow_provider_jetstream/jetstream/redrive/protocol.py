@@ -10,7 +10,8 @@ from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.queue.gate import copy_problem, held_problem
+from airflow_provider_jetstream.jetstream.queue.field_rules import copy_problem
+from airflow_provider_jetstream.jetstream.queue.gate import held_problem
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.redrive.target import subject_problem

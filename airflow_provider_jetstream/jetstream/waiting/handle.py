@@ -31,7 +31,8 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
-from airflow_provider_jetstream.jetstream.queue.gate import queue_refusals, record_refusals, require_no_refusal
+from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
+from airflow_provider_jetstream.jetstream.queue.server_fields import judge
 from airflow_provider_jetstream.jetstream.units import short_text
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, report_on
@@ -177,11 +178,11 @@ class JobsHandle(_Jobs):
         """
         cursor = self.position()
         events = await stream_info(connection, cursor.events)
-        refusals = list(record_refusals(events["config"]))
+        refusals = [*judge("events", events, "scan")]
         # Without the queue, or with another one of its name, the ends that are stored still count.
         with suppress(NotFoundError):
             info = await stream_info(connection, cursor.queue)
-            refusals += queue_refusals(info["config"]) if info["created"] == cursor.created else ()
+            refusals += judge("queue", info, "scan") if info["created"] == cursor.created else ()
         require_no_refusal(cursor.queue, refusals)
         # A position beyond the end is one of a stream that was created anew since.
         is_beyond = cursor.events_from > events["state"]["last_seq"] + 1
