@@ -9,10 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache, follow_cancellations
-from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, priority_fields, pull_subject
+from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.server_fields import judge, refusals
+from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.completion import CompletionWriter
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
@@ -25,7 +28,7 @@ from airflow_provider_jetstream.worker.time_limits import QueueClock
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
@@ -133,9 +136,10 @@ async def bind_consumers(
     """Check the consumers on the server, and create the executors of their jobs.
 
     :raises NotFoundError: a work queue, a consumer or an event stream doesn't exist
-    :raises WorkerSetupError: a consumer delivers all jobs to one pinned client
+    :raises WorkerSetupError: a field of a queue or a consumer on the server is refused
     """
-    configs = [await _consumer_config(connection, ref) for ref in refs]
+    streams = {name: await stream_info(connection, name) for name in dict.fromkeys(ref.queue.name for ref in refs)}
+    configs = [await _consumer_config(connection, ref, streams[ref.queue.name]) for ref in refs]
     clocks = {ref.queue.name: QueueClock(connection, ref.queue.name) for ref in refs}
     captured = {ref.queue.name: await _captured_advisories(connection, ref.queue) for ref in refs}
     async with AsyncExitStack() as stack:
@@ -185,15 +189,20 @@ async def bind_consumers(
         yield tuple(consumers)
 
 
-async def _consumer_config(connection: Connection, ref: ConsumerRef) -> dict[str, Any]:
-    info = await consumer_info(connection, ref.queue.name, ref.consumer.name)
+async def _consumer_config(connection: Connection, ref: ConsumerRef, stream: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a consumer's configuration on the server, and log what its fields, and its queue's, do to jobs."""
+    queue, consumer = ref.queue.name, ref.consumer.name
+    info = await consumer_info(connection, queue, consumer)
     config: dict[str, Any] = info["config"]
-    if config.get("priority_policy") == PINNED:
-        raise WorkerSetupError(
-            f"expected consumer {ref} to share its jobs among workers, found the priority policy {PINNED}: the"
-            " server would give all jobs to one worker and leave the others idle; set priority_policy to overflow or"
-            " prioritized, or do its jobs with a client that keeps pins"
-        )
+    found = (
+        *judge("queue", stream, "worker"),
+        *judge("consumer", info, "worker", name=consumer, queue=queue),
+    )
+    if refused := refusals(found):
+        raise WorkerSetupError("; ".join(refused))
+    outside = outside_filters(queue, consumer, filter_subjects(config), stored_subjects(stream["config"]))
+    for text in dict.fromkeys((*map(str, found), *outside)):
+        log.warning("%s", text)
     return config
 
 

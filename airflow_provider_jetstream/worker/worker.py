@@ -124,7 +124,7 @@ class Worker:
         :param bounds: when the run ends by itself; of a worker with one consumer
         :raises DeadlineError: the server was away for too long, where the run has bounds
         :raises NotFoundError: a work queue, a consumer or an event stream doesn't exist
-        :raises WorkerSetupError: metrics can't be served, or a consumer delivers all jobs to one pinned client
+        :raises WorkerSetupError: metrics can't be served, or a field of a queue or a consumer on the server is refused
         :raises WorkerStuckError: too many handlers run past their deadline in threads; start another process
         :raises JetStreamProviderError: the first connection failed
         """

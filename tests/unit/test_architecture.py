@@ -45,6 +45,8 @@ _DEEP = {
     "jetstream.dead_letters.classifier": 480,
     # One table, with the rule of each row.
     "jetstream.evidence": 450,
+    # One table: the sentence of each rule about a field of the server, and the rules.
+    "jetstream.queue.field_rules": 730,
 }
 _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 

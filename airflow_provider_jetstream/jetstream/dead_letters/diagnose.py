@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.cause_group import CauseGroup
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _MOST_REPORTED = 10
@@ -90,6 +91,7 @@ class Diagnosis:
     :param uncertain: how many more jobs may be dead: letters that can't be identified yet
     :param groups: the letters by cause, the largest group first
     :param left_out: letters of causes that aren't among the groups, since there were too many causes
+    :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     """
 
     queue: str
@@ -98,6 +100,7 @@ class Diagnosis:
     uncertain: int
     groups: tuple[DiagnosedGroup, ...]
     left_out: int
+    risks: tuple[Finding, ...] = ()
 
     @property
     def action(self) -> Action:
@@ -128,6 +131,7 @@ class Diagnosis:
             lines.append(f"- {others} letters of other causes")
         if self.uncertain:
             lines.append(f"- {self.uncertain} more jobs may be dead")
+        lines += [f"- risk: {risk}" for risk in self.risks]
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -147,6 +151,7 @@ class Diagnosis:
             "action": self.action.value,
             "headline": self.headline,
             "text": self.text,
+            "risks": [str(risk) for risk in self.risks],
             "groups": [group.as_json() for group in reported],
             "letters_left_out": self.dead - sum(group.letters.count for group in reported),
         }
@@ -192,4 +197,6 @@ async def diagnose_dead_letters(
         )
         for group in groups.largest()
     )
-    return Diagnosis(queue.name, snapshot.taken_at, groups.letters, scan.uncertain, diagnosed, groups.left_out)
+    return Diagnosis(
+        queue.name, snapshot.taken_at, groups.letters, scan.uncertain, diagnosed, groups.left_out, scan.risks
+    )

@@ -9,6 +9,7 @@ make up some, so nothing but a warning follows from them.
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,11 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.inspection.health import MAX_SUBJECTS, count_left_over, inspect_consumers
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
+from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
 if TYPE_CHECKING:
@@ -63,12 +67,15 @@ async def running_warnings(connection: Connection, queue: WorkQueue) -> list[Que
     """
     info = await stream_info(connection, queue.name)
     declared = set(queue.warnings())
-    found = [warning for warning in await _configured(connection, queue.name) if warning not in declared]
+    consumers = await list_consumers(connection, queue.name)
+    reported = await _reported(connection, queue, info, consumers)
+    found = list(dict.fromkeys((*await _configured(connection, queue.name), *reported)))
+    found = [warning for warning in found if warning not in declared]
     measured = await _measure(connection, queue)
     if queue.execute_at_header:
         # Waiting for their time costs these jobs a delivery each.
         measured.deliveries.clear()
-    for name, consumer in (await list_consumers(connection, queue.name)).items():
+    for name, consumer in consumers.items():
         if consumer["config"].get("durable_name") and "deliver_subject" not in consumer["config"]:
             found += _consumer_warnings(name, consumer, measured)
     found += _result_warnings(measured)
@@ -81,9 +88,30 @@ async def running_warnings(connection: Connection, queue: WorkQueue) -> list[Que
 async def _configured(connection: Connection, queue: str) -> list[QueueWarning]:
     """Return the warnings of the declaration that the server's configuration amounts to."""
     try:
-        return (await discover_queue(connection, queue)).warnings()
+        warnings = (await discover_queue(connection, queue)).warnings()
     except QueueDeclarationError as error:
         return [QueueWarning("unusable-declaration", problem) for problem in error.problems]
+    # A declaration doesn't know which subjects the stream stores.
+    return [warning for warning in warnings if warning.name != "filter-outside-subjects"]
+
+
+async def _reported(
+    connection: Connection, queue: WorkQueue, info: Mapping[str, Any], consumers: Mapping[str, Mapping[str, Any]]
+) -> list[QueueWarning]:
+    """Return what the fields mean that the server has, whoever set them."""
+    found = [*judge("queue", info, "lint")]
+    for name, consumer in consumers.items():
+        found += judge("consumer", consumer, "lint", name=name, queue=queue.name)
+        stored = stored_subjects(info["config"])
+        found += [
+            QueueWarning("filter-outside-subjects", problem)
+            for problem in outside_filters(queue.name, name, filter_subjects(consumer["config"]), stored)
+        ]
+    for companion in queue.companions():
+        with suppress(NotFoundError):
+            reported = await stream_info(connection, companion.name)
+            found += judge(queue.companion_kind(companion), reported, "lint", queue=queue.name)
+    return QueueWarning.of(found)
 
 
 async def _measure(connection: Connection, queue: WorkQueue) -> _Measurements:

@@ -39,12 +39,15 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import (
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import maintain_manifests
 from airflow_provider_jetstream.jetstream.queue.filter_marks import filter_marks
+from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields
 from airflow_provider_jetstream.jetstream.queue.server_uptime import watch_server
+from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 __all__ = ["Difference", "Plan", "Step", "apply", "plan", "provision"]
@@ -57,7 +60,7 @@ _CHANGED_MEANWHILE = (10058, _STREAM_MISSING, 10148, 10149)
 _ATTEMPTS = 3
 
 # The API level that knows a field: older servers drop it silently, and it would differ for ever.
-_FIELD_LEVELS = {"allow_msg_ttl": 1, "allow_atomic": 2, "allow_msg_schedules": 2}
+_FIELD_LEVELS = {name: field.level for name, field in config_fields("queue").items()}
 # The API level that can set a field of an existing stream: nats-server 2.11 answers error 10052.
 _CHANGE_LEVELS = {"allow_msg_ttl": 2}
 # The first server that refuses a batch with an id that it has stored before.
@@ -82,27 +85,28 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
     for stream in queue.companions():
         existing = await _existing_stream(connection, stream.name)
         config = _supported(declared_companion_config(queue, stream, existing), existing, connection.api_level)
-        steps.append(_own_step(queue, existing, config))
+        steps.append(_own_step(queue, existing, config, queue.companion_kind(stream)))
         if stream is queue.dead_letters:
             steps += await dead_letter_consumer_steps(connection, queue.dead_letters, existing)
     info = await _existing_info(connection, queue.name)
     existing = info["config"] if info else None
     reserved = reserved_subjects_in_use(queue, existing)
-    declared = declared_consumers(queue, reserved)
+    declared = declared_consumers(queue, reserved, existing)
     consumers = await existing_consumers(connection, queue.name) if info else {}
     metadata, last = (existing.get("metadata") or {}, info["state"]["last_seq"]) if info and existing else (None, 0)
     marks = filter_marks(declared, metadata, consumers, last)
     config = declared_queue_config(queue, existing)
     if existing is None and marks:
         config["metadata"] = {**(config.get("metadata") or {}), **marks}
-    steps.append(own := _own_step(queue, existing, config))
-    steps += await work_queue_consumer_steps(connection, queue, declared, consumers, reserved, migrate=migrate)
+    steps.append(own := _own_step(queue, existing, config, "queue"))
+    stored = stored_subjects(own.config)
+    steps += await work_queue_consumer_steps(connection, queue, declared, consumers, reserved, stored, migrate=migrate)
     steps = await with_refusals(connection, steps)
     if info:
         steps = await with_dead_letters(connection, queue, steps, park_dead=park_dead)
     if existing and marks:
         # Last: until the consumers have their filters, the marks are those of before.
-        marking = stream_step(own.config, {"name": queue.name, "metadata": marks})
+        marking = stream_step(own.config, {"name": queue.name, "metadata": marks}, "queue")
         steps += [marking] if marking.differences else []
     return Plan(tuple(steps))
 
@@ -167,8 +171,8 @@ async def provision(
     return executed
 
 
-def _own_step(queue: WorkQueue, existing: Mapping[str, Any] | None, declared: dict[str, Any]) -> Step:
-    step = stream_step(existing, declared)
+def _own_step(queue: WorkQueue, existing: Mapping[str, Any] | None, declared: dict[str, Any], role: Kind) -> Step:
+    step = stream_step(existing, declared, role)
     return replace(step, blocked=(*step.blocked, *owner_blockers(queue, existing, step)))
 
 

@@ -10,6 +10,7 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_order import in_
 from airflow_provider_jetstream.jetstream.provisioning.migration_plan import ConsumerChanges
 from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
 from airflow_provider_jetstream.jetstream.provisioning.plan import consumer_step, undeclared_consumer_steps
+from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,12 +37,15 @@ async def dead_letter_consumer_steps(
     return in_accepted_order(steps, configs) if (existing or stream.config())["retention"] == "workqueue" else steps
 
 
-def declared_consumers(queue: WorkQueue, reserved: tuple[Reserved, ...]) -> dict[str, dict[str, Any]]:
+def declared_consumers(
+    queue: WorkQueue, reserved: tuple[Reserved, ...], existing: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]]:
     """Return the declared configurations of a work queue's consumers by name.
 
     :param reserved: the subjects of the stream that no consumer may have
+    :param existing: the server's configuration of the stream, if it has it
     """
-    default_filters = queue.subjects if reserved else ()
+    default_filters = stored_subjects({**(existing or {}), "subjects": queue.subjects}) if reserved else ()
     return {consumer.name: consumer.config(default_filters) for consumer in queue.consumers}
 
 
@@ -51,6 +55,7 @@ async def work_queue_consumer_steps(
     declared: Mapping[str, dict[str, Any]],
     configs: Mapping[str, dict[str, Any]],
     reserved: tuple[Reserved, ...],
+    stored: tuple[str, ...],
     *,
     migrate: bool,
 ) -> list[Step]:
@@ -59,6 +64,7 @@ async def work_queue_consumer_steps(
     :param declared: the declared configurations by name
     :param configs: the server's configurations by name
     :param reserved: the subjects of the stream that no consumer may have
+    :param stored: the subjects that the stream stores
     :param migrate: whether consumers may hand jobs over to others
     """
     changes = ConsumerChanges(connection, queue, declared, configs, reserved)
@@ -69,7 +75,7 @@ async def work_queue_consumer_steps(
     declared_steps: list[Step] = []
     undeclared_steps: list[Step] = []
     for name, config in declared.items():
-        step = consumer_step(queue.name, existing.get(name), config, reserved, resized.get(name))
+        step = consumer_step(queue.name, existing.get(name), config, reserved, resized.get(name), stored)
         step = replace(step, blocked=(*step.blocked, *[reason async for reason in changes.lost_jobs(name)]))
         if migration := migrations.pop(name, None):
             step = await changes.migration_step(name, migration, step, migrate=migrate)

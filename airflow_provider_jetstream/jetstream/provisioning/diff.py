@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.queue.end_evidence import sampled_percent
+from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields
 from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_UNLIMITED = frozenset({"max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"})
-_DURATIONS = frozenset({"max_age", "duplicate_window", "ack_wait", "inactive_threshold"})
+_UNLIMITED = config_fields("queue", unit="limit").keys()
+_DURATIONS = config_fields("queue", unit="duration").keys() | config_fields("consumer", unit="duration").keys()
 _SERVER_DEFAULTS = {"discard": "old", "storage": "file", "replay_policy": "instant", "max_deliver": -1}
 
 
@@ -102,14 +103,14 @@ def _with_single_filter(existing: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _canonical(field: str, value: Any) -> Any:
+    if field in ("subjects", "filter_subjects"):
+        return sorted(value or ())
     if field in _UNLIMITED and value in (None, 0, -1):
         return -1
     if field == "sample_freq":
         return sampled_percent(value)
     if value is None:
         return _SERVER_DEFAULTS.get(field, False)
-    if field in ("subjects", "filter_subjects"):
-        return sorted(value)
     if field == "republish":
         return {key: setting for key, setting in value.items() if setting}
     return False if value in (0, "") else value

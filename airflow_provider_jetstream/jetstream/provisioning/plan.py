@@ -15,18 +15,22 @@ from airflow_provider_jetstream.jetstream.provisioning.diff import (
     stream_differences,
 )
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
-from airflow_provider_jetstream.jetstream.queue.consumer_lint import lifetime_warnings
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMITS
+from airflow_provider_jetstream.jetstream.queue.finding import Refusal
+from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields, judge, refusals
+from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-_FIXED_STREAM_FIELDS = frozenset({"retention", "storage"})
-_ONE_WAY_STREAM_FIELDS = frozenset({"deny_delete", "deny_purge"})
-_FIXED_CONSUMER_FIELDS = frozenset({"ack_policy", "deliver_policy", "replay_policy", "mem_storage"})
+_FIXED_STREAM_FIELDS = config_fields("queue", change="fixed").keys()
+_ONE_WAY_STREAM_FIELDS = config_fields("queue", change="once").keys()
+_FIXED_CONSUMER_FIELDS = config_fields("consumer", change="fixed").keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Step:
     :param blocked: why the server can't make the change, and what to do instead
     :param migration: what a consumer passes on to others first
     :param parking: the dead letters that are parked first
+    :param role: what the stream or consumer is to the queue
     """
 
     kind: Literal["stream", "consumer"]
@@ -90,15 +95,15 @@ class Step:
     blocked: tuple[str, ...] = ()
     migration: Migration | None = None
     parking: Parking | None = None
+    role: Kind = "consumer"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What will cause trouble later though the server accepts it."""
-        if self.kind == "stream" or self.action == "remove":
+        if self.action == "remove":
             return ()
-        name, threshold = self.name.partition("/")[2], self.config.get("inactive_threshold")
-        warnings = lifetime_warnings(name, threshold, in_memory=bool(self.config.get("mem_storage")))
-        return tuple(map(str, warnings))
+        found = judge(self.role, {"config": self.config}, "plan", name=self.name.rpartition("/")[2])
+        return tuple(str(finding) for finding in found if not isinstance(finding, Refusal))
 
     def __str__(self) -> str:
         before = (*self.differences, *filter(None, (self.migration, self.parking)))
@@ -130,20 +135,23 @@ class Plan:
         return "\n".join(str(step) for step in self.steps)
 
 
-def stream_step(existing: Mapping[str, Any] | None, declared: dict[str, Any]) -> Step:
+def stream_step(existing: Mapping[str, Any] | None, declared: dict[str, Any], role: Kind) -> Step:
     """Return the step of a stream.
 
     :param existing: the server's configuration, if it has the stream
     :param declared: the declared fields; ``None`` for one to remove
+    :param role: what it is to the queue
     """
     name = declared["name"]
     if existing is None:
-        return Step("stream", name, "create", declared)
+        return Step("stream", name, "create", declared, blocked=tuple(_unfed(declared)), role=role)
     differences = stream_differences(existing, declared)
     blocked = tuple(reason for difference in differences if (reason := _stream_blocker(name, difference)) is not None)
     action: Literal["update", "keep"] = "update" if differences else "keep"
     merged = merged_stream(existing, declared)
-    return Step("stream", name, action, merged, differences, (*blocked, *_schedule_blockers(existing, merged)))
+    blocked += (*_schedule_blockers(existing, merged), *_unfed(merged))
+    blocked += tuple(refusals(judge(role, {"config": merged}, "plan")))
+    return Step("stream", name, action, merged, differences, blocked, role=role)
 
 
 def consumer_step(
@@ -152,6 +160,7 @@ def consumer_step(
     declared: dict[str, Any],
     reserved: Iterable[Reserved] = (),
     resize_blocker: str | None = None,
+    stored: Sequence[str] = (),
 ) -> Step:
     """Return the step of a consumer.
 
@@ -159,9 +168,11 @@ def consumer_step(
     :param declared: the declared fields
     :param reserved: the subjects of the stream that no consumer may have
     :param resize_blocker: why this number of partitions is impossible now
+    :param stored: the subjects that the stream stores; none where its filters aren't compared with them
     """
     name = f"{stream}/{declared['name']}"
     blocked = [*_reserved_blockers(declared, reserved), *([resize_blocker] if resize_blocker else [])]
+    blocked += outside_filters(stream, declared["name"], filter_subjects(declared), stored)
     if existing is None:
         return Step("consumer", name, "create", declared, blocked=tuple(blocked))
     differences = consumer_differences(existing, declared)
@@ -171,13 +182,10 @@ def consumer_step(
         for difference in differences
         if difference.field in _FIXED_CONSUMER_FIELDS
     ]
-    if existing.get("deliver_subject"):
-        blocked.append(
-            "it is a push consumer, from which no worker can pull, and an update can't change that (error 10012);"
-            " remove it by hand if no job is in flight, or declare another name"
-        )
     action: Literal["update", "keep"] = "update" if differences else "keep"
-    return Step("consumer", name, action, merged_consumer(existing, declared), differences, tuple(blocked))
+    merged = merged_consumer(existing, declared)
+    blocked += refusals(judge("consumer", {"config": merged}, "plan", name=declared["name"]))
+    return Step("consumer", name, action, merged, differences, tuple(blocked))
 
 
 def undeclared_consumer_steps(
@@ -266,6 +274,14 @@ def _reserved_blockers(consumer: Mapping[str, Any], reserved: Iterable[Reserved]
         for excluded in reserved:
             if overlaps(subject, excluded.subjects):
                 yield f"its filter {subject} includes {excluded.what} ({excluded.subjects}): give it a narrower filter"
+
+
+def _unfed(config: Mapping[str, Any]) -> Iterator[str]:
+    if not stored_subjects(config):
+        yield (
+            "it has no subjects, and no sources or mirror that feed it, so it would never get a job: name its subjects,"
+            " or create the stream with its sources first"
+        )
 
 
 def _schedule_blockers(existing: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from airflow_provider_jetstream.jetstream.client.subjects import (
     covered_by_any,
@@ -64,6 +64,10 @@ class StreamFields(Protocol):
     deny_purge: bool | None
     allow_rollup_hdrs: bool | None
 
+    @property
+    def fed_by_others(self) -> bool:
+        """Whether it may do without subjects, since other streams feed it."""
+
     def captured_subjects(self) -> tuple[str, ...]:
         """Return the subjects of the stream on the server."""
 
@@ -80,6 +84,9 @@ class QueueFields(StreamFields, Protocol):
     schedules: bool
     execute_at_header: bool
     advisory_subjects: tuple[str, ...]
+
+    def config(self) -> dict[str, Any]:
+        """Return what is declared of the stream's configuration, as JetStream's JSON."""
 
     def new_archive_limits(self) -> dict[str, int]:
         """Return the limits that a new archive takes over from the queue."""
@@ -141,12 +148,6 @@ def _filter_problems(queue: QueueFields) -> Iterator[str]:
             " consumers beside it; give each its own filter (docs/queue.md#several-unfiltered-consumers)"
         )
     pairs = [(consumer, subject) for consumer in queue.consumers for subject in consumer.filter_subjects]
-    for consumer, subject in pairs:
-        if not any(overlaps(captured, subject) for captured in queue.subjects):
-            yield (
-                f"filter {subject} of consumer {consumer.name} is outside the stream's subjects"
-                f" ({', '.join(queue.subjects)}), so it would never get a job"
-            )
     for index, (ours, left) in enumerate(pairs):
         for theirs, right in pairs[index + 1 :]:
             if ours is not theirs and overlaps(left, right):
@@ -190,7 +191,7 @@ def _schedule_problems(queue: QueueFields) -> Iterator[str]:
 
 def _stream_problems(stream: StreamFields) -> Iterator[str]:
     yield from name_problems("stream", stream.name)
-    if not stream.subjects:
+    if not stream.subjects and not stream.fed_by_others:
         yield f"stream {stream.name} has no subjects: name at least one"
     for subject in stream.subjects:
         if problem := subject_problem(subject):

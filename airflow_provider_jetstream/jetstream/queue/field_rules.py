@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import PARTITIONS
 from airflow_provider_jetstream.jetstream.queue.finding import Finding, Refusal, Restriction, Risk
-from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects, stores_copies
+from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects
 from airflow_provider_jetstream.jetstream.queue.stream_room import eviction_limits, per_subject_limit
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
@@ -269,8 +269,6 @@ def copy_problem(config: Mapping[str, Any]) -> str:
         return f"{name} acknowledges no message (no_ack), so whether a copy is stored can't be known"
     if config.get("sealed"):
         return f"{name} is sealed and stores no message any more"
-    if not stores_copies(config):
-        return f"{name} stores jobs on other subjects than it captures (subject_transform)"
     return ""
 
 
@@ -288,7 +286,7 @@ def _no_copies(field: str) -> Callable[[Facts], str | None]:
     return sentence
 
 
-_COPY_FIELDS: Final = ("mirror", "sources", "no_ack", "sealed", "subject_transform")
+_COPY_FIELDS: Final = ("mirror", "sources", "no_ack", "sealed")
 
 
 def _without(field: str) -> dict[str, Any]:
@@ -300,7 +298,8 @@ def _transforms(facts: Facts) -> str | None:
         return None
     return (
         f"{facts.name} stores jobs on other subjects than they are published on ({transform.get('src') or '>'} becomes"
-        f" {transform.get('dest')}): consumers' filters have to match the stored ones"
+        f" {transform.get('dest')}): consumers' filters have to match the stored ones, and a"
+        " redrive stores no copy that the transform would move again"
     )
 
 
@@ -648,7 +647,6 @@ RULES: Final = (
     Rule("queue", "config.sources", "no-copies", Restriction, _SOURCES, _no_copies("sources")),
     Rule("queue", "config.sources", "sourced-jobs", Risk, _SOURCES, _sourced),
     Rule("queue", "config.subject_transform", "subject-transform", Risk, _MOVED, _transforms, _NOTES),
-    Rule("queue", "config.subject_transform", "no-copies", Restriction, _MOVED, _no_copies("subject_transform")),
     Rule("queue", "config.republish.src", "archive-of-some-jobs", Risk, _SOME, _partial_archive),
     Rule("queue", "config.republish.headers_only", "archive-without-bodies", Risk, _HEADERS, _bodiless_archive),
     Rule("queue", "config.sealed", "sealed", Refusal, {"sealed": True}, _given("sealed", _SEALED), _ALL - _SCAN),

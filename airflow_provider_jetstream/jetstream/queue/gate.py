@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
-    from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
-    from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
@@ -52,13 +50,9 @@ def queue_findings(
     :param other_domain: by consumer the entries of it that another JetStream domain's server has published
     """
     findings: list[Finding] = [*judge("queue", snapshot.info, "scan")]
-    kinds: tuple[tuple[Kind, Stream | None], ...] = (
-        *(("events", queue.events), ("audit", queue.audit)),
-        *(("archive", queue.archive), ("dead_letters", queue.dead_letters)),
-    )
-    for kind, companion in kinds:
-        if companion and (info := snapshot.companions.get(companion.name)):
-            findings += judge(kind, info, "scan", queue=snapshot.queue)
+    for companion in queue.companions():
+        if info := snapshot.companions.get(companion.name):
+            findings += judge(queue.companion_kind(companion), info, "scan", queue=snapshot.queue)
     for consumer in snapshot.consumers.values():
         findings += consumer.findings
     findings += _queue_restrictions(snapshot)

@@ -11,63 +11,64 @@ from airflow_provider_jetstream.jetstream.queue.companion_lint import (
     archive_warnings,
     dead_letter_warnings,
     event_warnings,
-    is_limited,
 )
-from airflow_provider_jetstream.jetstream.queue.consumer_lint import consumer_warnings
 from airflow_provider_jetstream.jetstream.queue.end_evidence import end_evidence_warnings
 from airflow_provider_jetstream.jetstream.queue.message_size import size_warnings
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
+from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream.queue.checks import QueueFields
 
-_LONG_WINDOW = 10 * 60 * NANOSECONDS
-_SHORT_WINDOW = 60 * NANOSECONDS
+_UNLIMITED = -1
+# What the server sets where nothing is declared.
+_DEFAULT_MAX_ACK_PENDING = 1_000
 
 
 def queue_warnings(queue: QueueFields) -> list[QueueWarning]:
     """Return a sentence for each setting that works and will cause trouble later."""
     return [
-        *_limit_warnings(queue),
+        *_declared_fields(queue),
+        *_filter_warnings(queue),
         *size_warnings(queue),
         *dead_letter_warnings(queue),
         *event_warnings(queue),
         *end_evidence_warnings(queue),
         *archive_warnings(queue),
         *_feature_warnings(queue),
-        *consumer_warnings(queue.consumers, execute_at_header=queue.execute_at_header),
+        *_execute_at_warnings(queue),
     ]
 
 
-def _limit_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
-    if queue.discard != "new" and is_limited(queue.max_msgs, queue.max_bytes, queue.max_msgs_per_subject):
-        yield QueueWarning(
-            "discard-old",
-            'discard "old" with a limit drops the oldest waiting jobs silently when the queue is full: use'
-            ' discard "new", which refuses new jobs instead',
-        )
-    if queue.max_age is not None and queue.max_age > 0:
-        yield QueueWarning(
-            "max-age",
-            f"max_age {format_duration(queue.max_age)} removes waiting jobs and dead letters of that age without an"
-            " advisory",
-        )
-    window = queue.duplicate_window
-    if window is not None and window > _LONG_WINDOW:
-        yield QueueWarning(
-            "duplicate-window",
-            f"duplicate_window {format_duration(window)}: a job that is published again with its message id within"
-            " that time isn't stored, even if the first one is done; give what shall run again another id",
-        )
-    if window is not None and window < _SHORT_WINDOW:
-        yield QueueWarning(
-            "duplicate-window",
-            f"duplicate_window {format_duration(window)}: a publisher that repeats an unanswered request after that"
-            " time stores the job twice; use the server's 2m",
-        )
+def _declared_fields(queue: QueueFields) -> Iterator[QueueWarning]:
+    """Yield what the server's fields that are declared mean; of numbered partitions only for the first."""
+    yield from QueueWarning.of(judge("queue", {"config": queue.config()}, "lint"))
+    for consumer in queue.consumers:
+        if consumer.partition in (None, 0):
+            yield from QueueWarning.of(judge("consumer", {"config": consumer.config()}, "lint"))
+
+
+def _filter_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
+    for consumer in queue.consumers:
+        for problem in outside_filters(queue.name, consumer.name, consumer.filter_subjects, queue.subjects):
+            yield QueueWarning(
+                "filter-outside-subjects", f"{problem}, unless the stream has a subject_transform or sources"
+            )
+
+
+def _execute_at_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
+    for consumer in queue.consumers if queue.execute_at_header else ():
+        if consumer.partition in (None, 0):
+            limit = consumer.max_ack_pending
+            allowed = "no limit" if limit == _UNLIMITED else f"{limit or _DEFAULT_MAX_ACK_PENDING:,}"
+            yield QueueWarning(
+                "execute-at-ack-pending",
+                f"execute_at_header: a job that waits for its time counts as in flight, so consumer {consumer.name}"
+                f" delivers nothing else while as many wait as max_ack_pending allows ({allowed})",
+            )
 
 
 def _feature_warnings(queue: QueueFields) -> Iterator[QueueWarning]:

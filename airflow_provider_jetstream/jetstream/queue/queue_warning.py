@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Self
+
+from airflow_provider_jetstream.jetstream.queue.field_rules import RULES
 from airflow_provider_jetstream.jetstream.queue.finding import Finding
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _RULES = "docs/queue.md"
+_FIELDS = "docs/reference/server-fields.md"
+_FIELD_NAMES = frozenset(rule.name for rule in RULES) | {"unknown-field"}
 
 
 class QueueWarning(Finding):
@@ -18,4 +26,9 @@ class QueueWarning(Finding):
     @property
     def rule(self) -> str:
         """The place in the documentation that explains the rule."""
-        return f"{_RULES}#{self.name}"
+        return f"{_FIELDS if self.name in _FIELD_NAMES else _RULES}#{self.name}"
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> list[Self]:
+        """Return what was found of fields as warnings."""
+        return [cls(finding.name, str(finding)) for finding in findings]

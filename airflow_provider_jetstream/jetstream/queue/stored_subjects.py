@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_jetstream.jetstream.client.subjects import covers, overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _ALL: Final = ">"
 # A function of a subject transform, ADR-36; its arguments may hold dots.
@@ -32,15 +32,17 @@ def stored_subjects(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stored))
 
 
-def stores_copies(config: Mapping[str, Any]) -> bool:
-    """Return whether a message that is published on a subject that the stream stores is stored on the same one."""
-    transform = config.get("subject_transform") or {}
-    if not transform:
-        return True
-    stored = stored_subjects({"subjects": config.get("subjects"), "subject_transform": transform})
-    captured = config.get("subjects") or ()
-    source = transform.get("src") or _ALL
-    return all(any(covers(own, subject) for own in captured) and not overlaps(source, subject) for subject in stored)
+def outside_filters(queue: str, consumer: str, filters: Iterable[str], stored: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each filter of a consumer that matches nothing that its queue stores.
+
+    :param stored: what the queue stores; with nothing, no filter is compared
+    """
+    for subject in filters:
+        if stored and not any(overlaps(one, subject) for one in stored):
+            yield (
+                f"filter {subject} of consumer {consumer} is outside the subjects that {queue} stores"
+                f" ({', '.join(stored)}), so it would never get a job: correct one of them"
+            )
 
 
 def _taken_over(config: Mapping[str, Any]) -> Iterator[str]:

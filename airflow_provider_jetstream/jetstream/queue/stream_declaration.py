@@ -101,6 +101,11 @@ class Stream(Declaration):
     allow_rollup_hdrs: bool | None = None
     metadata: dict[Text, Text] | None = None
 
+    @property
+    def fed_by_others(self) -> bool:
+        """Whether it may do without subjects, since other streams feed it."""
+        return False
+
     def captured_subjects(self) -> tuple[str, ...]:
         """Return the subjects of the stream on the server: those declared, and those that its features add."""
         return self.subjects

@@ -39,6 +39,7 @@ from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 from airflow_provider_jetstream.jetstream.queue.yaml_text import yaml_text
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 
 __all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "WorkQueue"]
@@ -55,7 +56,7 @@ class WorkQueue(Stream):
     """A work queue: a stream from which every job is removed when a worker acknowledges it.
 
     :param name: the stream's name
-    :param subjects: the subjects of its jobs
+    :param subjects: the subjects of its jobs; ``[]`` for a queue that other streams feed, by ``sources`` or as a mirror
     :param consumers: durable pull consumers, whose filters may not overlap
     :param dead_letters: the dead letter queue, or its name. ``None``: there is none
     :param events: the stream of the ends of jobs, or its name. ``None``: there is none, and jobs can't be waited for
@@ -131,6 +132,11 @@ class WorkQueue(Stream):
         """Whether the declaration excludes an archive, rather than leaving it out."""
         return self.archive is None and "archive" in self.model_fields_set
 
+    @property
+    def fed_by_others(self) -> bool:
+        """Whether it does without subjects, since other streams feed it: declared so, with consumers."""
+        return bool(self.consumers) and "subjects" in self.model_fields_set
+
     def companions(self) -> tuple[Stream, ...]:
         """Return the declared streams around the queue, in the order of provisioning: all before the queue itself."""
         streams: tuple[Stream | None, ...] = (self.dead_letters, self.events, self.archive, self.audit)
@@ -138,6 +144,11 @@ class WorkQueue(Stream):
             # The audit stores the copies from the first one on.
             streams = (self.audit, *streams[:-1])
         return tuple(stream for stream in streams if stream is not None)
+
+    def companion_kind(self, companion: Stream) -> Kind:
+        """Return what one of :meth:`companions` is to the queue."""
+        kinds: tuple[Kind, ...] = ("dead_letters", "events", "archive", "audit")
+        return next(kind for kind in kinds if getattr(self, kind) is companion)
 
     def companion_names(self) -> tuple[str, ...]:
         """Return the names of :meth:`companions`, in their order."""
