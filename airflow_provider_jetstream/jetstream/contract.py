@@ -22,6 +22,8 @@ PARTITIONS = "partitions"
 MIGRATION = "migration"
 
 MSG_ID = "Nats-Msg-Id"
+# The server stores a message with it, without a body, where the last one of a subject has expired (ADR-43).
+MARKER_REASON = "Nats-Marker-Reason"
 JOB_ID = "Job-Id"
 JOB_ADVISORY = "Job-Advisory"
 JOB_DEADLINE = "Job-Deadline"

@@ -13,15 +13,17 @@ from airflow.triggers.shared_stream import SharedStreamProducer
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, republished_message
-from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, priority_fields, pull_subject
+from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     UnreachableError,
 )
+from airflow_provider_jetstream.jetstream.queue.server_fields import judge, refusals
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.triggers.taken_messages import ConsumerSession, TakenMessage, TakenMessages
+from airflow_provider_jetstream.worker.acknowledgement import acknowledge_markers
 from airflow_provider_jetstream.worker.dead_letter_target import is_same_message
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
 from airflow_provider_jetstream.worker.errors import GiveUpError, WorkerSetupError
@@ -181,7 +183,10 @@ class MessageProducer(SharedStreamProducer):
         return session
 
     def _on_message(self, message: PulledMessage) -> None:
-        taken = self._taken.take(message)
+        session = self._taken.session
+        taken = (
+            self._taken.take(message) if session is None or acknowledge_markers(session.connection, [message]) else None
+        )
         if taken is None:
             return
         if taken.size <= self._options.max_size:
@@ -222,12 +227,9 @@ def watched_capacity(config: Mapping[str, Any], where: str) -> int:
     :raises WorkerSetupError: Airflow would fail its watchers, or they couldn't share its messages
     """
     expected = f"expected consumer {where} to be one that a watcher can pull from, found"
-    if config.get("deliver_subject"):
-        raise WorkerSetupError(f"{expected} a push consumer: declare a pull consumer")
-    if config.get("ack_policy") != "explicit":
-        raise WorkerSetupError(f"{expected} ack_policy {config.get('ack_policy')}: set it to explicit")
-    if config.get("priority_policy") == PINNED:
-        raise WorkerSetupError(f"{expected} the priority policy {PINNED}: set it to overflow or prioritized")
+    queue, _, consumer = where.partition("/")
+    if refused := refusals(judge("consumer", {"config": config}, "worker", name=consumer, queue=queue)):
+        raise WorkerSetupError(f"{expected} that {'; '.join(refused)}")
     most = conf.getint("triggerer", "shared_stream_subscriber_queue_size", fallback=_QUEUE_SIZE)
     in_flight = config.get("max_ack_pending") or -1
     if not 0 < in_flight < most:

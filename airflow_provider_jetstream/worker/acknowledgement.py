@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
@@ -41,6 +43,19 @@ async def send_until_confirmed(send: Callable[[], Awaitable[object]], what: str)
             await asyncio.sleep(PAUSE_AFTER_FAILURE)
         else:
             return
+
+
+def acknowledge_markers(connection: Connection, messages: Sequence[PulledMessage]) -> Sequence[PulledMessage]:
+    """Acknowledge the markers of expired jobs among deliveries, without confirmation, and return the jobs."""
+    for message in messages:
+        if message.is_marker:
+            log.info(
+                "message %d on %s is a marker of an expired job, and is acknowledged", message.sequence, message.subject
+            )
+            # One that isn't acknowledged comes again.
+            with suppress(UnreachableError):
+                connection.write(encode_message(message.ack_subject, b"+ACK"))
+    return [message for message in messages if not message.is_marker]
 
 
 async def nak(connection: Connection, message: PulledMessage, delay: int | None = None) -> bool:

@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.client.delivery_run import DeliveryRun
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
 from airflow_provider_jetstream.jetstream.errors import UnreachableError, WireError
+from airflow_provider_jetstream.worker.acknowledgement import acknowledge_markers
 from airflow_provider_jetstream.worker.fetcher import (
     NO_MESSAGES,
     PAUSE_AFTER_REFUSAL,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
     from airflow_provider_jetstream.worker.consumers import BoundConsumer
+    from airflow_provider_jetstream.worker.executor import JobExecutor
     from airflow_provider_jetstream.worker.in_flight import InFlightJobs
 
 log = logging.getLogger("jetstream.worker")
@@ -127,7 +129,7 @@ class CreditFetcher:
         self._stack = AsyncExitStack()
         inbox = connection.new_inbox()
         self._inboxes = [
-            _PullInbox(f"{inbox}.{number}", partial(jobs.deliver, consumer.executor), self._on_end)
+            _PullInbox(f"{inbox}.{number}", partial(self._deliver, consumer.executor), self._on_end)
             for number in range(_INBOXES)
         ]
         self._is_open = False
@@ -182,6 +184,10 @@ class CreditFetcher:
                 async with asyncio.timeout(PULL_EXPIRES / 10):
                     await self._wake.wait()
             self._close_unanswered()
+
+    def _deliver(self, executor: JobExecutor, messages: Sequence[PulledMessage]) -> None:
+        if jobs := acknowledge_markers(self._connection, messages):
+            self._jobs.deliver(executor, jobs)
 
     def _pull_if_none_open(self) -> None:
         # Requests that end without a job become one again; otherwise an idle worker repeats each of its last parts.

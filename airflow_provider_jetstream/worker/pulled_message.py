@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.headers import first_values
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
+from airflow_provider_jetstream.jetstream.contract import MARKER_REASON
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
@@ -81,6 +82,14 @@ class PulledMessage:
             int(delivered),
             int(stored),
         )
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether it says that the last job of its subject has expired (``subject_delete_marker_ttl``), and is no job.
+
+        Whoever may publish a job may give it the header: a job with a body is one all the same.
+        """
+        return not self.data and MARKER_REASON in self.headers
 
     @property
     def reply(self) -> str:

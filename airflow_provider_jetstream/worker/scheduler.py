@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from airflow_provider_jetstream.worker.acknowledgement import acknowledge_markers
 from airflow_provider_jetstream.worker.availability import AvailabilityProbe
 from airflow_provider_jetstream.worker.consumers import FAIRNESS_WINDOW
 from airflow_provider_jetstream.worker.credit_fetcher import CreditFetcher
@@ -108,7 +109,8 @@ class _PriorityFetcher:
 
 
 def _deliver(jobs: InFlightJobs, consumer: BoundConsumer, message: PulledMessage) -> None:
-    jobs.deliver(consumer.executor, [message])
+    if found := acknowledge_markers(consumer.executor.connection, [message]):
+        jobs.deliver(consumer.executor, found)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ _INTRO = (
     "What STREAM.INFO and CONSUMER.INFO report, up to nats-server 2.15 (API level 5), and what each field does to the"
     " jobs of a queue. Any tool may set them. A *harmless* field is kept as it is, a *named* one is"
     " said with its sentence, a *refused* one stops who would work with it. A field of a newer server that isn't here,"
-    " and has a value, is named as `unknown-field`."
+    ' and has a value, is named as <a id="unknown-field"></a>`unknown-field`.'
 )
 _USES = (
     "*plan*: `plan` and `provision`, where what is refused blocks the step and what is named is a note of it; *lint*:"
@@ -29,21 +29,21 @@ _KINDS = {"dead_letters": "dead letter queue", "queue": "queue", "consumer": "co
 
 def server_field_page() -> str:
     """Return the page."""
+    seen: set[str] = set()
     return join(
         [
             heading(1, "Fields of the server"),
             _INTRO,
             _USES,
             heading(2, "Of a stream"),
-            _rows(STREAM_FIELDS),
+            _rows(STREAM_FIELDS, seen),
             heading(2, "Of a consumer"),
-            _rows(CONSUMER_FIELDS),
+            _rows(CONSUMER_FIELDS, seen),
         ]
     )
 
 
-def _rows(fields: tuple[Field, ...]) -> str:
-    seen: set[str] = set()
+def _rows(fields: tuple[Field, ...], seen: set[str]) -> str:
     return table(
         ("field", "level", "what it is", "what follows"),
         [

@@ -168,7 +168,6 @@ async def test_settings_that_the_package_does_not_know_survive_an_update(
         "max_batch": 7,
         "max_expires": 60 * _SECOND,
         "inactive_threshold": 3_600 * _SECOND,
-        "headers_only": True,
         "metadata": {"owner": "ops"},
     }
     processor = _processor("w", None, filter_subject=f"{name}.a", **consumer_extras)

@@ -81,5 +81,5 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     assert "twice-2" not in _anchors(page)
     assert _problem(ROOT / "README.md", "docs/nothing.md") == "docs/nothing.md: no such file"
     assert _problem(ROOT / "README.md", "docs/queue.md#nothing") == "docs/queue.md#nothing: no such heading"
-    assert _problem(ROOT / "README.md", "docs/queue.md#max-age") is None
+    assert _problem(ROOT / "README.md", "docs/queue.md#message-size") is None
     assert list(_links(page)) == ["#own"]

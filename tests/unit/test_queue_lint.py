@@ -12,6 +12,7 @@ import pytest
 from source_code import ROOT
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.queue.field_rules import RULES
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -181,7 +182,7 @@ def test_partitions_are_warned_of_once() -> None:
     ],
 )
 def test_an_anti_pattern_that_loses_jobs_is_refused_with_its_rule(consumers: list[dict[str, Any]], rule: str) -> None:
-    with pytest.raises(QueueDeclarationError, match=rf"\(docs/queue\.md#{rule}\)"):
+    with pytest.raises(QueueDeclarationError, match=rf"\(docs/(?:queue|reference/server-fields)\.md#{rule}\)"):
         _queue(consumers=consumers)
 
 
@@ -200,7 +201,12 @@ def test_every_warning_has_its_place_in_the_documentation() -> None:
     anchors = re.findall(r'<a id="([a-z-]+)"></a>', _PAGE.read_text(encoding="utf-8"))
     assert sorted(anchors) == sorted(set(anchors))
     assert set(anchors) == _warning_names() | {"several-unfiltered-consumers"}
-    assert QueueWarning("max-age", "old jobs are removed").rule == "docs/queue.md#max-age"
+    assert QueueWarning("message-size", "too small").rule == "docs/queue.md#message-size"
+    # What follows from one field is explained where the table of these has it.
+    assert QueueWarning("max-age", "old jobs are removed").rule == "docs/reference/server-fields.md#max-age"
+    page = (_PAGE.parent / "reference" / "server-fields.md").read_text(encoding="utf-8")
+    named = re.findall(r'<a id="([a-z-]+)"></a>', page)
+    assert set(named) == {rule.name for rule in RULES} | {"unknown-field"}
 
 
 def test_a_warning_is_its_sentence_and_keeps_its_name_in_copies() -> None:

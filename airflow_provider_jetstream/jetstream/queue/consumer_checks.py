@@ -56,7 +56,7 @@ def consumer_problems(consumer: ConsumerFields) -> list[str]:
         problems.append(
             f"consumer {consumer.name} has no max_deliver, so the server would retry a poison job for ever and no job"
             " could become a dead letter: set it (5, say), or -1 where endless retries are wanted"
-            " (docs/queue.md#no-max-deliver)"
+            " (docs/reference/server-fields.md#no-max-deliver)"
         )
     elif consumer.max_deliver < 1 and consumer.max_deliver != -1:
         problems.append(f"consumer {consumer.name}: expected max_deliver of at least 1, found {consumer.max_deliver}")

@@ -420,7 +420,7 @@ def _ack_policy(facts: Facts) -> str | None:
         "all": "one acknowledgement ends all jobs that were delivered before it",
     }.get(policy, "workers' acknowledgements don't end their jobs one by one")
     return (
-        f"consumer {facts.name}: expected ack_policy explicit, found {policy}: {harm}; create it anew with explicit"
+        f"consumer {facts.name} has ack_policy {policy}, expected explicit: {harm}; create it anew with explicit"
         " acknowledgements"
     )
 
@@ -438,8 +438,8 @@ def _pushed(facts: Facts) -> str | None:
     if not (subject := facts.get("deliver_subject")):
         return None
     return (
-        f"consumer {facts.name} is a push consumer (it delivers to {subject}), from which no worker can pull, and an"
-        " update can't change that (error 10012); remove it by hand if no job is in flight, or declare another name"
+        f"consumer {facts.name} (deliver_subject {subject}): it is a push consumer, from which no worker can pull, and"
+        " an update can't change that (error 10012); remove it by hand if no job is in flight, or declare another name"
     )
 
 
