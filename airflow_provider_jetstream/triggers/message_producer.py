@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge, refusals
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings, refusals
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.triggers.taken_messages import ConsumerSession, TakenMessage, TakenMessages
@@ -228,7 +228,7 @@ def watched_capacity(config: Mapping[str, Any], where: str) -> int:
     """
     expected = f"expected consumer {where} to be one that a watcher can pull from, found"
     queue, _, consumer = where.partition("/")
-    if refused := refusals(judge("consumer", {"config": config}, "worker", name=consumer, queue=queue)):
+    if refused := refusals(field_findings("consumer", {"config": config}, "worker", name=consumer, queue=queue)):
         raise WorkerSetupError(f"{expected} that {'; '.join(refused)}")
     most = conf.getint("triggerer", "shared_stream_subscriber_queue_size", fallback=_QUEUE_SIZE)
     in_flight = config.get("max_ack_pending") or -1

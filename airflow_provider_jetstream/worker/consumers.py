@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge, refusals
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings, refusals
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.completion import CompletionWriter
@@ -195,8 +195,8 @@ async def _consumer_config(connection: Connection, ref: ConsumerRef, stream: Map
     info = await consumer_info(connection, queue, consumer)
     config: dict[str, Any] = info["config"]
     found = (
-        *judge("queue", stream, "worker"),
-        *judge("consumer", info, "worker", name=consumer, queue=queue),
+        *field_findings("queue", stream, "worker"),
+        *field_findings("consumer", info, "worker", name=consumer, queue=queue),
     )
     if refused := refusals(found):
         raise WorkerSetupError("; ".join(refused))

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.queue.server_fields import (
     CONSUMER_FIELDS,
     STREAM_FIELDS,
     config_fields,
-    judge,
+    field_findings,
     unknown_fields,
 )
 from testbed.nats_binaries import NoSuchServerError, nats_server_of
@@ -183,16 +183,16 @@ def test_each_rule_has_a_field_and_speaks_of_its_example_only(rule: Any) -> None
     assert rule.of_example()
     info = rule.example if "config" in rule.example else {"config": rule.example}
     for use in rule.uses:
-        found = {finding.name: finding for finding in judge(rule.kind, info, use, name="w", queue="q")}
+        found = {finding.name: finding for finding in field_findings(rule.kind, info, use, name="w", queue="q")}
         assert isinstance(found[rule.name], rule.effect)
     default = {"durable_name": "w", "max_deliver": 1} if rule.kind == "consumer" else {"name": "q"}
     plain: dict[str, Any] = {"config": default, "ts": "now"}
-    assert [finding.name for use in rule.uses for finding in judge(rule.kind, plain, use)] == []
+    assert [finding.name for use in rule.uses for finding in field_findings(rule.kind, plain, use)] == []
 
 
 def test_a_field_of_a_newer_server_is_named_where_it_has_a_value() -> None:
     config = {"name": "q", "subjects": ["q.>"], "allow_thing": True, "other": False, "placement": {"moon": "full"}}
-    found = judge("queue", {"config": config}, "worker")
+    found = field_findings("queue", {"config": config}, "worker")
     assert [(finding.name, finding.partition(",")[0]) for finding in found] == [
         ("unknown-field", "q has config.allow_thing"),
         ("unknown-field", "q has config.placement.moon"),

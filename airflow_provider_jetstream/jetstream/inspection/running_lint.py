@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.inspection.health import MAX_SUBJECTS,
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
@@ -99,9 +99,9 @@ async def _reported(
     connection: Connection, queue: WorkQueue, info: Mapping[str, Any], consumers: Mapping[str, Mapping[str, Any]]
 ) -> list[QueueWarning]:
     """Return what the fields mean that the server has, whoever set them."""
-    found = [*judge("queue", info, "lint")]
+    found = [*field_findings("queue", info, "lint")]
     for name, consumer in consumers.items():
-        found += judge("consumer", consumer, "lint", name=name, queue=queue.name)
+        found += field_findings("consumer", consumer, "lint", name=name, queue=queue.name)
         stored = stored_subjects(info["config"])
         found += [
             QueueWarning("filter-outside-subjects", problem)
@@ -110,7 +110,7 @@ async def _reported(
     for companion in queue.companions():
         with suppress(NotFoundError):
             reported = await stream_info(connection, companion.name)
-            found += judge(queue.companion_kind(companion), reported, "lint", queue=queue.name)
+            found += field_findings(queue.companion_kind(companion), reported, "lint", queue=queue.name)
     return QueueWarning.of(found)
 
 

@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMITS
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal
-from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields, judge, refusals
+from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields, field_findings, refusals
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Step:
         """What will cause trouble later though the server accepts it."""
         if self.action == "remove":
             return ()
-        found = judge(self.role, {"config": self.config}, "plan", name=self.name.rpartition("/")[2])
+        found = field_findings(self.role, {"config": self.config}, "plan", name=self.name.rpartition("/")[2])
         return tuple(str(finding) for finding in found if not isinstance(finding, Refusal))
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ def stream_step(existing: Mapping[str, Any] | None, declared: dict[str, Any], ro
     action: Literal["update", "keep"] = "update" if differences else "keep"
     merged = merged_stream(existing, declared)
     blocked += (*_schedule_blockers(existing, merged), *_unfed(merged))
-    blocked += tuple(refusals(judge(role, {"config": merged}, "plan")))
+    blocked += tuple(refusals(field_findings(role, {"config": merged}, "plan")))
     return Step("stream", name, action, merged, differences, blocked, role=role)
 
 
@@ -184,7 +184,7 @@ def consumer_step(
     ]
     action: Literal["update", "keep"] = "update" if differences else "keep"
     merged = merged_consumer(existing, declared)
-    blocked += refusals(judge("consumer", {"config": merged}, "plan", name=declared["name"]))
+    blocked += refusals(field_findings("consumer", {"config": merged}, "plan", name=declared["name"]))
     return Step("consumer", name, action, merged, differences, tuple(blocked))
 
 

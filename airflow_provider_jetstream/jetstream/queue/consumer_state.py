@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,7 +164,7 @@ def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_
         deliveries=info["delivered"]["consumer_seq"],
         clustered=bool(cluster.get("name")),
         sample_freq=config.get("sample_freq") or "",
-        findings=judge("consumer", info, "scan", name=info["name"], queue=info["stream_name"]),
+        findings=field_findings("consumer", info, "scan", name=info["name"], queue=info["stream_name"]),
     )
 
 

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter, entry_copies_filter, parked_filter
 from airflow_provider_jetstream.jetstream.errors import UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.queue.finding import Finding, Refusal, Restriction, Risk
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,10 +49,10 @@ def queue_findings(
     :param unreadable: entries of the dead letter queue that don't state which job they are about
     :param other_domain: by consumer the entries of it that another JetStream domain's server has published
     """
-    findings: list[Finding] = [*judge("queue", snapshot.info, "scan")]
+    findings: list[Finding] = [*field_findings("queue", snapshot.info, "scan")]
     for companion in queue.companions():
         if info := snapshot.companions.get(companion.name):
-            findings += judge(queue.companion_kind(companion), info, "scan", queue=snapshot.queue)
+            findings += field_findings(queue.companion_kind(companion), info, "scan", queue=snapshot.queue)
     for consumer in snapshot.consumers.values():
         findings += consumer.findings
     findings += _queue_restrictions(snapshot)

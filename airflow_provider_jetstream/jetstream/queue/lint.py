@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.queue.companion_lint import (
 from airflow_provider_jetstream.jetstream.queue.end_evidence import end_evidence_warnings
 from airflow_provider_jetstream.jetstream.queue.message_size import size_warnings
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters
 
 if TYPE_CHECKING:
@@ -45,10 +45,10 @@ def queue_warnings(queue: QueueFields) -> list[QueueWarning]:
 
 def _declared_fields(queue: QueueFields) -> Iterator[QueueWarning]:
     """Yield what the server's fields that are declared mean; of numbered partitions only for the first."""
-    yield from QueueWarning.of(judge("queue", {"config": queue.config()}, "lint"))
+    yield from QueueWarning.of(field_findings("queue", {"config": queue.config()}, "lint"))
     for consumer in queue.consumers:
         if consumer.partition in (None, 0):
-            yield from QueueWarning.of(judge("consumer", {"config": consumer.config()}, "lint"))
+            yield from QueueWarning.of(field_findings("consumer", {"config": consumer.config()}, "lint"))
 
 
 def _filter_warnings(queue: QueueFields) -> Iterator[QueueWarning]:

@@ -260,7 +260,9 @@ CONSUMER_FIELDS: Final = (
 )
 
 
-def judge(kind: Kind, info: Mapping[str, Any], use: Use, *, name: str = "", queue: str = "") -> tuple[Finding, ...]:
+def field_findings(
+    kind: Kind, info: Mapping[str, Any], use: Use, *, name: str = "", queue: str = ""
+) -> tuple[Finding, ...]:
     """Return what the fields of a stream or consumer mean for the jobs of a queue.
 
     :param kind: what it is

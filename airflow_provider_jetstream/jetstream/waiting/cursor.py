@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +105,7 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
         )
     info = info or await stream_info(connection, queue.name)
     events = await stream_info(connection, queue.events.name)
-    require_no_refusal(queue.name, [*judge("queue", info, "scan"), *judge("events", events, "scan")])
+    require_no_refusal(queue.name, [*field_findings("queue", info, "scan"), *field_findings("events", events, "scan")])
     dead_letters = queue.dead_letters.name if queue.dead_letters else None
     letters = await stream_info(connection, dead_letters) if dead_letters else None
     audit = await _audit_info(connection, queue)

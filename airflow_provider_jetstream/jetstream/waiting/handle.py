@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
-from airflow_provider_jetstream.jetstream.queue.server_fields import judge
+from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.units import short_text
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, report_on
@@ -178,11 +178,11 @@ class JobsHandle(_Jobs):
         """
         cursor = self.position()
         events = await stream_info(connection, cursor.events)
-        refusals = [*judge("events", events, "scan")]
+        refusals = [*field_findings("events", events, "scan")]
         # Without the queue, or with another one of its name, the ends that are stored still count.
         with suppress(NotFoundError):
             info = await stream_info(connection, cursor.queue)
-            refusals += judge("queue", info, "scan") if info["created"] == cursor.created else ()
+            refusals += field_findings("queue", info, "scan") if info["created"] == cursor.created else ()
         require_no_refusal(cursor.queue, refusals)
         # A position beyond the end is one of a stream that was created anew since.
         is_beyond = cursor.events_from > events["state"]["last_seq"] + 1
