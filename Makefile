@@ -242,6 +242,12 @@ matrix-airflow: $(UV)
 matrix-dependencies: $(UV)
 	$(RUN) python -m testbed.matrix dependencies $(MATRIX)
 
+# Worlds of the simulated server, for example SEEDS=0:2000; prints how many a minute, and the story of each finding.
+SEEDS := 0:200
+.PHONY: simulate
+simulate: $(UV)
+	$(RUN) python -m testbed.simulated $(SEEDS)
+
 # The workloads of docs/benchmarks.md, which writes its sections anew. Add a module to the list when it has a workload.
 WORKLOADS := publishing worker short_waits dead_letter_look dead_letter_waits wait redrive growth imports
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 PREFIX = "Dead-Letter-"
 VERSION = "1"
-# The writer of a scan's records, which have subjects of their own.
+# The writer of a scan's records. A scan has proved the death; a worker may have been stopped before it terminated
+# the job.
 SCAN = "scan"
 
 _VERSION = f"{PREFIX}Version"

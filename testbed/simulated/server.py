@@ -1,0 +1,406 @@
+"""The simulated server: subjects and subscriptions, JetStream's API, and its restarts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_jetstream.jetstream.client.subjects import covers
+from testbed.simulated.consumers import Consumer, completed, nanoseconds
+from testbed.simulated.loop import simulated_loop
+from testbed.simulated.streams import NANOSECONDS, Refusal, Stream, compact, header, timestamp
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+API: Final = "$JS.API."
+_ACK: Final = "$JS.ACK."
+_TYPES: Final = {
+    "INFO": "account_info",
+    "STREAM.INFO": "stream_info",
+    "STREAM.CREATE": "stream_create",
+    "STREAM.UPDATE": "stream_update",
+    "STREAM.DELETE": "stream_delete",
+    "STREAM.NAMES": "stream_names",
+    "STREAM.LIST": "stream_list",
+    "STREAM.PURGE": "stream_purge",
+    "STREAM.MSG.GET": "stream_msg_get",
+    "STREAM.MSG.DELETE": "stream_msg_delete",
+    "CONSUMER.INFO": "consumer_info",
+    "CONSUMER.CREATE": "consumer_create",
+    "CONSUMER.DURABLE": "consumer_create",
+    "CONSUMER.DELETE": "consumer_delete",
+    "CONSUMER.NAMES": "consumer_names",
+    "CONSUMER.LIST": "consumer_list",
+    "CONSUMER.PAUSE": "consumer_pause",
+    "CONSUMER.RESET": "consumer_reset",
+}
+# The levels of JetStream's API by version.
+_LEVELS: Final = {(2, 10): 0, (2, 11): 1, (2, 12): 2, (2, 14): 4, (2, 15): 5}
+_PAGE: Final = 256
+_PAUSE_LEVEL: Final = 1
+_RESET_LEVEL: Final = 4
+
+
+@dataclass(slots=True, eq=False)
+class Listener:
+    """A subscription: it gets subject, reply, headers and body of messages, in order."""
+
+    subject: str
+    receive: Callable[[str, str, bytes, bytes], None]
+
+
+class SimulatedServer:
+    """One server with JetStream, in memory.
+
+    :param version: whose behaviour it has
+    """
+
+    def __init__(self, version: tuple[int, int, int] = (2, 15, 0)) -> None:
+        self.version = version
+        self.level = _LEVELS[version[:2]]
+        self.loop = simulated_loop()
+        self.streams: dict[str, Stream] = {}
+        self.listeners: list[Listener] = []
+        self.is_up = True
+        self._ids = 0
+
+    # What streams and consumers need.
+
+    def now(self) -> int:
+        """Return the nanoseconds since 1970."""
+        return self.loop.simulated_time.now()
+
+    def new_id(self) -> str:
+        """Return the id of an event."""
+        self._ids += 1
+        return f"{self._ids:022d}"
+
+    def later(self, delay: int, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call a function after some nanoseconds."""
+        return self.loop.call_later(delay / NANOSECONDS, call)
+
+    def has_interest(self, subject: str) -> bool:
+        """Return whether somebody subscribes to a subject."""
+        return any(covers(listener.subject, subject) for listener in self.listeners)
+
+    def deliver(self, target: str, headers: bytes, data: bytes, *, reply: str = "", subject: str = "") -> bool:
+        """Send a message to the subscriptions of a subject, and to nobody else.
+
+        :param target: the subject by which subscriptions are found
+        :param subject: the one that they are shown, where that is another
+        :return: whether there is any
+        """
+        found = [listener for listener in self.listeners if covers(listener.subject, target)]
+        for listener in found:
+            listener.receive(subject or target, reply, headers, data)
+        return bool(found)
+
+    # What clients send.
+
+    def receive(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
+        """Take a message that a client has published."""
+        if not self.is_up:
+            return
+        if subject.startswith(API):
+            self._answer(subject.removeprefix(API), reply, data)
+        elif subject.startswith(_ACK):
+            self._acknowledge(subject, reply, data)
+        elif not self.publish(subject, headers, data, reply) and reply:
+            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+
+    def publish(self, subject: str, headers: bytes, data: bytes, reply: str = "") -> bool:
+        """Hand a message to subscriptions and streams; return whether there are any."""
+        heard = self.deliver(subject, headers, data, reply=reply)
+        for stream in list(self.streams.values()):
+            if stream.captures(subject):
+                heard = True
+                try:
+                    ack = stream.publish(subject, headers, data)
+                except Refusal as refusal:
+                    ack = {"error": refusal.fields, "stream": stream.name, "seq": 0}
+                if reply and not stream.config.get("no_ack"):
+                    self.deliver(reply, b"", compact(ack))
+        return heard
+
+    def _acknowledge(self, subject: str, reply: str, data: bytes) -> None:
+        stream, consumer, *tokens = subject.removeprefix(_ACK).split(".")
+        found = self.streams[stream].consumers.get(consumer) if stream in self.streams else None
+        if found:
+            found.acknowledge(tokens, data, reply)
+        elif reply:
+            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+
+    # JetStream's API.
+
+    def _answer(self, action: str, reply: str, data: bytes) -> None:
+        if action.startswith("CONSUMER.MSG.NEXT."):
+            stream, consumer = action.removeprefix("CONSUMER.MSG.NEXT.").split(".")
+            found = self.streams[stream].consumers.get(consumer) if stream in self.streams else None
+            if found:
+                found.pull(reply, data)
+            else:
+                self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+            return
+        if action.startswith("DIRECT.GET."):
+            self._direct_get(action.removeprefix("DIRECT.GET."), reply, data)
+            return
+        kind = next((name for name in sorted(_TYPES, key=len, reverse=True) if f"{action}.".startswith(f"{name}.")), "")
+        if not kind:
+            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+            return
+        answer: dict[str, Any] = {"type": f"io.nats.jetstream.api.v1.{_TYPES[kind]}_response"}
+        try:
+            request = json.loads(data) if data.strip() else {}
+            result = self._called(kind, action.removeprefix(kind).removeprefix("."), request)
+            if result is None:
+                return
+            answer |= result
+        except Refusal as refusal:
+            answer["error"] = refusal.fields
+        except ValueError:
+            answer["error"] = Refusal(400, 10025, "invalid JSON").fields
+        if reply:
+            self.deliver(reply, b"", compact(answer))
+
+    def _called(self, kind: str, name: str, request: dict[str, Any]) -> dict[str, Any] | None:
+        subject, _, what = kind.partition(".")
+        if subject == "INFO":
+            return {"memory": 0, "storage": 0, "streams": len(self.streams), "api": {"level": self.level}}
+        stream, _, consumer = name.partition(".")
+        if subject == "STREAM":
+            return self._called_for_stream(what, stream, request)
+        return self._called_for_consumer(what, self._stream(stream), consumer, request)
+
+    def _stream(self, name: str) -> Stream:
+        if name not in self.streams:
+            raise Refusal(404, 10059, "stream not found")
+        return self.streams[name]
+
+    def _called_for_stream(self, what: str, name: str, request: dict[str, Any]) -> dict[str, Any]:  # noqa: C901, PLR0911 - a case for each
+        if what == "CREATE":
+            return self._create_stream(name, request)
+        if what in ("NAMES", "LIST"):
+            return self._listed(what, request)
+        stream = self._stream(name)
+        match what:
+            case "UPDATE":
+                return self._update_stream(stream, request)
+            case "INFO":
+                return stream.info(request)
+            case "DELETE":
+                for consumer in stream.consumers.values():
+                    consumer.end()
+                del self.streams[name]
+                return {"success": True}
+            case "PURGE":
+                return {"success": True, "purged": stream.purge(request)}
+            case "MSG.GET":
+                return {"message": _shown(stream.get(request))}
+        if stream.config.get("deny_delete"):
+            raise Refusal(500, 10057, "message delete not permitted")
+        if not stream.remove(request.get("seq") or 0):
+            raise Refusal(400, 10043, f"sequence {request.get('seq') or 0} not found")
+        return {"success": True}
+
+    def _create_stream(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("name") != name:
+            raise Refusal(400, 10056, "stream name in subject does not match request")
+        if existing := self.streams.get(name):
+            if Stream.create(self, request).config != existing.config:
+                raise Refusal(400, 10058, "stream name already in use with a different configuration")
+            return {**existing.info(), "did_create": True}
+        request = request if request.get("subjects") or request.get("sources") else {**request, "subjects": [name]}
+        self._check_subjects(name, request)
+        stream = self.streams[name] = Stream.create(self, request)
+        return {**stream.info(), "did_create": True}
+
+    def _check_subjects(self, name: str, request: dict[str, Any]) -> None:
+        for other in self.streams.values():
+            if other.name != name and any(
+                _overlap(own, theirs) for own in request.get("subjects") or () for theirs in other.config["subjects"]
+            ):
+                raise Refusal(400, 10065, "subjects overlap with an existing stream")
+
+    def _update_stream(self, stream: Stream, request: dict[str, Any]) -> dict[str, Any]:
+        self._check_subjects(stream.name, request)
+        config = Stream.create(self, request).config
+        for name in ("retention", "storage"):
+            if config[name] != stream.config[name]:
+                raise Refusal(500, 10052, f"stream configuration update can not change {name}")
+        for name in ("deny_delete", "deny_purge"):
+            if stream.config[name] and not config[name]:
+                raise Refusal(500, 10052, f"stream configuration update can not cancel {name.replace('_', ' ')}")
+        stream.config = config
+        return stream.info()
+
+    def _listed(self, what: str, request: dict[str, Any]) -> dict[str, Any]:
+        filter_, offset = request.get("subject"), request.get("offset") or 0
+        found = [
+            stream
+            for _, stream in sorted(self.streams.items())
+            if not filter_ or any(_overlap(filter_, subject) for subject in stream.config.get("subjects") or ())
+        ]
+        page = found[offset : offset + _PAGE]
+        streams: list[Any] = [stream.name for stream in page] if what == "NAMES" else [item.info() for item in page]
+        return {"total": len(found), "offset": offset, "limit": _PAGE, "streams": streams or None}
+
+    def _called_for_consumer(  # noqa: PLR0911 - a case for each
+        self, what: str, stream: Stream, name: str, request: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        if what in ("CREATE", "DURABLE"):
+            return self._create_consumer(stream, name, request)
+        if what in ("NAMES", "LIST"):
+            offset, all_consumers = request.get("offset") or 0, sorted(stream.consumers.items())
+            page = all_consumers[offset : offset + _PAGE]
+            consumers = [name for name, _ in page] if what == "NAMES" else [found.info() for _, found in page]
+            return {"total": len(all_consumers), "offset": offset, "limit": _PAGE, "consumers": consumers}
+        consumer = stream.consumers.get(name)
+        if consumer is None:
+            # A malformed subject and a reset of what doesn't exist have no answer.
+            if what == "RESET":
+                return None
+            raise Refusal(404, 10014, "consumer not found")
+        match what:
+            case "INFO":
+                return consumer.info()
+            case "DELETE":
+                consumer.end()
+                del stream.consumers[name]
+                return {"success": True}
+            case "PAUSE" if self.level >= _PAUSE_LEVEL:
+                return self._pause(consumer, request)
+            case "RESET" if self.level >= _RESET_LEVEL:
+                consumer.reset(request.get("seq") or consumer.floor + 1)
+                return {**consumer.info(), "reset_seq": consumer.next}
+        return None
+
+    def _create_consumer(self, stream: Stream, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        config, action = request.get("config") or {}, request.get("action") or ""
+        # The filter may stand in the subject, too.
+        name = config.get("durable_name") or config.get("name") or name.partition(".")[0]
+        existing = stream.consumers.get(name)
+        full = completed(stream, {"name": name, **config})
+        if existing:
+            if action == "create" and full != existing.config:
+                raise Refusal(400, 10148, "consumer already exists")
+            for field in ("deliver_policy", "ack_policy"):
+                if full[field] != existing.config[field]:
+                    raise Refusal(500, 10012, f"{field.replace('_', ' ')} can not be updated")
+            existing.config = full
+            existing.update()
+            return existing.info()
+        if action == "update":
+            raise Refusal(400, 10149, "consumer does not exist")
+        consumer = Consumer.create(stream, {"name": name, **config})
+        if stream.is_work_queue:
+            self._check_filters(stream, consumer)
+        stream.consumers[name] = consumer
+        return consumer.info()
+
+    def _check_filters(self, stream: Stream, new: Consumer) -> None:
+        for other in stream.consumers.values():
+            if any(_overlap(own, theirs) for own in new.filters for theirs in other.filters):
+                if ">" in (*new.filters, *other.filters):
+                    raise Refusal(400, 10099, "multiple non-filtered consumers not allowed on workqueue stream")
+                raise Refusal(400, 10100, "filtered consumer not unique on workqueue stream")
+
+    def _pause(self, consumer: Consumer, request: dict[str, Any]) -> dict[str, Any]:
+        until = request.get("pause_until")
+        if until and nanoseconds(until) > self.now():
+            consumer.config = {**consumer.config, "pause_until": until}
+            self.later(consumer.paused_for, consumer.serve)
+            return {"paused": True, "pause_until": until, "pause_remaining": consumer.paused_for}
+        consumer.config = {name: value for name, value in consumer.config.items() if name != "pause_until"}
+        consumer.serve()
+        return {"paused": False, "pause_until": until or "0001-01-01T00:00:00Z"}
+
+    def _direct_get(self, name: str, reply: str, data: bytes) -> None:
+        name, _, last = name.partition(".")
+        stream = self.streams.get(name)
+        if stream is None or not stream.config.get("allow_direct"):
+            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+            return
+        request = json.loads(data) if data.strip() else {}
+        if last:
+            request["last_by_subj"] = last
+        if "batch" in request or "multi_last" in request:
+            self._direct_batch(stream, reply, request)
+            return
+        try:
+            message = stream.get(request)
+        except Refusal:
+            self.deliver(reply, b"NATS/1.0 404 Message Not Found\r\n\r\n", b"")
+            return
+        self.deliver(reply, _direct_headers(stream, message), message.data)
+
+    def _direct_batch(self, stream: Stream, reply: str, request: dict[str, Any]) -> None:
+        if filters := request.get("multi_last"):
+            wanted = [filters] if isinstance(filters, str) else filters
+            subjects = {message.subject for message in stream.messages.values()}
+            found = [stream.last_of(subject) for subject in subjects if any(covers(item, subject) for item in wanted)]
+            messages = sorted((message for message in found if message), key=lambda message: message.sequence)
+        else:
+            start = request.get("seq") or 1
+            messages = [item for item in stream.matching(request.get("next_by_subj") or ">") if item.sequence >= start]
+        size = 0
+        sent = 0
+        for message in messages[: request.get("batch") or None]:
+            size += len(message.data) + len(message.headers)
+            if sent and size > (request.get("max_bytes") or size):
+                break
+            self.deliver(reply, _direct_headers(stream, message), message.data)
+            sent += 1
+        if not sent:
+            self.deliver(reply, b"NATS/1.0 404 No Results\r\n\r\n", b"")
+            return
+        text = f"Nats-Num-Pending: {len(messages) - sent}\r\nNats-Last-Sequence: {messages[sent - 1].sequence}\r\n"
+        self.deliver(reply, f"NATS/1.0 204 EOB\r\n{text}\r\n".encode(), b"")
+
+    # Faults.
+
+    def kill(self) -> None:
+        """Stop at once: what isn't stored is gone, and clients lose their connections."""
+        self.is_up = False
+        self.listeners.clear()
+
+    def start(self) -> None:
+        """Run again with what was stored."""
+        self.is_up = True
+        for stream in self.streams.values():
+            stream.restart()
+
+
+def _shown(message: Any) -> dict[str, Any]:
+    import base64
+
+    shown = {"subject": message.subject, "seq": message.sequence}
+    if message.headers:
+        shown["hdrs"] = base64.b64encode(message.headers).decode()
+    if message.data:
+        shown["data"] = base64.b64encode(message.data).decode()
+    return {**shown, "time": timestamp(message.time)}
+
+
+def _direct_headers(stream: Stream, message: Any) -> bytes:
+    extra = (
+        f"Nats-Stream: {stream.name}\r\nNats-Subject: {message.subject}\r\nNats-Sequence: {message.sequence}\r\n"
+        f"Nats-Time-Stamp: {timestamp(message.time)}\r\n\r\n"
+    ).encode("utf-8", "surrogateescape")
+    return (message.headers[:-2] if message.headers else b"NATS/1.0\r\n") + extra
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether some subject matches both filters."""
+    first, second = one.split("."), other.split(".")
+    for left, right in zip(first, second, strict=False):
+        if ">" in (left, right):
+            return True
+        if left != right and "*" not in (left, right):
+            return False
+    return len(first) == len(second)
+
+
+__all__ = ["API", "Listener", "SimulatedServer", "header"]
