@@ -12,7 +12,7 @@ TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
 ACK_METRIC = "$JS.EVENT.METRIC.CONSUMER.ACK"
 # The history of all queues of a server.
 SAMPLE_STREAM, SAMPLE_SUBJECT = "airflow_monitor", "airflow_monitor.samples"
-# The token for the consumer in subjects of jobs that no consumer has delivered.
+# The token for the consumer in subjects of what redrivers store: no worker may publish there.
 NO_CONSUMER = "_"
 
 DEAD_LETTER_MARK = "dead_letter_queue"
@@ -68,7 +68,10 @@ def copy_filter(queue: object) -> str:
 
 
 def copy_subject(queue: str, consumer: str | None, sequence: int) -> str:
-    """Return the subject of a dead letter's copy; ``consumer`` delivered the job, if any did."""
+    """Return the subject of a dead letter's copy by a worker of a consumer; ``None`` for the copy of a scan.
+
+    A scan has proved the death; a worker may have been stopped before it terminated the job.
+    """
     return f"dead.{queue}.{consumer or NO_CONSUMER}.{sequence}"
 
 

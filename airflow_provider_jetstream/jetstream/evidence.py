@@ -220,7 +220,7 @@ def _is_record(message: Message, names: _Names) -> bool:
     fields = {name: value for name, value in message.headers if name.startswith(_RECORD)}
     if not fields or fields.get(f"{_RECORD}Stream", names["queue"]) != names["queue"]:
         return False
-    consumer = names["consumer"]
+    consumer = names.get("consumer", NO_CONSUMER)
     if fields.get(f"{_RECORD}Consumer", consumer) != consumer and consumer != NO_CONSUMER:
         return False
     stated, named = fields.get(f"{_RECORD}Sequence"), names.get("sequence")
@@ -329,8 +329,9 @@ TABLE: Final[tuple[Evidence, ...]] = (
             _is_record,
         )
         for subject, writers in (
-            ("dead.<queue>.<consumer>.<sequence>", f"{_WORKERS}, redrivers"),
-            ("dead.<queue>.<consumer>", _WORKERS),
+            (f"dead.<queue>.{NO_CONSUMER}.<sequence>", f"{_REDRIVERS}: the death is proved"),
+            ("dead.<queue>.<consumer>.<sequence>", f"{_WORKERS}: counts if that had the job"),
+            ("dead.<queue>.<consumer>", f"{_WORKERS}: counts if that had the job"),
             ("parked.<queue>.<consumer>.<sequence>", _REDRIVERS),
         )
     ),

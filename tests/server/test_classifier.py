@@ -427,7 +427,7 @@ async def test_a_workers_copy_of_a_stored_dead_job_adds_details_whatever_its_clo
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    await make_dead_letters(connection, queue, ["kept", "kept"])
     await connection.api(f"STREAM.PURGE.{name}-dead")
     past, future = "2001-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
     for sequence, clock in ((1, past), (2, future)):

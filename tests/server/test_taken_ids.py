@@ -242,7 +242,7 @@ async def test_a_scan_stores_its_copies_whoever_has_taken_their_ids(
         message_id = f"dead:scan:{queue.name}:{sequence}:{time}:1"
         await take_id(client, f"dead.{queue.name}.other.999", message_id, b"a")
     await summarise_dead_letters(admin, queue)
-    assert await last_message(admin, f"{queue.name}-dead", f"dead.{queue.name}.worker.{sequence}")
+    assert await last_message(admin, f"{queue.name}-dead", f"dead.{queue.name}._.{sequence}")
 
 
 async def test_a_redrive_is_recorded_whoever_has_taken_the_ids_of_its_records(

@@ -42,7 +42,7 @@ _DEEP = {
     "jetstream.contract": 370,
     "jetstream.redrive.steps": 360,
     # What is read of one job, and in which order it is judged.
-    "jetstream.dead_letters.classifier": 480,
+    "jetstream.dead_letters.classifier": 540,
     # One table, with the rule of each row.
     "jetstream.evidence": 450,
     # One table: the sentence of each rule about a field of the server, and the rules.

@@ -22,12 +22,19 @@ from airflow_provider_jetstream.jetstream.contract import (
     companion_filter,
     completion_subject,
     ended_job_time,
+    job_completion_filter,
     letter_audit_subject,
     marker_subject,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import (
+    believed_entries,
+    may_have_had,
+    need_archive,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.end_order import CLOCK_SKEW, Order, ServerTimes
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
+    ADVISORIES,
     CONTRADICTING,
     COPIES,
     Entry,
@@ -38,7 +45,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     parked_entries,
     stored_entries,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import ADVISORIES, merge_entries, read_parked
+from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import merge_entries, read_parked
 from airflow_provider_jetstream.jetstream.dead_letters.gone_jobs import GoneJobs
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import ended_late
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
@@ -70,6 +77,9 @@ if TYPE_CHECKING:
 
 # For so long before its termination a job may have been acknowledged of which nothing says when it was stored.
 _UNKNOWN_AGE = timedelta(hours=1)
+_SEVERAL = 2
+# What a job is of which no entry counts, by the audit's last action on it; redriven for any other action.
+_AUDITED = {"handled": Status.HANDLED, "": Status.UNCERTAIN}
 # Before other tasks of the event loop may run.
 _JUDGED_AT_ONCE = 32
 
@@ -110,6 +120,7 @@ class Classifier:
     named: Collection[int] = frozenset()
     _up_since: datetime | None = None
     _unclear: set[int] = field(default_factory=set)
+    _foreign: set[int] = field(default_factory=set)
     _acknowledged: dict[int, list[datetime]] = field(default_factory=dict)
 
     async def classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
@@ -190,25 +201,33 @@ class Classifier:
             empty, audit = (), audit or self.audit
         else:
             message = await with_archived_subject(self.archive, message)
-        current = [entry for entry in entries if entry.recorded_at >= self.snapshot.created_at]
-        taker = self.snapshot.consumer_for(message.subject) if message else None
+        stated = [entry for entry in entries if entry.recorded_at >= self.snapshot.created_at]
+        archived = None
+        if message is None and self.archive and need_archive(stated):
+            archived = await self.archive.find(sequence)
+        known = message or archived
+        believed = believed_entries(self.snapshot, sequence, known.subject if known else None, entries)
+        current = [entry for entry in believed if entry.recorded_at >= self.snapshot.created_at]
+        if not current and sequence in self.named:
+            # Whoever names the job knows that it died.
+            believed, current = entries, stated
+        taker = self.snapshot.consumer_for(known.subject) if known else None
         # What the server says, before what a worker of another consumer may have stored.
         named = last_consumer([entry for entry in current if entry.kind in ADVISORIES]) or last_consumer(current)
         result: DeadLetter | Status
-        order, ended_at = await self._end(
-            sequence, message, current, {named, taker.name if taker else None} - {None}, empty, audit
-        )
+        consumers = {named, taker.name if taker else None} - {None}
+        order, ended_at = await self._end(sequence, message, archived, stated, believed, consumers, empty, audit)
         completed_at = ended_at if order is Order.AFTER else None
         if order is Order.AFTER:
             result = Status.COMPLETED
         elif order is Order.UNCLEAR and sequence not in self.named:
             result = Status.UNCERTAIN
         elif message is None and sequence in self.named_unaccounted:
-            result = await self._classify_unaccounted(sequence, entries, audit)
+            result = await self._classify_unaccounted(sequence, believed, audit)
         elif message is None:
-            result = await self._classify_gone(sequence, current, audit) if current else Status.STALE
+            result = await self._classify_gone(sequence, current, audit, archived) if stated else Status.STALE
         else:
-            result = await self._classify_stored(message, taker, entries, audit)
+            result = await self._classify_stored(message, taker, believed, audit)
         entry_sequences = tuple(entry.sequence for entry in stored_entries(entries))
         if isinstance(result, Status):
             consumer, stored = named or (taker.name if taker else None), message is not None
@@ -216,8 +235,10 @@ class Classifier:
             late = ended_late(current, completed_at)
             if late and audit and (audited := await audit.last_record(sequence)) and audited.in_place:
                 late = ended_late([entry for entry in current if entry.recorded_at >= audited.at], completed_at)
+            foreign = result == Status.UNCERTAIN and sequence in self._foreign
             unclear = result == Status.UNCERTAIN and (order is Order.UNCLEAR or sequence in self._unclear)
-            return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late, unclear)
+            unclear = unclear and not foreign
+            return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late, unclear, foreign)
         # Entries about an earlier stream's job of the same number are removed together with this letter's.
         return result if result.entries == entry_sequences else replace(result, entries=entry_sequences)
 
@@ -333,17 +354,20 @@ class Classifier:
         death = replace(self._death_without_entry(message, consumer), reason=Reason.UNACCOUNTED)
         preserved = source == BodySource.COPY
         letter = dead_letter_of(message, source, death, consumer, preserved=preserved, entries=entries)
+        if source == BodySource.COPY:
+            writer = last_consumer(copies)
+            letter = replace(letter, foreign_subject=not self._may_have_had(writer, letter))
         since = audited.at if audited else message.stored_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), [], since)
 
     async def _classify_gone(
-        self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None
+        self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None, archived: StoredMessage | None
     ) -> DeadLetter | Status:
         audited = await audit.last_record(sequence) if audit else None
         if audited and audited.action == "redriven":
             return Status.REDRIVEN
         for entry in parked_entries(entries, audited):
-            if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, entry):
+            if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, entry, archived):
                 death, job, why, origin = parked
                 letter = dead_letter_of(job, BodySource.COPY, death, None, preserved=True, parked=why, origin=origin)
                 letter = await self._with_copy_sequence(letter, None)
@@ -352,24 +376,31 @@ class Classifier:
         valid = [
             entry for entry in entries if audited is None or (audited.leaves_job and entry.recorded_at >= audited.at)
         ]
+        if not valid and audited is None:
+            self._foreign.add(sequence)
         if not valid:
-            return Status.HANDLED if audited and audited.action == "handled" else Status.REDRIVEN
+            return _AUDITED.get(audited.action if audited else "", Status.REDRIVEN)
         if is_handled(valid):
             return Status.HANDLED
-        archived = await self.archive.find(sequence) if self.archive else None
+        if archived is None and self.archive and not need_archive(entries):
+            archived = await self.archive.find(sequence)
         merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, valid, archived)
-        message, source = merged.job, BodySource.COPY
-        if message is None:
-            message, source = archived, BodySource.ARCHIVE
+        # The server's copy before a worker's of the same body and subject, which may have other headers.
+        message, source = archived or merged.job, BodySource.COPY if merged.job else BodySource.ARCHIVE
         gone = GoneJobs(self.snapshot, self.metrics, self.vanished)
         status = await gone.status(message, merged.death, {entry.kind for entry in valid})
         if status is not None or message is None:
             return status or Status.GONE
         message = await with_archived_subject(self.archive, message)
-        preserved = source == BodySource.COPY
+        preserved = merged.job is not None
         letter = dead_letter_of(message, source, merged.death, None, preserved=preserved, origin=merged.origin)
+        if archived is None:
+            letter = replace(letter, foreign_subject=not self._may_have_had(letter.death.consumer, letter))
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
+
+    def _may_have_had(self, consumer: str | None, letter: DeadLetter) -> bool:
+        return may_have_had(self.snapshot, consumer, letter.sequence, letter.subject)
 
     async def _acknowledgements(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> dict[int, list[datetime]]:
         """Return when the server reported that terminated jobs were acknowledged: a slow worker terminates late.
@@ -390,7 +421,9 @@ class Classifier:
         self,
         sequence: int,
         message: StoredMessage | None,
+        archived: StoredMessage | None,
         entries: Sequence[Entry],
+        believed: Sequence[Entry],
         consumers: Collection[str | None],
         empty: Collection[str],
         audit: AuditLog | None,
@@ -398,6 +431,10 @@ class Classifier:
         """Return whether the end of a job is stored, and when it was: that of the message that is stored now.
 
         Of a job that is gone an end tells, unless something says that another job of its sequence has died since.
+
+        :param archived: a job that is gone, as the archive stores it
+        :param believed: the entries of the consumer that had the job
+        :param consumers: whose ends count
         """
         if self.events is None or self.events in empty:
             return Order.BEFORE, None
@@ -410,10 +447,13 @@ class Classifier:
         if message is None and contradicted and not ends:
             ends = [(at, None) for at in self._acknowledged.get(sequence, ())]
         if not ends:
+            if message is None and archived is None and contradicted and (at := await self._foreign_end(sequence)):
+                return Order.UNCLEAR, at
             return Order.BEFORE, None
         stored_at = message.stored_at if message else None
         if message is None and contradicted:
-            stored_at = await self._stored_at(sequence, entries)
+            stored_at = archived.stored_at if archived and archived.time else None
+            stored_at = stored_at or await self._stored_at(sequence, believed)
         audited = await audit.last_record(sequence) if audit else None
         requeued_at = audited.at if audited and audited.in_place else None
         orders: dict[Order, datetime] = {}
@@ -437,6 +477,20 @@ class Classifier:
         if last is None or last.stored_at < self.snapshot.created_at:
             return []
         return [last]
+
+    async def _foreign_end(self, sequence: int) -> datetime | None:
+        """Return when a worker of another consumer than the one that entries name stored an end of a job.
+
+        One of the two consumers didn't have the job, and without its subject it isn't known which.
+        """
+        if self.events is None or len(self.snapshot.consumers) < _SEVERAL:
+            return None
+        subject = job_completion_filter(self.snapshot.queue, sequence)
+        end = await last_message(self.connection, self.events, subject)
+        if end is None or end.stored_at < self.snapshot.created_at:
+            return None
+        self._foreign.add(sequence)
+        return end.stored_at
 
     async def _stored_at(self, sequence: int, entries: Sequence[Entry]) -> datetime | None:
         """Return when a job that is gone was stored, by its record or the archive; ``None`` where neither is there."""

@@ -63,6 +63,7 @@ HIGHEST_JOB = 2**62
 ENDS = frozenset({EntryKind.TERMINATION, EntryKind.PARKED})
 COPIES = frozenset({EntryKind.COPY, EntryKind.PROVEN_COPY})
 DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVEN_COPY})
+ADVISORIES = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION, EntryKind.CLAIMED})
 # They say that a job which is gone has died.
 CONTRADICTING = frozenset({EntryKind.TERMINATION, EntryKind.PARKED, EntryKind.COPY, EntryKind.PROVEN_COPY})
 _PROOFS = DEATHS | {EntryKind.HANDLED, EntryKind.CLAIMED}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
+from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import may_have_had
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, last_consumer
+from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, Entry, EntryKind, last_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
 from airflow_provider_jetstream.jetstream.evidence import event_of
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 # By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
 _RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
-ADVISORIES: Final = (EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION, EntryKind.CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ async def merge_entries(
     elif {EntryKind.DELIVERIES, EntryKind.CLAIMED} & kinds:
         reason = Reason.DEADLINE if record and record.reason == Reason.DEADLINE else Reason.MAX_DELIVERIES
     else:
-        reason = record.reason if record else Reason.EXPIRED
+        reason = Reason.EXPIRED if EntryKind.DELETION in kinds else Reason.ORPHAN
+        reason = record.reason if record else reason
     explanation = record.explanation if record else None
     if EntryKind.TERMINATION in kinds and not explanation:
         explanation = await _termination_reason(connection, dead_letter_queue, snapshot.queue, entries)
@@ -111,12 +112,21 @@ def death_by_advisory(snapshot: QueueSnapshot, sequence: int, advisory: Entry) -
 
 
 async def read_parked(
-    connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, entry: Entry
+    connection: Connection,
+    dead_letter_queue: str,
+    snapshot: QueueSnapshot,
+    entry: Entry,
+    archived: StoredMessage | None,
 ) -> Record | None:
-    """Read the record of a parked letter; ``None`` where the entry is gone."""
+    """Read the record of a parked letter; ``None`` where the entry is gone, or is about another job.
+
+    :param archived: the job as the archive stores it, if it does; a later job of its sequence contradicts no record
+    """
     message = await get_message(connection, dead_letter_queue, entry.sequence)
     record = read_record(message, snapshot.queue) if message else None
     if record is None or not record.job.subject:
+        return None
+    if archived and archived.time and archived.stored_at <= entry.recorded_at and _contradicts(record.job, archived):
         return None
     return record._replace(parked=record.parked or "no reason given")
 
@@ -131,7 +141,7 @@ async def _read_best_record(
     """Read the most detailed record, the last one where there are several of a kind, and when it was stored.
 
     Any worker of the consumer may have written any of them. Where the job is stored, one that contradicts it doesn't
-    count; where nothing but records is left, one with a subject of the queue comes before any other.
+    count; where nothing but records is left, one with a subject that its consumer takes comes before any other.
     """
     subjects = snapshot.config.get("subjects") or [">"]
     other: tuple[Record, datetime] | tuple[None, None] = (None, None)
@@ -144,7 +154,9 @@ async def _read_best_record(
         if stored:
             if not _contradicts(record.job, stored):
                 return record, message.stored_at
-        elif covered_by_any(subjects, record.job.subject):
+        elif covered_by_any(subjects, record.job.subject) and (
+            may_have_had(snapshot, record.death.consumer, record.death.sequence, record.job.subject)
+        ):
             return record, message.stored_at
         elif other[0] is None:
             other = record, message.stored_at

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import DELETED_IN_FLIGHT, MaxDeliveries, Terminated, parse_advisory
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, copy_filter, parked_filter
+from airflow_provider_jetstream.jetstream.contract import (
+    MAX_DELIVERIES,
+    TERMINATED,
+    copy_filter,
+    copy_subject,
+    parked_filter,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, read_outline
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_outline
 from airflow_provider_jetstream.jetstream.evidence import event_of
 
 if TYPE_CHECKING:
@@ -70,7 +76,7 @@ def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, E
         return None
     if message.subject.startswith(parked_filter(queue).removesuffix(">")):
         kind, recorded_at = EntryKind.PARKED, message.stored_at
-    elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and outline.reason != Reason.UNDELIVERABLE:
+    elif message.subject.startswith(_by_scans(queue)) and outline.reason != Reason.UNDELIVERABLE:
         # A scan states the time of death by the server's clock, a worker by its own.
         kind, recorded_at = EntryKind.PROVEN_COPY, max(_EPOCH, outline.died_at)
     else:
@@ -79,6 +85,11 @@ def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, E
         recorded_at = _EPOCH
     entry = Entry(message.sequence, kind, outline.consumer, recorded_at, _bounded(outline.deliveries))
     return outline.sequence, entry
+
+
+def _by_scans(queue: str) -> str:
+    """Return with what the subjects of a queue's records begin on which no worker may publish."""
+    return copy_subject(queue, None, 0).removesuffix("0")
 
 
 def _read_advisory(message: StoredMessage, queue: str, domain: str) -> tuple[int, Entry] | None:

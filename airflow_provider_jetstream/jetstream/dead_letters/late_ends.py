@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LATE_ENDS: Final = "late-ends"
 UNCLEAR_ENDS: Final = "unclear-ends"
+FOREIGN_ENDS: Final = "foreign-ends"
 
 
 def ended_late(entries: Sequence[Entry], completed_at: datetime | None) -> bool:
@@ -51,21 +52,29 @@ def late_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iter
 
 
 def unclear_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iterable[Finding]) -> tuple[Risk, ...]:
-    """Return a risk where ends are stored so near to their jobs that they may be those of earlier ones.
+    """Return risks about ends that may be those of earlier jobs, and about ends that other consumers' workers stated.
 
     :param jobs: jobs that are no dead letters
     :param known: what was found before; nothing is repeated
     """
-    unclear = [job.sequence for job in jobs if job.is_unclear]
-    if not unclear:
-        return ()
-    risk = Risk(
-        UNCLEAR_ENDS,
-        f"whether jobs of {snapshot.queue} ended isn't known (the first is {unclear[0]}): an end is stored, but within"
-        f" {CLOCK_SKEW.total_seconds():g} s of the message of that sequence, and the server was restarted since or has"
-        " several clocks, so it may be an earlier job's; find out, and redrive by sequence those that didn't end",
-    )
-    return () if str(risk) in {str(finding) for finding in known} else (risk,)
+    queue, risks = snapshot.queue, list[Risk]()
+    if unclear := [job.sequence for job in jobs if job.is_unclear]:
+        text = (
+            f"whether jobs of {queue} ended isn't known (the first is {unclear[0]}): an end is stored, but within"
+            f" {CLOCK_SKEW.total_seconds():g} s of the message of that sequence, and the server was restarted since or"
+            " has several clocks, so it may be an earlier job's; find out, and redrive by sequence those that didn't"
+            " end"
+        )
+        risks.append(Risk(UNCLEAR_ENDS, text))
+    if foreign := [job.sequence for job in jobs if job.is_foreign]:
+        text = (
+            f"whether jobs of {queue} died isn't known (the first is {foreign[0]}): a worker of a consumer that takes"
+            " other subjects terminated them or stored records or ends of them; find out which worker does so, and"
+            " redrive by sequence the jobs that died"
+        )
+        risks.append(Risk(FOREIGN_ENDS, text))
+    texts = {str(finding) for finding in known}
+    return tuple(risk for risk in risks if str(risk) not in texts)
 
 
 def _risk(name: str, snapshot: QueueSnapshot) -> Risk:

@@ -57,6 +57,8 @@ class DeadLetter:
     :param origin: the Airflow task that published it, if one did and it is known
     :param consumer_absent: whether it is stored and no consumer takes its subject any more: the one that delivered it
         is gone, or takes other subjects. A consumer that is created for the subject would run it again
+    :param foreign_subject: whether nothing but a record states its subject, which isn't one of the consumer's whose
+        worker wrote the record: a redrive has to name the subject
     """
 
     death: Death
@@ -73,6 +75,7 @@ class DeadLetter:
     parked: str | None = None
     origin: Origin | None = None
     consumer_absent: bool = False
+    foreign_subject: bool = False
 
     @property
     def sequence(self) -> int:

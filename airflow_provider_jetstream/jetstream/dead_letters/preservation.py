@@ -75,7 +75,7 @@ class BodyPreserver:
         room = StreamRoom.of(await stream_info(self._connection, self._scan.dead_letter_queue))
         fitting: list[DeadLetter] = []
         for letter in letters:
-            subject = copy_subject(letter.death.stream, letter.death.consumer, letter.death.sequence)
+            subject = copy_subject(letter.death.stream, None, letter.death.sequence)
             size = stored_size(subject, self._fitting_headers(letter) or {}, letter.body)
             if not room.problem(1, size):
                 room.take(1, size)
@@ -93,7 +93,7 @@ class BodyPreserver:
                 log.warning("%s is too large to be stored with the headers that describe its death", letter.job_id)
                 continue
             death = letter.death
-            messages.append((copy_subject(death.stream, death.consumer, death.sequence), letter.body))
+            messages.append((copy_subject(death.stream, None, death.sequence), letter.body))
             fitting.append((letter, headers))
         copied = 0
         acks = await store_each(self._connection, messages, [headers for _, headers in fitting]) if messages else []

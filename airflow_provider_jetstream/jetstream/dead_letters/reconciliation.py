@@ -25,6 +25,7 @@ from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import believed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.disputed_orphans import tell_orphans
 from airflow_provider_jetstream.jetstream.dead_letters.entry import death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
@@ -273,6 +274,7 @@ async def _count_known(
             return
         if sequence > consumer.settled:
             since = valid_since(message, consumer, await records.last_record(sequence) if records else None)
+            entries = believed_entries(snapshot, sequence, message.subject, entries)
             deaths = [entry for entry in death_entries(entries) if since <= entry.recorded_at <= consumer.taken_at]
             if not any(consumer.believes(entry.recorded_at) for entry in deaths):
                 known.disbelieved[consumer.name] += bool(deaths)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 PREFIX = "Dead-Letter-"
 VERSION = "1"
-# The writer of a scan's records. A scan has proved the death; a worker may have been stopped before it terminated
-# the job.
+# The writer of a scan's records, which have subjects of their own.
 SCAN = "scan"
 
 _VERSION = f"{PREFIX}Version"

@@ -73,6 +73,7 @@ class NotDead:
     :param reported: whether a handler itself reported that it is handled
     :param ended_late: whether it ended after the server had reported that its deliveries were used up
     :param is_unclear: whether it is uncertain since the end that is stored may be that of an earlier job
+    :param is_foreign: whether it is uncertain since a worker of a consumer that didn't have it reported its end
     """
 
     sequence: int
@@ -83,6 +84,7 @@ class NotDead:
     reported: bool = False
     ended_late: bool = False
     is_unclear: bool = False
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.subjects import first_overlap, subject_problem
+from airflow_provider_jetstream.jetstream.contract import NO_CONSUMER
 from airflow_provider_jetstream.jetstream.queue.partitions import PLACEHOLDER, placeholder_problem
 from airflow_provider_jetstream.jetstream.units import format_duration
 
@@ -98,6 +99,8 @@ def name_problems(kind: str, name: str) -> Iterator[str]:
     """Yield what is wrong with the name of a stream or consumer."""
     if not _NAME.fullmatch(name):
         yield f"{name!r} can't name a {kind}: expected no white space, dots, wildcards or slashes, at most 255 of them"
+    if kind == "consumer" and name == NO_CONSUMER:
+        yield f"{name!r} can't name a consumer: subjects have it where no consumer is meant"
 
 
 def _partition_problems(consumer: ConsumerFields) -> Iterator[str]:

@@ -130,6 +130,11 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
     headers = _headers(letter, content)
     size = _size(letter, content.body, headers)
     target = content.subject or subject or letter.subject
+    if letter.foreign_subject and not (content.subject or subject):
+        raise RedriveError(
+            f"expected a subject that consumer {letter.death.consumer} takes, found {target}: a worker of one consumer"
+            " can't make a job of another one; give the redrive the subject that is right; original kept"
+        )
     check_subject(letter, target)
     try:
         encode_subject(target)
