@@ -165,7 +165,7 @@ def test_columns_become_headers_on_which_the_server_acts(
         ("1", f"{name}.a", "90s", None, None, 0, None),
         ("2", f"{name}.a", "never", None, None, 1, 1),
         ("3", f"{name}.a", None, None, None, 1, None),
-        ("4", f"{name}.b", "1.5s", None, None, None, 0),
+        ("4", f"{name}.b", "89.5s", None, None, None, 0),
         ("5", f"{name}.b", "0.2s x", None, None, None, None),
         ("6", f"{name}.plan.x", None, "@at 2099-01-01T00:00:00Z", f"{name}.c", None, None),
         ("7", f"{name}.plan.y", None, "@at 2099-01-01T00:00:00Z", None, None, None),
@@ -196,7 +196,7 @@ def test_columns_become_headers_on_which_the_server_acts(
     assert server == [
         {"Nats-TTL": "90s", "Nats-Expected-Last-Sequence": "0"},
         {"Nats-TTL": "never", "Nats-Expected-Last-Sequence": "1", "Nats-Expected-Last-Subject-Sequence": "1"},
-        {"Nats-TTL": "2s", "Nats-Expected-Last-Subject-Sequence": "0"},
+        {"Nats-TTL": "90s", "Nats-Expected-Last-Subject-Sequence": "0"},
         {"Nats-Schedule": "@at 2099-01-01T00:00:00Z", "Nats-Schedule-Target": f"{name}.c", "Nats-Rollup": "sub"},
         {},
     ]

@@ -43,6 +43,9 @@ _DEEP = {
     "jetstream.redrive.steps": 360,
     # What is read of one job, and in which order it is judged.
     "jetstream.dead_letters.classifier": 540,
+    # What becomes of each row in flight, and of the connection under it.
+    "spark.source.publisher": 450,
+    "spark.source.row_encoder": 400,
     # One table, with the rule of each row.
     "jetstream.evidence": 450,
     # One table: the sentence of each rule about a field of the server, and the rules.

@@ -53,7 +53,11 @@ def test_the_pattern_matches_the_acks_of_one_stream_only() -> None:
         b'{"stream":"a.b","seq":1}',
         b'{"stream":"a.b", "seq":2}',
     ]
-    match = pattern.fullmatch(b'{"stream":"a.b","seq":1,"domain":"hub","duplicate":true}')
+    assert pattern.fullmatch(b'{"stream":"a.b","seq":1,"domain":"hub"}')
+    assert not pattern.search(b'{"stream":"a.b","seq":1,"domain":"hub","duplicate":true}')
+    duplicates = re.compile(publish_ack_pattern("a.b", duplicates=True))
+    match = duplicates.fullmatch(b'{"stream":"a.b","seq":12,"domain":"hub","duplicate":true}')
     assert match is not None
-    assert match[1]
+    assert match[1] == b"12"
+    assert not duplicates.search(b'{"stream":"a.b","seq":1}')
     assert pattern.search(b'{"stream":"a-b","seq":1}') is None

@@ -162,17 +162,20 @@ def are_plain_publish_acks(answers: Iterable[bytes]) -> bool:
     return all(map(_PLAIN.fullmatch, answers))
 
 
-def publish_ack_pattern(stream: str) -> bytes:
+def publish_ack_pattern(stream: str, *, duplicates: bool = False) -> bytes:
     """Return a regular expression for the PubAcks of one stream, to match many of them in a buffer.
 
-    Its one group is empty unless the message is a duplicate. An answer that doesn't match may still be a PubAck.
+    Its group is the sequence. An answer that doesn't match may still be a PubAck.
+
+    :param duplicates: whether to match those which say that the message was stored before, in place of the others
     """
-    return rb'\{"stream": ?"%b", ?"seq": ?\d+(?:, ?"domain": ?"[^"]*")?(, ?"duplicate": ?true)?\}' % re.escape(
-        stream.encode()
+    return rb'\{"stream": ?"%b", ?"seq": ?(\d+)(?:, ?"domain": ?"[^"]*")?%b\}' % (
+        re.escape(stream.encode()),
+        rb', ?"duplicate": ?true' if duplicates else b"",
     )
 
 
-def publish_ack_frame(reply_prefix: bytes, subscription: bytes, stream: str) -> bytes:
+def publish_ack_frame(reply_prefix: bytes, subscription: bytes, stream: str, *, duplicates: bool = False) -> bytes:
     """Return a regular expression for the frames of the PubAcks of one stream in an inbox.
 
     Its groups are the number at the end of the subject, and the one of :func:`publish_ack_pattern`.
@@ -183,7 +186,7 @@ def publish_ack_frame(reply_prefix: bytes, subscription: bytes, stream: str) -> 
     return rb"MSG %b(\d+) %b \d+\r\n%b\r\n" % (
         re.escape(reply_prefix),
         re.escape(subscription),
-        publish_ack_pattern(stream),
+        publish_ack_pattern(stream, duplicates=duplicates),
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # A multiple of three, so that base64 needs no padding; too long for anybody to find two contents with one digest.
 _DIGEST = 18
+_KEY = 32
 _FEWEST_BITS = 12
 _MOST_FULL = 0.65
 _MOVED_TOGETHER = 1 << 16
@@ -28,11 +29,14 @@ class DerivedIds:
     An id is made of what identifies the partition, a digest of the content, and how many rows with that content came
     before. Whatever the order of the rows is, the same rows get the same ids.
 
-    :param identity: of the write and the partition
+    :param identity: of the write and the partition, with which the ids begin
+    :param secret: a key of the digests, without which nobody can compute an id, however many others he sees; may be
+        empty
     """
 
-    def __init__(self, identity: bytes) -> None:
+    def __init__(self, identity: bytes, secret: bytes = b"") -> None:
         self._identity = identity
+        self._key = blake2b(identity, digest_size=_KEY, key=secret).digest() if secret else b""
         self._equal_rows = _EqualRows()
 
     def of(self, contents: Sequence[bytes]) -> pa.BinaryArray:
@@ -40,14 +44,27 @@ class DerivedIds:
 
         :param contents: of the rows; equal messages have equal ones
         """
-        digests = b"".join([blake2b(content, digest_size=_DIGEST).digest() for content in contents])
+        key = self._key
+        digests = b"".join([blake2b(content, digest_size=_DIGEST, key=key).digest() for content in contents])
         # Two contents whose digests begin with the same eight bytes count as equal here, and have different ids: where
         # they change places in a retry, they may be stored twice, and neither is lost.
         keys = np.frombuffer(digests, np.uint8).reshape(-1, _DIGEST)[:, :8].copy().view(np.uint64).ravel()
-        numbers = pa.array(self._equal_rows.count(keys)).cast(pa.string()).cast(pa.binary())
+        equal_before = self._equal_rows.count(keys)
+        if key:
+            digests = self._numbered(digests, equal_before)
+        numbers = pa.array(equal_before).cast(pa.string()).cast(pa.binary())
         texts = pa.py_buffer(urlsafe_b64encode(digests))
         fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_DIGEST * 4 // 3), len(contents), [None, texts])
         return pc.binary_join_element_wise(self._identity, numbers, fixed.cast(pa.binary()), b":")
+
+    def _numbered(self, digests: bytes, numbers: NDArray[np.int64]) -> bytes:
+        """Return digests of which those of equal rows differ: one that is stored mustn't tell the next one."""
+        found = bytearray(digests)
+        for row in np.flatnonzero(numbers).tolist():
+            place = slice(row * _DIGEST, (row + 1) * _DIGEST)
+            content = b"%b%d" % (digests[place], numbers[row])
+            found[place] = blake2b(content, digest_size=_DIGEST, key=self._key).digest()
+        return bytes(found)
 
 
 class _EqualRows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from dataclasses import dataclass, field
@@ -26,13 +27,15 @@ from airflow_provider_jetstream.jetstream.publishing.report import sequence_rang
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from airflow_provider_jetstream.spark.source.row_encoder import PublishBatch
-from airflow_provider_jetstream.spark.source.stored_rows import WRONG_LAST_SEQUENCE, StoredRows
+from airflow_provider_jetstream.spark.source.stored_rows import WRONG_LAST_SEQUENCE, Row, StoredRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from airflow_provider_jetstream.spark.source.options import WriteOptions
     from airflow_provider_jetstream.spark.source.row_encoder import EncodedRows
+
+log = logging.getLogger(__name__)
 
 # The task gives up, and Spark decides, after this many connections in a row that brought no acknowledgement.
 _ATTEMPTS = 5
@@ -42,6 +45,8 @@ _BYTES_IN_FLIGHT = 32 << 20
 # With more refused rows than this, the remaining rows aren't tried.
 _MOST_FAILURES = 1000
 _EXAMPLES = 5
+# The row's number, and how many message ids of it were taken.
+_REPLY = re.compile(rb"r(\d{1,18})(?:-(\d{1,9}))?")
 _FORBIDDEN_SUBJECT = re.compile(rb'Permissions Violation for Publish to "([^"]+)"', re.IGNORECASE)
 
 
@@ -90,6 +95,10 @@ class Publisher:
         self._failures: dict[str, _Failure] = {}
         self._failed = 0
         self._reconnects = 0
+        # The rows that the server has dropped as duplicates, by number, with the sequences of what it has instead; and
+        # the frames of those whose message ids somebody else has taken, with how many were.
+        self._repeated: dict[int, int] = {}
+        self._renamed: dict[int, tuple[bytes, int]] = {}
         self._lookup = StoredRows(raw_options, options.stream)
         self._open()
 
@@ -140,10 +149,13 @@ class Publisher:
 
     def _open(self) -> None:
         self.socket = NatsSocket(socket_settings(self._raw_options), self._inbox)
-        acknowledgement = publish_ack_frame(self._reply_prefix, self.socket.sid, self._options.stream)
-        self._acknowledgement = re.compile(acknowledgement)
+        self._acknowledgement, self._acknowledgements = self._patterns(duplicates=False)
+        self._duplicate, self._duplicates = self._patterns(duplicates=True)
+
+    def _patterns(self, *, duplicates: bool) -> tuple[re.Pattern[bytes], re.Pattern[bytes]]:
+        frame = publish_ack_frame(self._reply_prefix, self.socket.sid, self._options.stream, duplicates=duplicates)
         # Atomic: what was matched is never matched again. A possessive repeat goes wrong before Python 3.11.5.
-        self._acknowledgements = re.compile(rb"(?>(?:%b)*)" % acknowledgement)
+        return re.compile(frame), re.compile(rb"(?>(?:%b)*)" % frame)
 
     def _send(self, frames: memoryview) -> None:
         self.socket.send(frames)
@@ -151,13 +163,18 @@ class Publisher:
     def _batch_with(self, index: int) -> PublishBatch:
         return next(batch for batch in self._batches if index < batch.end)
 
+    def _frame(self, index: int) -> bytes | memoryview:
+        renamed = self._renamed.get(index)
+        return renamed[0] if renamed else self._batch_with(index).frames(index, index + 1)
+
     def _send_again(self, indexes: Iterable[int]) -> None:
-        self.socket.send(b"".join(self._batch_with(index).frames(index, index + 1) for index in indexes))
+        self.socket.send(b"".join(map(self._frame, indexes)))
 
     def _wait_until(self, rows: int, size: int) -> None:
         """Read acknowledgements until at most so many rows and bytes are in flight."""
         while len(self._in_flight) > rows or self._bytes_in_flight > size:
-            self._with_reconnect(self._read_answers)
+            is_due = len(self._repeated) >= min(self._chunk_rows, len(self._in_flight))
+            self._with_reconnect(self._verify_repeated if is_due else self._read_answers)
 
     def _with_reconnect(self, step: Callable[[], None]) -> None:
         try:
@@ -183,7 +200,14 @@ class Publisher:
         while True:
             match = self._acknowledgements.match(buffer, position, filled)
             if match and match.end() > position:
-                self._acknowledge(self._acknowledgement.findall(buffer, position, match.end()))
+                self._acknowledge(
+                    [int(index) for index, _ in self._acknowledgement.findall(buffer, position, match.end())]
+                )
+                position = match.end()
+            match = self._duplicates.match(buffer, position, filled)
+            if match and match.end() > position:
+                for index, sequence in self._duplicate.findall(buffer, position, match.end()):
+                    self._note_repeated(int(index), int(sequence), tries=0)
                 position = match.end()
             if frame := next_frame(buffer, position, filled):
                 position = frame.end
@@ -192,18 +216,74 @@ class Publisher:
                 break
         self.socket.consume(position)
 
-    def _acknowledge(self, acknowledgements: Iterable[tuple[bytes, bytes]]) -> None:
-        """Count rows as stored: for each its number, and whether the stream had it already."""
-        for index, duplicate in acknowledgements:
-            if self._remove(int(index)):
+    def _acknowledge(self, indexes: Iterable[int]) -> int:
+        """Count rows as stored, and return how many of them weren't yet."""
+        before = self.stored
+        for index in indexes:
+            if self._remove(index):
                 self.stored += 1
-                self._reconnects = 0
-                if duplicate:
-                    self.duplicates += 1
+        if self.stored > before:
+            self._reconnects = 0
+        return self.stored - before
+
+    def _note_repeated(self, index: int, sequence: int, tries: int) -> None:
+        # What comes late may be about an id of which it is known that it was taken.
+        if index in self._in_flight and tries == self._tries(index):
+            self._repeated[index] = sequence
+
+    def _verify_repeated(self) -> None:
+        """Count the rows as stored that are, of those that the server has dropped for what it has under their ids.
+
+        What is stored is a row if it has the row's subject, headers and body. Somebody else's message has taken the
+        row's id, and the row is sent under another one. Where nothing is stored any more, an id that nobody else can
+        compute was the row's; with another id it isn't known, and the row fails.
+        """
+        found = self._lookup.messages(self._repeated.values())
+        gone = [index for index, sequence in self._repeated.items() if sequence not in found]
+        guessable = [index for index in gone if self._batch_with(index).has_guessable_id(index)]
+        found |= self._lookup.archived({self._repeated[index] for index in guessable})
+        repeated, self._repeated = self._repeated, {}
+        taken: list[int] = []
+        for index, sequence in repeated.items():
+            message = found.get(sequence)
+            if message is not None and not self._lookup.is_stored(Row(bytes(self._frame(index))), message):
+                taken.append(index)
+            elif message is not None or not self._batch_with(index).has_guessable_id(index):
+                self.duplicates += self._acknowledge([index])
+            elif self._remove(index):
+                self._count_failure(
+                    index,
+                    "the stream has stored something under their message ids, and nothing tells what it was: it is"
+                    f" gone, or the user may not publish to $JS.API.STREAM.MSG.GET.{self._options.stream}",
+                )
+        if taken:
+            log.warning(
+                "%d rows of %s have message ids that somebody else has taken, such as that of sequence %d of %s: they"
+                " are sent under other ids; see who else publishes there, or whether rows with one msg_id differ",
+                *(len(taken), self._partition_name, repeated[taken[0]], self._options.stream),
+            )
+            self._send_under_other_ids(taken)
+
+    def _send_under_other_ids(self, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            tries = self._tries(index) + 1
+            reply = b"%b%d-%d" % (self._reply_prefix, index, tries)
+            row = Row(bytes(self._frame(index))).with_other_id(reply, tries)
+            self._renamed[index] = row.frame, tries
+            if row.size > self.socket.max_payload:
+                self._refuse(index, self._too_large())
+        self._send_again(index for index in indexes if index in self._in_flight)
+
+    def _tries(self, index: int) -> int:
+        return self._renamed[index][1] if index in self._renamed else 0
 
     def _remove(self, index: int) -> bool:
         """Remove a row from those in flight; return whether it was among them."""
         size = self._in_flight.pop(index, None)
+        if self._repeated:
+            self._repeated.pop(index, None)
+        if self._renamed:
+            self._renamed.pop(index, None)
         self._bytes_in_flight -= size or 0
         return size is not None
 
@@ -217,9 +297,10 @@ class Publisher:
             self.socket.handle_control(frame)
             return
         subject_start, subject_end, _, _, header, body, end = frame.offsets
-        last_token = bytes(self.socket.buffer[subject_start:subject_end]).rpartition(b".")[2]
-        index = int(last_token[1:]) if last_token[1:].isdigit() else -1
-        if index not in self._in_flight:
+        reply = _REPLY.fullmatch(bytes(self.socket.buffer[subject_start:subject_end]).rpartition(b".")[2])
+        index, tries = (int(reply[1]), int(reply[2] or 0)) if reply else (-1, 0)
+        # What comes late may be about an id of which it is known that it was taken.
+        if index not in self._in_flight or tries != self._tries(index):
             return
         if self.socket.buffer[header:body].startswith(NO_RESPONDERS):
             self._handle_no_responders(index)
@@ -230,19 +311,18 @@ class Publisher:
         try:
             ack = parse_publish_ack("", body)
         except ApiError as error:
-            batch = self._batch_with(index)
-            if error.err_code == WRONG_LAST_SEQUENCE and self._lookup.finds(
-                batch.subject(index).decode(), batch.message_id(index), bytes(batch.frames(index, index + 1))
-            ):
-                self._acknowledge([(b"%d" % index, b"duplicate")])
+            if error.err_code == WRONG_LAST_SEQUENCE and self._lookup.finds(Row(bytes(self._frame(index)))):
+                self.duplicates += self._acknowledge([index])
                 return
             self._refuse(index, f"{error.description} (error {error.err_code})")
         except UnreachableError:
             # From another subscriber to the subject; the stream's own answer may still come.
             return
         else:
-            if ack.stream == self._options.stream:
-                self._acknowledge([(b"%d" % index, b"duplicate" if ack.duplicate else b"")])
+            if ack.stream == self._options.stream and ack.duplicate:
+                self._note_repeated(index, ack.sequence, tries=self._tries(index))
+            elif ack.stream == self._options.stream:
+                self._acknowledge([index])
 
     def _handle_no_responders(self, index: int) -> None:
         now = time.monotonic()
@@ -273,7 +353,7 @@ class Publisher:
                 # The server closes a connection for a row above its limit, which may have been lowered meanwhile.
                 for index in [row for row, size in self._in_flight.items() if size > self.socket.max_payload]:
                     self._refuse(index, self._too_large())
-                self._send_again(self._in_flight)
+                self._send_again(index for index in self._in_flight if index not in self._repeated)
             except TransientError as another:
                 error = another
             except JetStreamProviderError as another:

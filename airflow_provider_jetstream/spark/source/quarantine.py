@@ -15,7 +15,13 @@ from pyspark.sql.types import StringType, StructField, StructType
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.publisher import Publisher
-from airflow_provider_jetstream.spark.source.writer import PartitionWriter, partition_number, row_slices
+from airflow_provider_jetstream.spark.source.writer import (
+    PartitionWriter,
+    WriteIdentity,
+    partition_number,
+    row_slices,
+    write_identity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +51,7 @@ def write_rows(rows: DataFrame, options: Mapping[str, str], quarantine: str) -> 
     folder = f"w{uuid4().hex[:16]}"
     with closing(NatsSocket(socket_settings(options))) as socket:
         writer.require_stream(socket)
-    task = _QuarantiningTask(writer, writer.options.prefix or folder)
+    task = _QuarantiningTask(writer, write_identity(writer.options.prefix))
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return task.write(batches)
@@ -60,7 +66,7 @@ def write_rows(rows: DataFrame, options: Mapping[str, str], quarantine: str) -> 
 @dataclass(frozen=True)
 class _QuarantiningTask:
     writer: PartitionWriter
-    identity: str
+    identity: WriteIdentity
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Publish a partition, and return the rows that aren't stored.
@@ -81,10 +87,10 @@ class _QuarantiningTask:
                     yield _refused_rows(rows, [index - first for index in found], added)
             held[:] = [(first, rows) for first, rows in held if first + rows.num_rows > publisher.settled]
 
-        encoder = self.writer.encoder(self.identity, partition)
         name, options = f"partition {partition}", self.writer.options
         with closing(Publisher(self.writer.raw_options, options, name, refused)) as publisher:
-            window = self.writer.require_stream(publisher.socket)
+            info = self.writer.require_stream(publisher.socket)
+            encoder = self.writer.encoder(self.identity, partition, info)
             for rows in row_slices(batches):
                 held.append((publisher.count, rows))
                 publisher.send(encoder.encode(rows))
@@ -95,7 +101,7 @@ class _QuarantiningTask:
             for found in take_refused():
                 count += found.num_rows
                 yield found
-        self.writer.warn_if_late(partition, time.monotonic() - start, window)
+        self.writer.warn_if_late(partition, time.monotonic() - start, info.duplicate_window)
         stored, duplicates = publisher.stored, publisher.duplicates
         log.info("Stored %d rows in %s, %d of which it had already", stored, options.stream, duplicates)
         if count:

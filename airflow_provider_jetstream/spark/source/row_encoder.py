@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
+from airflow_provider_jetstream.jetstream.client.subjects import covers, subject_problem
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.derived_ids import DerivedIds
 from airflow_provider_jetstream.spark.source.server_columns import SERVER_COLUMNS, add_server_headers
@@ -49,6 +49,7 @@ class EncodedRows(NamedTuple):
     :param rests: what follows the reply subject on the wire: sizes, header, body
     :param sizes: the bytes of header and body
     :param problems: by row, why it can't be published
+    :param guessable: which of the ids others can compute, those of the column among them
     """
 
     subjects: pa.BinaryArray
@@ -56,6 +57,7 @@ class EncodedRows(NamedTuple):
     rests: pa.BinaryArray
     sizes: NDArray[np.int64]
     problems: dict[int, str]
+    guessable: NDArray[np.bool_]
 
 
 def check_schema(schema: StructType, subject: str | None) -> None:
@@ -87,6 +89,9 @@ class RowEncoder:
     :param stream: the only stream that may store the messages
     :param subject: the default for rows without a subject
     :param identity: of the write and the partition
+    :param secret: a key of the ids that are made
+    :param archived: filters of subjects whose messages don't name the stream: what it republishes to its archive would
+        be refused there
     :param null_is_empty: whether a row without a value becomes a message without a body
     :param drop_nats_headers: whether headers that have a meaning to the server are left out
     """
@@ -97,12 +102,16 @@ class RowEncoder:
         subject: str | None,
         identity: str,
         *,
+        secret: bytes = b"",
+        archived: Sequence[str] = (),
         null_is_empty: bool = False,
         drop_nats_headers: bool = False,
     ) -> None:
         self._expected = f"\r\nNats-Expected-Stream: {stream}\r\n".encode()
         self._subject = subject.encode() if subject is not None else None
-        self._derived_ids = DerivedIds(identity.encode())
+        self._derived_ids = DerivedIds(identity.encode(), secret)
+        self._has_secret = bool(secret)
+        self._archived = archived
         self._null_is_empty = null_is_empty
         self._drop_nats_headers = drop_nats_headers
         self._subject_problems: dict[bytes | None, str | None] = {}
@@ -115,12 +124,15 @@ class RowEncoder:
         own_lines = _header_lines(batch, problems, drop_nats=self._drop_nats_headers)
         lines = add_server_headers(own_lines, batch, problems)
         ids = self._ids(batch, [subjects, b"\n", lines, b"\r\n", bodies], problems)
-        header_sizes = _AROUND_ID + len(self._expected) + _lengths(ids) + _lengths(lines)
+        middle = self._after_id(subjects) if self._archived else pa.scalar(self._expected, pa.binary())
+        header_sizes = _AROUND_ID + _lengths(middle) + _lengths(ids) + _lengths(lines)
         sizes = header_sizes + _lengths(bodies)
-        start, middle, end = b"\r\nNATS/1.0\r\nNats-Msg-Id: ", self._expected, b"\r\n"
+        start, end = b"\r\nNATS/1.0\r\nNats-Msg-Id: ", b"\r\n"
         numbers = b" ", _digits(header_sizes), b" ", _digits(sizes)
         rests = _joined(*numbers, start, ids, middle, lines, end, bodies, end)
-        return EncodedRows(subjects, ids, rests, sizes, problems)
+        given = np.asarray(pc.is_valid(_column(batch, "msg_id")))
+        guessable = given if self._has_secret else np.ones(batch.num_rows, np.bool_)
+        return EncodedRows(subjects, ids, rests, sizes, problems, guessable)
 
     def _bodies(self, bodies: pa.BinaryArray, problems: dict[int, str]) -> pa.BinaryArray:
         if bodies.null_count and not self._null_is_empty:
@@ -140,6 +152,15 @@ class RowEncoder:
                 same = pc.is_null(subjects) if subject is None else pc.equal(subjects, subject)
                 problems.update(dict.fromkeys(_true_rows(same), problem))
         return _filled(subjects, b"")
+
+    def _after_id(self, subjects: pa.BinaryArray) -> pa.BinaryArray:
+        """Return what follows each id: the name of the stream, unless it has an archive and captures the subject."""
+        found = [subject for subject in pc.unique(subjects).to_pylist() if self._is_archived(subject)]
+        is_archived = pc.is_in(subjects, value_set=pa.array(found, pa.binary()))
+        return pc.if_else(is_archived, pa.scalar(b"\r\n", pa.binary()), pa.scalar(self._expected, pa.binary()))
+
+    def _is_archived(self, subject: bytes) -> bool:
+        return any(covers(wide, subject.decode(errors="replace")) for wide in self._archived)
 
     def _ids(self, batch: pa.RecordBatch, message: Sequence[Any], problems: dict[int, str]) -> pa.BinaryArray:
         ids = _column(batch, "msg_id")
@@ -169,6 +190,7 @@ class PublishBatch:
     :param ids: the rows' message ids
     :param content: the frames, one after another
     :param bounds: the offset of each frame and of the end
+    :param guessable: which of the ids others can compute
     """
 
     start: int
@@ -177,6 +199,7 @@ class PublishBatch:
     ids: pa.BinaryArray
     content: memoryview
     bounds: NDArray[np.int32]
+    guessable: NDArray[np.bool_]
 
     @classmethod
     def from_rows(cls, rows: EncodedRows, start: int, reply_prefix: bytes) -> PublishBatch:
@@ -185,7 +208,7 @@ class PublishBatch:
         numbers = _digits(np.arange(start, end))
         frames = _joined(b"HPUB ", rows.subjects, b" " + reply_prefix, numbers, rows.rests)
         content, bounds = content_and_offsets(frames)
-        return cls(start, end, rows.subjects, rows.ids, memoryview(content), bounds)
+        return cls(start, end, rows.subjects, rows.ids, memoryview(content), bounds, rows.guessable)
 
     def frames(self, first: int, end: int) -> memoryview:
         """Return the frames of the rows from ``first`` to before ``end``."""
@@ -200,6 +223,10 @@ class PublishBatch:
         """Return a row's message id."""
         msg_id: bytes = self.ids[index - self.start].as_py()
         return msg_id.decode(errors="replace")
+
+    def has_guessable_id(self, index: int) -> bool:
+        """Return whether others can compute a row's message id."""
+        return bool(self.guessable[index - self.start])
 
     def row_name(self, index: int) -> str:
         """Return a row's subject and message id, for errors."""

@@ -46,6 +46,7 @@ class StreamInfo:
     :param oldest: when the first message was stored, in nanoseconds since 1970; no stored message is older
     :param newest: when the last message was stored
     :param limits: what the stream removes by itself
+    :param republishes: whether the server copies what it stores to other subjects, such as those of an archive
     """
 
     created: str
@@ -58,6 +59,7 @@ class StreamInfo:
     oldest: int = 0
     newest: int = 0
     limits: StreamLimits = field(default_factory=StreamLimits)
+    republishes: bool = False
 
 
 class _SourceConnection(BlockingConnection):
@@ -143,6 +145,7 @@ class SourceStream:
             oldest=_state_time(state["first_ts"]),
             newest=_state_time(state["last_ts"]),
             limits=StreamLimits.of(info),
+            republishes=bool(config.get("republish")),
         )
 
     def next_message(self, sequence: int, subject: str = ">") -> StoredMessage | None:

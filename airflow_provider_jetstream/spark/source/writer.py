@@ -6,7 +6,8 @@ import logging
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from pyspark import TaskContext
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.source.option_names import Purpose
     from airflow_provider_jetstream.spark.source.options import WriteOptions
+    from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +52,24 @@ class WrittenRows(WriterCommitMessage):
     duplicates: int
 
 
+class WriteIdentity(NamedTuple):
+    """What the ids that a write makes have in common, and the same write has again.
+
+    :param name: with which they begin
+    :param secret: a key of their digests, without which nobody can compute one; empty where the user names the write
+    """
+
+    name: str
+    secret: bytes = b""
+
+    @classmethod
+    def of_secret(cls, secret: str) -> WriteIdentity:
+        """Make the identity of a write that nobody has named."""
+        key = blake2b(secret.encode()).digest()
+        # Ids are read by whoever may read the stream.
+        return cls(blake2b(key, digest_size=8).hexdigest(), key)
+
+
 class PartitionWriter:
     """Writes one partition, for all kinds of writes.
 
@@ -66,13 +86,14 @@ class PartitionWriter:
         check_schema(schema, self.options.subject)
         self._columns = schema.fieldNames()
 
-    def require_stream(self, socket: NatsSocket) -> float:
-        """Return the stream's duplicate window in seconds.
+    def require_stream(self, socket: NatsSocket) -> StreamInfo:
+        """Return what is known of the stream.
 
         :raises SparkOptionError: the window is too short for a retried task, or the stream ignores a column
         """
         stream = SourceStream(socket, self.options.stream)
-        window = stream.info().duplicate_window
+        info = stream.info()
+        window = info.duplicate_window
         if any(SERVER_COLUMNS[name].needs for name in self._columns if name in SERVER_COLUMNS):
             config = stream.api(f"STREAM.INFO.{stream.name}")["config"]
             require_settings(self._columns, stream.name, config)
@@ -82,30 +103,32 @@ class PartitionWriter:
                 f" {self.options.stream}, found {window:g} s: a task that is retried later stores its rows twice;"
                 " raise it, or accept that with minDuplicateWindow"
             )
-        return window
+        return info
 
-    def write(self, identity: str, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
+    def write(self, identity: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> WrittenRows:
         """Publish a partition.
 
         :param identity: of the write
         :raises RowsNotStoredError: some aren't known to be stored
         """
         partition, start = partition_number(), time.monotonic()
-        encoder = self.encoder(identity, partition)
         with closing(Publisher(self.raw_options, self.options, f"partition {partition}")) as publisher:
-            window = self.require_stream(publisher.socket)
+            info = self.require_stream(publisher.socket)
+            encoder = self.encoder(identity, partition, info)
             for rows in row_slices(batches):
                 publisher.send(encoder.encode(rows))
             publisher.wait_for_all()
-        self.warn_if_late(partition, time.monotonic() - start, window)
+        self.warn_if_late(partition, time.monotonic() - start, info.duplicate_window)
         return WrittenRows(publisher.stored, publisher.duplicates)
 
-    def encoder(self, identity: str, partition: int) -> RowEncoder:
+    def encoder(self, identity: WriteIdentity, partition: int, info: StreamInfo) -> RowEncoder:
         """Return what makes messages of a partition's rows."""
         return RowEncoder(
             self.options.stream,
             self.options.subject,
-            f"{identity}:{partition}",
+            f"{identity.name}:{partition}",
+            secret=identity.secret,
+            archived=info.limits.subjects if info.republishes else (),
             null_is_empty=self.options.null_is_empty,
             drop_nats_headers=self.options.drop_nats_headers,
         )
@@ -129,7 +152,15 @@ def partition_number() -> int:
     return int(context.partitionId()) if context else 0
 
 
-def batch_identity(prefix: str | None) -> str:
+def write_identity(prefix: str | None) -> WriteIdentity:
+    """Return what identifies a new write.
+
+    :param prefix: its name, if the user gives it one
+    """
+    return WriteIdentity(prefix) if prefix else WriteIdentity.of_secret(uuid4().hex)
+
+
+def batch_identity(prefix: str | None) -> WriteIdentity:
     """Return what identifies the task's query and batch; both outlive a restart of the query.
 
     :param prefix: replaces the query's id
@@ -143,7 +174,8 @@ def batch_identity(prefix: str | None) -> str:
             " equal rows of two batches would be stored once; write from foreachBatch, with a msgIdPrefix made of the"
             " batch's number"
         )
-    return f"{query}:{batch}"
+    identity = WriteIdentity(prefix) if prefix else WriteIdentity.of_secret(query)
+    return identity._replace(name=f"{identity.name}:{batch}")
 
 
 def row_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -170,7 +202,7 @@ class JetStreamWriter(DataSourceArrowWriter):
     def __init__(self, raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._writer = PartitionWriter(raw_options, schema, "write", overwrite=overwrite)
         # Spark sends this very object to every attempt of every task.
-        self._identity = self._writer.options.prefix or uuid4().hex[:16]
+        self._identity = write_identity(self._writer.options.prefix)
         with closing(NatsSocket(socket_settings(raw_options))) as socket:
             self._writer.require_stream(socket)
 
