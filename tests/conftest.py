@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import hypothesis
 import pytest
-from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server, nats_server_version
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, connection_settings
@@ -22,25 +21,14 @@ from testbed.nats_server import NatsServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
 
-    from xdist.remote import Producer
-
     from testbed.face import NatsPyConnection
+
+pytest_plugins = ["tools.marks", "tools.line_record"]
 
 # No test asserts a time: the first text that a process draws makes a table of all characters, which takes 3 s where two
 # slow cores are shared by eight.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
-
-# Files whose tests share an Airflow or an environment, which takes seconds to set up.
-_GROUPS = {
-    "tests/environment/test_airflow_floor.py": "environment with the oldest Airflow",
-    "tests/environment/test_bare_worker.py": "environment without Airflow",
-    "tests/environment/test_compose_services.py": "services of the compose file",
-    "tests/environment/test_oldest_versions.py": "environment with the oldest versions",
-    "tests/environment/test_without_airflow.py": "environment without Airflow",
-    "tests/testbed/test_testbed.py": "Airflow of the testbed's own tests",
-}
-
 
 # What says that the server lacks what a test is about.
 _TOO_OLD = re.compile(
@@ -89,18 +77,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
     for outcome in ("failed", "error"):
         for report in terminalreporter.stats.get(outcome, ()):
             terminalreporter.write_line(f"{outcome}: {report.nodeid}")
-
-
-class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives each test to the next free process, and all tests of a group to one process."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return _GROUPS.get(nodeid.partition("::")[0], nodeid)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
-    # xdist's own --dist loadgroup ignores its marks with pytest 9.2.
-    return GroupScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,11 @@ PAGE = ROOT / "docs" / "reliability.md"
 _HEAD = """\
 # Reliability
 
-What was run with which versions, and how it ended. `make matrix` runs it and writes this page; `make matrix-servers`,
-`make matrix-airflow` and `make matrix-dependencies` run a part of it. A case is a promise; a cell says how many of its
-tests passed there. *n skipped*: tests of what that version lacks, with the reasons below each table. *n alone*: tests
-that failed beside others on the busy machine of the run and passed when run again alone. **n failed**: named below the
-table. —: wasn't run.
+What was run with which versions, and how it ended. `make matrix` runs it and writes this page;
+`make matrix MATRIX=server` (or `airflow`, `dependencies`) runs a part of it. A case is a promise; a cell says how many
+of its tests passed there. *n skipped*: tests of what that version lacks, with the reasons below each table. *n alone*:
+tests that failed beside others on the busy machine of the run and passed when run again alone. **n failed**: named
+below the table. —: wasn't run.
 """
 
 _SECTIONS = (
@@ -26,7 +26,7 @@ _SECTIONS = (
         "nats-server",
         """\
 The oldest server that is supported, and the newest of each later minor release, with the locked Python packages.
-`make test` runs everything with the newest one.""",
+`make test-all` runs everything with the newest one.""",
     ),
     (
         AIRFLOW,

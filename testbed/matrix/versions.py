@@ -22,6 +22,7 @@ TEST_PACKAGES = (
     "pytest",
     "pytest-asyncio",
     "pytest-mock",
+    "pytest-timeout",
     "pytest-xdist",
 )
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.face import NatsPyConnection
 
+pytestmark = pytest.mark.nightly
+
 DAGS = ("orders_payload", "orders_by_event")
 QUEUES = [WorkQueue.load(ROOT / "example_dags" / "queues" / f"{dag}.yaml") for dag in DAGS]
 ROUNDS = 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
 from airflow_steps import ROOT, running_workers, succeeded, wait_for_states
 
 from airflow_provider_jetstream.jetstream import WorkQueue
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 QUEUE = ROOT / "example_dags" / "queues" / "orders.yaml"
 
 
+@pytest.mark.smoke
 async def test_each_of_twenty_orders_is_processed_once(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection, ledger: Path, tmp_path: Path
 ) -> None:

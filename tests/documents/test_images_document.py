@@ -102,6 +102,7 @@ async def server_advisories(connection: NatsPyConnection) -> list[tuple[int, int
     return advised
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("atomic", [False, True], ids=["copy", "atomic"])
 async def test_a_request_from_a_dag_with_long_names_is_converted_or_dies_and_is_redriven_within_512_bytes(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path, *, atomic: bool
@@ -167,6 +168,7 @@ async def test_without_sampling_the_advisory_that_a_request_names_is_its_end(
         process.terminate()
 
 
+@pytest.mark.slow
 async def test_this_packages_worker_does_the_same_beside_the_documents(
     nats: NatsServer, connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
 ) -> None:

@@ -35,6 +35,7 @@ PUBLISHERS = 10
 WORKERS = {"high": (8, 2), "low": (1, 1)}
 
 
+@pytest.mark.slow
 async def test_ten_high_and_two_low_workers_of_two_kinds_do_every_job(
     nats: NatsServer,
     connection: NatsPyConnection,

@@ -38,6 +38,7 @@ ORDERS = 40
 TWENTY = 20
 
 
+@pytest.mark.slow
 async def test_two_instances_share_the_orders_and_exactly_one_processes_each(
     nats: NatsServer, connection: NatsPyConnection, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ def program(name: str, *arguments: str, env: dict[str, str], logs: Path) -> Proc
     return start_program(name, "foreign_orders", *arguments, env=env, logs=logs)
 
 
+@pytest.mark.slow
 async def test_the_documents_programs_handle_each_order_once_and_a_redrive_finds_nothing(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
 ) -> None:
@@ -120,6 +122,7 @@ async def test_the_documents_programs_handle_each_order_once_and_a_redrive_finds
     assert await stored_count(connection, "orders_stream") == len(handled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_twenty_orders_are_done_once_each_with_the_handler_beside_a_redrive(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path, seed: int

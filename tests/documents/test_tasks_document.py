@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from document_configurations import PARTITIONS as PARTITIONS_DOCUMENT
 from document_configurations import PRIORITIES
 from document_configurations import TASKS as TASKS_DOCUMENT
@@ -42,6 +43,7 @@ def tasks(**consumer: Any) -> WorkQueue:
     return WorkQueue(**declared)
 
 
+@pytest.mark.slow
 async def test_workers_share_a_consumer_and_jobs_that_fail_are_delivered_again(
     connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:
@@ -73,6 +75,7 @@ async def test_workers_share_a_consumer_and_jobs_that_fail_are_delivered_again(
     assert await completion_count(connection, "TASKS") == TASKS
 
 
+@pytest.mark.slow
 async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition(
     connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:
@@ -147,6 +150,7 @@ async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_
         assert await completion_count(connection, name) == count
 
 
+@pytest.mark.slow
 async def test_the_patterns_worker_does_each_task_once_and_again_what_it_refused(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
 ) -> None:
@@ -214,6 +218,7 @@ async def test_a_publisher_without_this_package_puts_a_type_into_the_same_partit
         )
 
 
+@pytest.mark.slow
 async def test_the_patterns_worker_takes_all_tasks_of_high_priority_first(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
 ) -> None:
@@ -232,6 +237,7 @@ async def test_the_patterns_worker_takes_all_tasks_of_high_priority_first(
     assert levels == ["high"] * 25 + ["normal"] * 25
 
 
+@pytest.mark.slow
 async def test_a_task_that_any_publisher_schedules_is_started_at_its_time(
     connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:

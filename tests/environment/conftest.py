@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from testbed.environments import create_bare_environment
 
-if TYPE_CHECKING:
-    from pathlib import Path
+_FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment like that of a worker container: without Airflow and Spark."""
     return create_bare_environment(tmp_path_factory.mktemp("bare") / "venv")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_FOLDER):
+            item.add_marker("registry")

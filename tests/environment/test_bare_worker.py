@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
+pytestmark = pytest.mark.xdist_group("environment without Airflow")
+
 _HANDLERS = """
 import asyncio
 import importlib.util
@@ -118,6 +120,7 @@ async def container(
     return WorkerContainer(connection, queue, tmp_path, bare, nats.url)
 
 
+@pytest.mark.smoke
 async def test_a_worker_completes_jobs_gives_up_bad_ones_and_stops_on_sigterm(container: WorkerContainer) -> None:
     bodies = [{"item": "pear"}, {"item": "plum"}, {"item": "nothing"}, {"pear": 1}]
     await container.publish(*(Job(body, id=str(number)) for number, body in enumerate(bodies)))

@@ -28,6 +28,8 @@ from testbed.compose_services import ComposeServices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = [pytest.mark.xdist_group("services of the compose file"), pytest.mark.nightly]
+
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES = ROOT / "example_dags" / "queues"
 USER, PASSWORD = "airflow", "local-trial"

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyspark.sql import DataFrame
 
+pytestmark = pytest.mark.nightly
+
 LETTERS = 6
 
 

@@ -25,6 +25,8 @@ from testbed.spark_connect import SparkConnectServer, connect_environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.nightly
+
 _HERE = Path(__file__).parent
 _SECRET = "pl4nted-s3cret-of-a-file"
 _ZIP = "airflow_provider_jetstream.zip"

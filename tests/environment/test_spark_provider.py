@@ -19,6 +19,8 @@ from testbed.environments import ROOT, create_environment, locked
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue
 
+pytestmark = pytest.mark.nightly
+
 # What docs/spark-airflow.md has its reader install. Not the locked one: pyspark-client lags behind pyspark.
 (INSTALL,) = [command.text for command in commands() if "pyspark-client==" in command.text]
 ((SPARK, CLIENT),) = re.findall(r"pyspark==(\S+) pyspark-client==(\S+)", INSTALL)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from testbed.nats_server import NatsServer
 
+pytestmark = pytest.mark.nightly
+
 _PROGRAM: Final = Path(__file__).with_name("spark_queries.py")
 _ZIP: Final = "airflow_provider_jetstream.zip"
 _TIMEOUT: Final = 900.0

@@ -6,10 +6,14 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from testbed.environments import ROOT
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
+
+pytestmark = pytest.mark.xdist_group("environment without Airflow")
 
 _PACKAGE = "airflow_provider_jetstream"
 
@@ -32,6 +36,7 @@ def test_the_bare_environment_has_no_extras(bare: Path) -> None:
     assert _run(bare, "-I", "-c", code).strip() == "[]"
 
 
+@pytest.mark.smoke
 def test_the_bare_environment_imports_the_installed_package_not_the_sources(bare: Path) -> None:
     location = _run(bare, "-I", "-c", f"import {_PACKAGE}; print({_PACKAGE}.__file__)").strip()
     assert Path(location).is_relative_to(bare.parent.parent)

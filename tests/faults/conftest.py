@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+_FOLDER = Path(__file__).parent
 _ROW = "killed redrive"
 _MIX = "mix of killed redrives"
 
@@ -55,3 +57,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("redrives of several kinds at once, killed and run again by others")
         columns = ("mix", "run again", "redrives", "killed", "jobs lost", "jobs repeated")
         terminalreporter.write_line(text_table(columns, sorted(rows)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_FOLDER):
+            item.add_marker("slow")

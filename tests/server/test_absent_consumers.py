@@ -66,6 +66,7 @@ def any_nats(request: pytest.FixtureRequest) -> Any:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deny_delete", [False, True])
 async def test_letters_of_a_deleted_consumer_stay_and_are_redriven_or_parked_once(
     any_nats: NatsServer, name: str, *, deny_delete: bool
@@ -111,6 +112,7 @@ def _named(*sequences: int, **fields: Any) -> RedriveRequest:
     return RedriveRequest(Selection(sequences=frozenset(sequences)), **fields)
 
 
+@pytest.mark.slow
 async def test_letters_of_a_consumer_that_the_server_removed_are_listed_and_parked_by_commands(
     nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
 ) -> None:

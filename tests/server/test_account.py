@@ -81,6 +81,7 @@ async def full_dead_letter_queue(connection: NatsPyConnection, name: str, **fiel
     return queue
 
 
+@pytest.mark.slow
 async def test_jobs_terminated_while_the_dead_letter_queue_is_full_are_found_and_redriven_by_their_sequences(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ async def test_jobs_terminated_while_the_dead_letter_queue_is_full_are_found_and
         await redrive_dead_letters(connection, queue, request_for(lost))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("purged", [True, False])
 async def test_jobs_that_somebody_purged_or_deleted_are_unaccounted(
     connection: NatsPyConnection, name: str, *, purged: bool
@@ -135,6 +137,7 @@ async def test_jobs_that_somebody_purged_or_deleted_are_unaccounted(
     assert await unaccounted(connection, queue) == []
 
 
+@pytest.mark.slow
 async def test_a_queue_whose_first_sequence_is_large_has_no_jobs_below_it(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -151,6 +154,7 @@ async def test_a_queue_whose_first_sequence_is_large_has_no_jobs_below_it(
     assert (account.jobs, account.stored, account.ended, account.unaccounted) == (3, 1, 1, ((jobs[1], jobs[1]),))
 
 
+@pytest.mark.slow
 async def test_a_report_of_a_handler_accounts_for_a_job(connection: NatsPyConnection, name: str) -> None:
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "ab")
@@ -162,6 +166,7 @@ async def test_a_report_of_a_handler_accounts_for_a_job(connection: NatsPyConnec
         await redrive_dead_letters(connection, queue, request_for([first]))
 
 
+@pytest.mark.slow
 async def test_the_ends_of_jobs_that_leave_no_evidence_are_not_known(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +199,7 @@ async def test_an_event_that_comes_a_moment_later_counts(connection: NatsPyConne
     assert (await accounting).unaccounted == ()
 
 
+@pytest.mark.slow
 async def test_each_event_is_read_once_over_all_accounts(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await publish_jobs(connection, queue, map(str, range(200)))
@@ -207,6 +213,7 @@ async def test_each_event_is_read_once_over_all_accounts(connection: NatsPyConne
     assert max(sent[1:]) < 30
 
 
+@pytest.mark.slow
 async def test_jobs_whose_metric_a_crash_of_the_server_lost_are_never_redriven_by_themselves(
     own_nats: NatsServer, name: str
 ) -> None:
@@ -245,6 +252,7 @@ async def test_an_entry_that_a_handler_has_removed_accounts_for_its_job(
     assert await unaccounted(connection, queue) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archived", [True, False])
 async def test_an_entry_about_used_up_deliveries_does_not_account_for_a_job_that_is_gone(
     connection: NatsPyConnection, name: str, *, archived: bool
@@ -271,6 +279,7 @@ async def test_an_entry_about_used_up_deliveries_does_not_account_for_a_job_that
     assert await unaccounted(connection, queue) == []
 
 
+@pytest.mark.slow
 async def test_a_dead_letter_that_was_deleted_counts_until_it_is_reported(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -286,6 +295,7 @@ async def test_a_dead_letter_that_was_deleted_counts_until_it_is_reported(
     assert await unaccounted(connection, queue) == []
 
 
+@pytest.mark.slow
 async def test_evidence_about_an_earlier_stream_or_another_domain_does_not_count(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -302,6 +312,7 @@ async def test_evidence_about_an_earlier_stream_or_another_domain_does_not_count
     assert await unaccounted(connection, queue) == [(1, 2)]
 
 
+@pytest.mark.slow
 async def test_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnection, name: str) -> None:
     filtered = SAMPLED | {"filter_subject": f"{name}.jobs.>"}
     queue = await make_queue(connection, name, atomic_redrive=True, consumer=filtered)
@@ -317,6 +328,7 @@ async def test_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnecti
     assert (await account_for_jobs(connection, queue)).unaccounted_count == 1
 
 
+@pytest.mark.slow
 async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -334,6 +346,7 @@ async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
     assert f"{name}-events has dropped" in account.why_unknown[0]
 
 
+@pytest.mark.slow
 async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +364,7 @@ async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job
         assert await unaccounted(connection, queue) == [(lost[0], lost[-1])]
 
 
+@pytest.mark.slow
 async def test_without_an_audit_each_account_reads_from_the_beginning(connection: NatsPyConnection, name: str) -> None:
     queue = await full_dead_letter_queue(connection, name, audit=False)
     await publish_jobs(connection, queue, "a")
@@ -359,6 +373,7 @@ async def test_without_an_audit_each_account_reads_from_the_beginning(connection
         assert await unaccounted(connection, queue) == [(lost[0], lost[0])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", b"{}", b"no json", b'{"version": 1, "open": "AAAA"}'])
 async def test_a_checkpoint_that_is_none_is_replaced(connection: NatsPyConnection, name: str, body: bytes) -> None:
     queue = await full_dead_letter_queue(connection, name)
@@ -369,6 +384,7 @@ async def test_a_checkpoint_that_is_none_is_replaced(connection: NatsPyConnectio
         assert await unaccounted(connection, queue) == [(lost[0], lost[0])]
 
 
+@pytest.mark.slow
 async def test_a_job_that_expired_while_a_worker_had_it_is_a_letter_and_not_unaccounted(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -387,6 +403,7 @@ async def test_a_job_that_expired_while_a_worker_had_it_is_a_letter_and_not_unac
         assert await unaccounted(connection, queue) == [(2, 2)]
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_dead_letters(connection, queue, "a")
@@ -421,6 +438,7 @@ async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyCon
     assert await unaccounted(connection, queue) == []
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.11", "direct gets in batches")
 async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED | {"max_ack_pending": -1, "ack_wait": "30s"})
@@ -442,6 +460,7 @@ async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name:
     assert await unaccounted(connection, queue) == [(3_001, 3_002)]
 
 
+@pytest.mark.slow
 async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_place(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -458,6 +477,7 @@ async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_pl
     assert set(report.redriven) == {2}
 
 
+@pytest.mark.slow
 async def test_an_unaccounted_job_can_be_parked(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await publish_jobs(connection, queue, "ab")
@@ -469,6 +489,7 @@ async def test_an_unaccounted_job_can_be_parked(connection: NatsPyConnection, na
     assert await unaccounted(connection, queue) == [(2, 2)]
 
 
+@pytest.mark.slow
 async def test_what_ended_while_no_acknowledgement_was_stored_is_not_known(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -489,6 +510,7 @@ async def test_what_ended_while_no_acknowledgement_was_stored_is_not_known(
     assert (account.unaccounted, account.unknown) == (((4, 4),), ((2, 3),))
 
 
+@pytest.mark.slow
 async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknown(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -506,6 +528,7 @@ async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknow
     assert (account.unaccounted, account.unknown) == (((3, 3),), ((2, 2),))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["max_msgs", "purge", "purge of the audit"])
 async def test_where_evidence_was_dropped_the_ends_of_jobs_are_not_known(
     connection: NatsPyConnection, name: str, by: str
@@ -532,6 +555,7 @@ async def test_where_evidence_was_dropped_the_ends_of_jobs_are_not_known(
     assert (account.unaccounted, account.unknown) == (((deleted[0], deleted[0]),), lost)
 
 
+@pytest.mark.slow
 async def test_an_audit_that_was_created_anew_has_lost_what_was_done_to_letters(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -547,6 +571,7 @@ async def test_an_audit_that_was_created_anew_has_lost_what_was_done_to_letters(
     assert (account.unaccounted, account.unknown, account.ended) == ((), ((3, 3),), 2)
 
 
+@pytest.mark.slow
 async def test_accounts_at_once_agree(connection: NatsPyConnection, name: str) -> None:
     queue = await full_dead_letter_queue(connection, name)
     await publish_jobs(connection, queue, "ab")
@@ -569,6 +594,7 @@ async def test_an_account_of_letters_takes_no_request_for_each(
     assert connection.client.stats["out_msgs"] - before <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{"max_bytes": 10, "discard": "new"}, {"max_msg_size": 10}, {"deny_purge": True}])
 async def test_an_audit_that_does_not_store_the_account_hides_no_job(
     connection: NatsPyConnection, name: str, limits: dict[str, Any]
@@ -623,6 +649,7 @@ class Life:
         self.lost.add(sequence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_whatever_happens_the_account_names_the_lost_jobs_and_no_other(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, seed: int

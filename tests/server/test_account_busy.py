@@ -87,6 +87,7 @@ async def all_told(connection: NatsPyConnection, queue: WorkQueue, count: int) -
     await eventually(is_told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("completed", [True, False])
 async def test_jobs_that_come_and_are_done_between_any_two_reads_are_accounted_for(
     connection: NatsPyConnection, name: str, *, completed: bool
@@ -110,6 +111,7 @@ async def test_jobs_that_come_and_are_done_between_any_two_reads_are_accounted_f
     assert done > 20
 
 
+@pytest.mark.slow
 async def test_a_queue_of_a_hundred_jobs_a_second_with_accounts_by_two_people_all_the_time(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -143,6 +145,7 @@ async def test_a_queue_of_a_hundred_jobs_a_second_with_accounts_by_two_people_al
     print(f"{len(accounts)} accounts")
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_deleted_or_purged_is_named_also_one_that_was_seen_as_a_dead_letter(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -163,6 +166,7 @@ async def test_a_job_that_is_deleted_or_purged_is_named_also_one_that_was_seen_a
     assert (await account_for_jobs(connection, queue)).unaccounted == ((2, 2),)
 
 
+@pytest.mark.slow
 async def test_a_redrive_of_named_sequences_takes_no_job_whose_end_is_stored(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -199,6 +203,7 @@ async def test_copies_in_the_archive_stay_whatever_became_of_their_jobs(
     assert await stored_count(connection, f"{name}-archive") == 3
 
 
+@pytest.mark.slow
 async def test_an_account_goes_on_where_the_last_one_was_when_the_server_was_restarted(
     own_nats: NatsServer, name: str
 ) -> None:
@@ -221,6 +226,7 @@ async def test_an_account_goes_on_where_the_last_one_was_when_the_server_was_res
         assert (account.jobs, account.stored, account.ended, account.unaccounted) == (21, 0, 20, ((1, 1),))
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "requeueing in place")
 async def test_a_job_that_is_requeued_in_place_and_done_while_an_account_is_made_is_accounted_for(
     connection: NatsPyConnection, name: str
@@ -247,6 +253,7 @@ async def test_a_job_that_is_requeued_in_place_and_done_while_an_account_is_made
     assert (account.ended, account.unaccounted) == (8, ())
 
 
+@pytest.mark.slow
 async def test_a_terminated_job_that_is_redriven_while_an_account_is_made_is_accounted_for(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -263,6 +270,7 @@ async def test_a_terminated_job_that_is_redriven_while_an_account_is_made_is_acc
     assert (await account_for_jobs(connection, queue)).unaccounted == ()
 
 
+@pytest.mark.slow
 async def test_evidence_about_jobs_that_do_not_exist_yet_proves_nothing_about_them(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -276,6 +284,7 @@ async def test_evidence_about_jobs_that_do_not_exist_yet_proves_nothing_about_th
     assert (await account_for_jobs(connection, queue)).unaccounted == ((1, 3),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False])
 async def test_a_queue_without_an_archive_or_dead_letters_is_accounted_for(
     connection: NatsPyConnection, name: str, *, archive: bool

@@ -102,6 +102,7 @@ async def test_a_terminated_or_nacked_job_has_no_metric(connection: NatsPyConnec
     assert (report.completed, set(report.dead)) == (set(jobs[1:]), {jobs[0]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 0.001, 0.003])
 async def test_a_server_killed_during_many_acknowledgements_leaves_no_waiter_behind(
     own_nats: NatsServer, name: str, after: float, monkeypatch: pytest.MonkeyPatch

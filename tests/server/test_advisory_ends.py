@@ -251,6 +251,7 @@ async def test_a_waiter_of_two_stored_jobs_with_one_digest_ends_neither_by_a_rep
     assert [(await ended(task)).completed for task in tasks] == [set(first.sequences), set(second.sequences)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reports", [1, 2])
 async def test_of_two_jobs_with_one_digest_only_the_one_that_is_gone_has_ended(
     connection: NatsPyConnection, name: str, reports: int
@@ -293,6 +294,7 @@ async def test_a_waiter_that_joins_late_gets_the_reports_that_were_read_before(
     assert (await ended(keeping)).completed == set(last.sequences)
 
 
+@pytest.mark.slow
 async def test_a_thousand_jobs_of_many_waiters_end_once_each(connection: NatsPyConnection, name: str) -> None:
     queue = await advised_queue(connection, name)
     cursor, report = await published(connection, queue, [image(name, n) for n in range(1_000)])

@@ -33,6 +33,7 @@ async def pass_ack_wait(queue: WorkQueue) -> None:
     await asyncio.sleep(1.2 * wait / 1e9)
 
 
+@pytest.mark.slow
 async def test_without_a_worker_the_server_publishes_no_advisory_of_the_last_deaths(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -42,6 +43,7 @@ async def test_without_a_worker_the_server_publishes_no_advisory_of_the_last_dea
     assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
 
 
+@pytest.mark.slow
 async def test_letters_are_found_although_every_worker_died_before_the_last_ack_wait_passed(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -52,6 +54,7 @@ async def test_letters_are_found_although_every_worker_died_before_the_last_ack_
     assert await stored_count(connection, f"{name}-dead") == 3
 
 
+@pytest.mark.slow
 async def test_letters_without_an_advisory_are_redriven(connection: NatsPyConnection, name: str) -> None:
     queue = await make_abandoned_queue(connection, name, "abc")
     await pass_ack_wait(queue)
@@ -86,6 +89,7 @@ async def test_fifty_probes_use_up_no_delivery(connection: NatsPyConnection, nam
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_deaths_behind_redeliverable_jobs_get_their_advisories(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
     await publish_jobs(connection, queue, "abcdef")

@@ -7,6 +7,7 @@ import re
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream import account_for_jobs, connect, connection_settings
@@ -32,6 +33,7 @@ def promtool(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_prometheus_takes_the_rules_and_each_fires_when_it_should_only() -> None:
     assert "SUCCESS" in promtool("check", "rules", str(ALERTS))
     assert "SUCCESS" in promtool("test", "rules", str(TESTS))
@@ -45,6 +47,7 @@ def test_each_rule_has_a_test_in_which_it_fires_and_one_in_which_it_does_not() -
         assert fires == {True, False}, rule["alert"]
 
 
+@pytest.mark.slow
 async def test_rules_and_dashboard_are_evaluated_on_what_the_exporter_serves(
     own_nats: NatsServer, name: str, tmp_path: Path
 ) -> None:

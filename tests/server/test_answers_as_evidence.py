@@ -162,6 +162,7 @@ async def direct_readers_answers(server: NatsServer, queue: str, role: str, targ
         assert denied == []
 
 
+@pytest.mark.slow
 async def test_no_answer_that_a_role_directs_anywhere_hides_loses_or_repeats_a_letter(
     server: NatsServer, admin: NatsPyConnection
 ) -> None:

@@ -247,6 +247,7 @@ async def test_a_report_reads_jobs_and_letters(
     assert {dataset["namespace"] for dataset in event["inputs"]} == {namespace}
 
 
+@pytest.mark.slow
 def test_a_dag_file_loads_nothing_of_openlineage() -> None:
     code = (
         "import sys, airflow_provider_jetstream.operators.redrive, airflow_provider_jetstream.assets.stream_asset\n"

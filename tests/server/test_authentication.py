@@ -95,6 +95,7 @@ async def _api_level(connection: Connection) -> int:
     return int((await connection.api("INFO"))["api"].get("level", 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_every_part_connects_in_every_way(way: str, tmp_path: Path, settings_everywhere: Any, name: str) -> None:
     with authenticating_server(way, tmp_path) as (_, values):

@@ -116,6 +116,7 @@ async def publish_what_is_stale(connection: NatsPyConnection, queue: WorkQueue) 
     await eval(code, {"connection": connection, "queue": queue})  # noqa: S307 - It is the page's.
 
 
+@pytest.mark.slow
 async def test_letters_of_a_backup_are_found_redriven_and_done_once_on_an_empty_server(
     own_nats: NatsServer, empty_nats: NatsServer, name: str
 ) -> None:
@@ -153,6 +154,7 @@ async def test_letters_of_a_backup_are_found_redriven_and_done_once_on_an_empty_
         assert (await find_dead_letters(connection, queue)).letters == ()
 
 
+@pytest.mark.slow
 async def test_letters_of_a_backup_are_done_once_in_a_cluster_that_may_drop_them_while_it_restores() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 5})) as connection:

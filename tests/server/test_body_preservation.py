@@ -201,6 +201,7 @@ async def test_a_job_finished_late_after_it_was_copied_is_no_letter(connection: 
     assert (findings.letters, [job.status for job in findings.dismissed]) == ((), [Status.VANISHED])
 
 
+@pytest.mark.slow
 async def test_twenty_thousand_letters(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_ack_pending": -1, "ack_wait": "30s"})
     count = 20_000

@@ -95,6 +95,7 @@ def counts(found: Findings) -> tuple[int, int, int]:
     return len(found.letters), found.uncertain, found.uncertain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 4])
 async def test_deaths_of_a_queue_that_is_never_idle_are_never_counted_as_none(
     connection: NatsPyConnection, name: str, workers: int
@@ -108,6 +109,7 @@ async def test_deaths_of_a_queue_that_is_never_idle_are_never_counted_as_none(
         assert LETTERS - 2 * workers <= least <= LETTERS <= most <= LETTERS + 1 + 2 * workers
 
 
+@pytest.mark.slow
 async def test_a_consumer_of_some_subjects_is_bounded_by_its_own_jobs(connection: NatsPyConnection, name: str) -> None:
     consumers = [
         {"name": consumer, "filter_subject": f"{name}.jobs.{kind}", "max_deliver": 1, "ack_wait": "60s"}
@@ -127,6 +129,7 @@ async def test_a_consumer_of_some_subjects_is_bounded_by_its_own_jobs(connection
         assert LETTERS - 2 <= least <= LETTERS <= most <= LETTERS + 3
 
 
+@pytest.mark.slow
 async def test_letters_that_are_found_on_a_busy_queue_arent_uncertain_too(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -157,6 +160,7 @@ async def test_a_census_beside_live_workers_finds_what_is_dead(connection: NatsP
     assert await stored_count(connection, name) == LETTERS
 
 
+@pytest.mark.slow
 async def test_a_redrive_after_a_census_brings_back_each_letter_once(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "2s"})
     await make_dead_letters(connection, queue, map(str, range(LETTERS)))
@@ -175,6 +179,7 @@ async def is_paused(connection: NatsPyConnection, queue: WorkQueue) -> bool:
     return bool((await consumer_info(connection, queue.name, CONSUMER)).get("paused"))
 
 
+@pytest.mark.slow
 async def test_two_censuses_at_once_settle_all_partitions_and_resume_them(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -224,6 +229,7 @@ async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census
         await message.ack_sync()
 
 
+@pytest.mark.slow
 async def test_a_census_that_doesnt_end_leaves_the_consumer_running_and_the_count_uncertain(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

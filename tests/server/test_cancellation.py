@@ -131,6 +131,7 @@ async def test_a_wait_for_a_cancellation_fails_when_the_events_are_gone(
                 await learning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deny_delete", [False, True])
 async def test_schedules_of_the_job_are_removed_and_others_stay(
     connection: NatsPyConnection, name: str, *, deny_delete: bool

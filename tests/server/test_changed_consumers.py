@@ -73,6 +73,7 @@ async def _untouched(connection: NatsPyConnection, queue: WorkQueue, uncertain: 
     assert info["state"]["messages"] == uncertain - len(held)
 
 
+@pytest.mark.slow
 async def test_a_subject_moved_to_a_consumer_that_was_delivered_further(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -85,6 +86,7 @@ async def test_a_subject_moved_to_a_consumer_that_was_delivered_further(
     await _untouched(connection, queue, 4, held)
 
 
+@pytest.mark.slow
 async def test_a_subject_moved_from_a_consumer_that_was_deleted_to_a_busy_one(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -98,6 +100,7 @@ async def test_a_subject_moved_from_a_consumer_that_was_deleted_to_a_busy_one(
     await _untouched(connection, queue, 2, [])
 
 
+@pytest.mark.slow
 async def test_a_subject_moved_away_and_back(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "ac", "b")
     await _work(connection, queue, "a", 20, CONSUMER)
@@ -111,6 +114,7 @@ async def test_a_subject_moved_away_and_back(connection: NatsPyConnection, name:
     await _untouched(connection, queue, 2, held)
 
 
+@pytest.mark.slow
 async def test_a_filter_that_was_widened(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "a", "b")
     await publish_jobs(connection, queue, "12", kind="c")
@@ -127,6 +131,7 @@ async def test_a_consumer_that_was_reset_past_its_jobs(connection: NatsPyConnect
     await _untouched(connection, queue, 3, held)
 
 
+@pytest.mark.slow
 async def test_two_consumers_that_exchanged_their_subjects(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "a", "b")
     for kind in "aab":
@@ -158,6 +163,7 @@ async def test_an_entry_of_the_consumer_before_proves_nothing_about_a_delivery_o
     assert (await find_dead_letters(connection, queue)).letters == ()
 
 
+@pytest.mark.slow
 async def test_letters_with_entries_come_back_through_the_consumer_that_has_passed_them(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -173,6 +179,7 @@ async def test_letters_with_entries_come_back_through_the_consumer_that_has_pass
     assert [m.data for m in await pull_jobs(connection, queue, 2, consumer=OTHER)] == [b"1", b"2"]
 
 
+@pytest.mark.slow
 async def test_a_person_redrives_them_by_their_sequences(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "a", "b")
     await publish_jobs(connection, queue, "12", kind="c")

@@ -136,6 +136,7 @@ async def test_each_of_twenty_orders_is_done_once_by_the_handler_or_a_redrive(
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["handler", "redrive"])
 async def test_a_redrive_killed_before_any_of_its_changes_leaves_each_letter_to_one_taker(
     nats: NatsServer,
@@ -200,6 +201,7 @@ async def test_a_selection_gives_back_what_it_had_to_pull_and_takes_no_last_deli
     assert handler.handled == {"a": 1, "d": 1}
 
 
+@pytest.mark.slow
 async def test_entries_that_the_handler_has_used_up_are_redriven(connection: NatsPyConnection, name: str) -> None:
     queue = await orders(connection, name)
     await make_dead_letters(connection, queue, "abc")
@@ -243,6 +245,7 @@ async def test_a_handler_that_may_have_one_entry_at_a_time_does_not_keep_a_redri
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
+@pytest.mark.slow
 async def test_letters_behind_what_may_not_be_pulled_twice_are_left_to_the_handler(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -257,6 +260,7 @@ async def test_letters_behind_what_may_not_be_pulled_twice_are_left_to_the_handl
     assert handler.handled == {"a": 1, "b": 1, "c": 1}
 
 
+@pytest.mark.slow
 async def test_a_push_consumer_keeps_its_letters(connection: NatsPyConnection, name: str) -> None:
     queue = await orders(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -296,6 +300,7 @@ async def test_a_letter_whose_entry_the_handler_has_is_left_to_it(
     assert handler.handled == {"a": 1}
 
 
+@pytest.mark.slow
 async def test_a_letter_that_a_handler_holds_for_long_is_neither_gone_nor_redriven(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -368,6 +373,7 @@ async def terminated_letters(connection: NatsPyConnection, name: str, bodies: st
     return queue
 
 
+@pytest.mark.slow
 async def test_a_letter_whose_job_is_gone_is_not_lost_by_a_redrive_that_is_killed_beside_a_handler(
     nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
 ) -> None:
@@ -412,6 +418,7 @@ async def test_a_handler_that_admits_only_small_requests_does_not_keep_a_redrive
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_two_handlers_of_an_interest_stream_have_to_be_claimed_from_both(
     connection: NatsPyConnection, name: str
 ) -> None:

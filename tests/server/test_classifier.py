@@ -225,6 +225,7 @@ async def test_a_metric_distinguishes_a_job_acknowledged_in_time_from_an_expired
 _ENDED = pytest.mark.since_server("2.12", "an end of open deliveries of jobs that are gone")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deliveries", [1, pytest.param(5, marks=_ENDED)])
 @pytest.mark.parametrize("told_by", ["metrics", "completions", "nothing"])
 async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psutil
+import pytest
 
 import airflow_provider_jetstream
 from airflow_provider_jetstream.jetstream import WorkQueue
@@ -67,6 +68,7 @@ async def as_json(server: NatsServer, *arguments: object, code: int = 0) -> Any:
     return json.loads(await command(server, *arguments, "--json", code=code))
 
 
+@pytest.mark.slow
 async def test_a_queue_is_planned_applied_linted_shown_and_imported_unchanged(
     nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
 ) -> None:
@@ -108,6 +110,7 @@ async def test_a_queue_is_planned_applied_linted_shown_and_imported_unchanged(
     assert name in await command(nats, "queues")
 
 
+@pytest.mark.slow
 async def test_letters_are_listed_selected_grouped_shown_and_diagnosed(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -134,6 +137,7 @@ async def test_letters_are_listed_selected_grouped_shown_and_diagnosed(
     await command(nats, "letters", "show", name, 99, code=5)
 
 
+@pytest.mark.slow
 async def test_an_account_is_made_of_a_queue_and_names_what_was_purged(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -150,6 +154,7 @@ async def test_an_account_is_made_of_a_queue_and_names_what_was_purged(
     await command(nats, "account", name)
 
 
+@pytest.mark.slow
 async def test_jobs_are_found_where_they_are_stored_and_cancelled(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -172,6 +177,7 @@ async def test_jobs_are_found_where_they_are_stored_and_cancelled(
     await command(nats, "jobs", "cancel", name, "", code=2)
 
 
+@pytest.mark.slow
 async def test_a_letter_is_edited_with_a_difference_before_it_is_redriven(
     nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
 ) -> None:
@@ -192,6 +198,7 @@ async def test_a_letter_is_edited_with_a_difference_before_it_is_redriven(
     assert message.data == b'{"amount": 2.20}'
 
 
+@pytest.mark.slow
 async def test_a_hostile_letter_acts_on_no_terminal(nats: NatsServer, connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     headers = b"Job-Id: \xff" + ESCAPES.replace(b"\x00", b"") + b"\r\nX-\xe2\x80\xae: \xe2\x80\xaegnp.exe"
@@ -211,6 +218,7 @@ async def test_a_hostile_letter_acts_on_no_terminal(nats: NatsServer, connection
     assert found[0] == 0, found
 
 
+@pytest.mark.slow
 async def test_ten_thousand_letters_are_listed_in_flat_memory_and_a_closed_pipe_is_no_traceback(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -261,6 +269,7 @@ def read_one_line(server: NatsServer, arguments: list[str]) -> None:
     assert process.wait(30) == 141
 
 
+@pytest.mark.slow
 def test_errors_have_their_own_exit_codes(tmp_path: Path) -> None:
     form = ["--json"]
     away = f"nats://127.0.0.1:{free_port()}"
@@ -291,6 +300,7 @@ def test_errors_have_their_own_exit_codes(tmp_path: Path) -> None:
     assert run(None, "queues", "--server", away, "--tls-cert-file", "x", *form)[0] == 2
 
 
+@pytest.mark.slow
 def test_the_program_says_its_version_and_what_it_can_do() -> None:
     assert run(None, "--version")[:2] == (0, f"jetstream-queue {airflow_provider_jetstream.__version__}\n")
     code, text, _ = run(None, "letters", "--help")
@@ -303,6 +313,7 @@ def test_the_program_says_its_version_and_what_it_can_do() -> None:
         assert (status, "expected a" in error) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands(tmp_path: Path) -> None:
     file, line = tmp_path / "completions", "jetstream-queue letters di"
     shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}

@@ -104,6 +104,7 @@ async def test_an_image_job_of_a_task_with_long_names_is_published_and_redriven_
         await exhaust_deliveries(connection, queue, 1)
 
 
+@pytest.mark.slow
 async def test_the_largest_job_whose_copy_fits_is_published_and_one_byte_more_is_refused(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -304,6 +305,7 @@ async def stored_none(connection: NatsPyConnection, stream: str) -> bool:
     return await stored_count(connection, stream) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [None, "1s"])
 async def test_a_schedule_whose_job_the_server_could_not_store_is_refused(
     connection: NatsPyConnection, name: str, every: str | None

@@ -34,6 +34,7 @@ def handle(job):
 """
 
 
+@pytest.mark.slow
 def test_the_javascript_worker_keeps_all_lines_also_where_it_is_killed_or_cut_off(
     nats: NatsServer, node_folder: Path
 ) -> None:
@@ -44,6 +45,7 @@ def test_the_javascript_worker_keeps_all_lines_also_where_it_is_killed_or_cut_of
     assert found.returncode == 0
 
 
+@pytest.mark.slow
 def test_an_end_with_another_id_after_each_restart_is_found_where_the_worker_is_killed(
     nats: NatsServer, node_folder: Path
 ) -> None:
@@ -60,6 +62,7 @@ def test_an_end_with_another_id_after_each_restart_is_found_where_the_worker_is_
     assert "What the workers printed is in " in found.stderr
 
 
+@pytest.mark.slow
 def test_this_packages_own_worker_keeps_all_lines(nats: NatsServer, tmp_path: Path) -> None:
     (tmp_path / "conform_handler.py").write_text(HANDLER)
     program = f"{sys.executable} -m airflow_provider_jetstream.worker.cli run --consumer worker"
@@ -70,6 +73,7 @@ def test_this_packages_own_worker_keeps_all_lines(nats: NatsServer, tmp_path: Pa
     assert found.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_program_that_cant_be_run_or_ends_by_itself_is_named(nats: NatsServer) -> None:
     absent = conform(nats, "--", "no-such-program")
     assert (absent.returncode, absent.stdout) == (2, "")
@@ -79,6 +83,7 @@ def test_a_program_that_cant_be_run_or_ends_by_itself_is_named(nats: NatsServer)
     assert "ends by itself with status 7; it printed last: no modules" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_nothing_keeps_no_line(nats: NatsServer) -> None:
     found = conform(nats, "--json", "--limit", "1", "--", "sleep", "60")
     assert len(broken(found)) == LINES
@@ -108,11 +113,13 @@ def sleeping(mark: str) -> list[int]:
     return [found.pid for found in psutil.process_iter(["cmdline"]) if found.info["cmdline"] == ["sleep", mark]]
 
 
+@pytest.mark.slow
 def test_no_stream_is_left(own_nats: NatsServer) -> None:
     conform(own_nats, "--", "no-such-program")
     assert own_nats.api("STREAM.NAMES")["total"] == 0
 
 
+@pytest.mark.slow
 def test_a_server_that_a_proxy_cant_read_is_refused(tmp_path: Path) -> None:
     with NatsServer(tls=make_tls(tmp_path)) as server:
         found = conform(server, "--", "true")

@@ -108,6 +108,7 @@ async def test_a_server_that_is_silent_after_its_info_takes_no_longer_than_the_t
     assert b"CONNECT" in fake.received
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "farewell", [b"PONG\r\n", b"PONG\r\n-ERR 'Account Disabled'\r\n"], ids=["quietly", "with an error"]
 )
@@ -266,6 +267,7 @@ async def test_an_unreachable_server_among_several_is_skipped(nats: NatsServer) 
         await _open(*servers)
 
 
+@pytest.mark.slow
 async def test_a_silent_server_among_several_leaves_time_for_the_others(nats: NatsServer) -> None:
     async with fake_server() as silent:
         url = f"nats://{LOOPBACK}:{silent.port}"
@@ -281,6 +283,7 @@ async def test_unreachable_servers_are_named() -> None:
     assert str(caught.value).startswith(f"no NATS server reached at {urls[0]}, {urls[1]}: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_a_connection_works_again_after_a_server_restart(own_nats: NatsServer, end: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 3})) as opened:

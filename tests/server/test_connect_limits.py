@@ -130,6 +130,7 @@ async def test_connecting_ends_within_its_limit(
         assert time.monotonic() - began < TIMEOUT + SLACK
 
 
+@pytest.mark.slow
 @CONNECTIONS
 async def test_a_server_that_is_stopped_ends_connecting_too(connecting: Callable[[str], Awaitable[None]]) -> None:
     with NatsServer() as server:

@@ -80,6 +80,7 @@ def move(server: NatsServer) -> None:
     server.start()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["password", "reload", "address", "both"])
 async def test_who_waits_goes_on_with_the_changed_settings_and_misses_nothing(
     server: NatsServer, name: str, change: str
@@ -113,6 +114,7 @@ async def test_who_waits_goes_on_with_the_changed_settings_and_misses_nothing(
         assert airflow.lookups >= 1
 
 
+@pytest.mark.slow
 async def test_a_trigger_and_a_task_read_the_airflow_connection_again(
     server: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +158,7 @@ async def test_a_trigger_and_a_task_read_the_airflow_connection_again(
         assert (await deferred)["status"] == "ended"
 
 
+@pytest.mark.slow
 async def test_a_secret_in_a_file_is_read_at_every_attempt(server: NatsServer, tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text(OLD)
@@ -168,6 +171,7 @@ async def test_a_secret_in_a_file_is_read_at_every_attempt(server: NatsServer, t
         await connection.api("INFO")
 
 
+@pytest.mark.slow
 async def test_who_comes_later_is_told_the_cause_within_the_time_limit(server: NatsServer) -> None:
     airflow = AirflowConnection(server)
     async with shared_connection(airflow.settings(), airflow.renew):
@@ -193,6 +197,7 @@ async def _closed_connection_of(
         return connection
 
 
+@pytest.mark.slow
 async def test_credentials_that_stay_refused_close_the_connection_with_the_reason(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +211,7 @@ async def test_credentials_that_stay_refused_close_the_connection_with_the_reaso
     assert OLD not in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_wait_and_a_worker_end_with_that_reason(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -224,6 +230,7 @@ async def test_a_wait_and_a_worker_end_with_that_reason(
                     await task
 
 
+@pytest.mark.slow
 async def test_a_lookup_that_fails_is_repeated(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
     airflow = AirflowConnection(server)
 

@@ -142,6 +142,7 @@ async def test_a_consumer_that_is_deleted_meanwhile_ends_the_task_with_the_reaso
     assert len(caplog.messages) < 5
 
 
+@pytest.mark.slow
 async def test_a_server_that_stays_away_ends_the_task_so_that_airflow_tries_again(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ async def test_a_server_that_stays_away_ends_the_task_so_that_airflow_tries_agai
         await asyncio.wait_for(running, 60)
 
 
+@pytest.mark.slow
 async def test_a_deferrable_task_defers_until_a_message_can_be_delivered(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

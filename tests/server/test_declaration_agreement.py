@@ -146,6 +146,7 @@ async def test_windows_and_ages_are_valid_if_and_only_if_the_server_accepts_them
     assert declared == await _accepts_stream(own, name="q", subjects=["s.>"], **config)
 
 
+@pytest.mark.slow
 async def test_two_filters_are_valid_if_and_only_if_the_server_accepts_both(own: Connection) -> None:
     stream = {"name": "q", "subjects": ["x.>"], "retention": "workqueue"}
     await own.api("STREAM.CREATE.q", stream)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 
+@pytest.mark.slow
 async def test_the_command_starts_a_page_with_busy_queues_and_leaves_nothing_after_ctrl_c(tmp_path: Path) -> None:
     dev = DevCommand(tmp_path)
     try:
@@ -100,6 +101,7 @@ async def _the_page_can_redrive(url: str, connection: NatsPyConnection) -> None:
     assert client.runs("send_receipts")
 
 
+@pytest.mark.slow
 async def test_own_dags_take_the_place_of_the_examples_as_the_tutorial_begins(tmp_path: Path) -> None:
     start, *lesson = sections("docs/tutorial.md")
     command, shown = start.blocks
@@ -128,6 +130,7 @@ async def test_own_dags_take_the_place_of_the_examples_as_the_tutorial_begins(tm
         dev.process.kill()
 
 
+@pytest.mark.slow
 def test_a_folder_of_dags_that_is_missing_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "airflow_provider_jetstream.command.program", "dev", "--dags", "absent"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
@@ -135,6 +138,7 @@ def test_a_folder_of_dags_that_is_missing_is_refused(tmp_path: Path) -> None:
     assert f"expected a folder for --dags, found none at {tmp_path / 'absent'}" in done.stderr
 
 
+@pytest.mark.slow
 async def test_sigterm_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     dev = DevCommand(tmp_path, "--json")
     try:
@@ -156,6 +160,7 @@ async def test_sigterm_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
         dev.process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--port", "--nats-port"])
 def test_a_port_that_is_taken_is_refused_with_the_process_that_has_it(option: str, tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as server:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import Reason, Selection, diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
     Action,
@@ -47,6 +49,7 @@ class _Payments:
         raise ConnectionError(f"the card provider refused {body.decode()}")
 
 
+@pytest.mark.slow
 async def test_a_diagnosis_says_what_broke_where_and_whether_it_still_does(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

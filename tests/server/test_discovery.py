@@ -68,6 +68,7 @@ async def wait_for_advisories(
     await eventually(all_stored, within)
 
 
+@pytest.mark.slow
 async def test_the_orders_of_the_article(alone: NatsPyConnection) -> None:
     limits = {
         "retention": "workqueue",
@@ -261,6 +262,7 @@ async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
     assert (await find_dead_letters(connection, discovered)).letters == ()
 
 
+@pytest.mark.slow
 async def test_streams_are_found_on_all_pages(alone: NatsPyConnection) -> None:
     for number in range(300):
         await stream(alone, f"other-{number:03}", f"other.{number}", storage="memory")

@@ -82,6 +82,7 @@ async def publish(connection: NatsPyConnection, subject: str, count: int) -> lis
     return [(await jetstream.publish(f"{subject}.{number}", b"job")).seq for number in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", ["hub", "leaf"])
 async def test_advisories_of_another_domain_are_not_about_the_queue(
     connections: tuple[NatsPyConnection, NatsPyConnection], reader: str
@@ -135,6 +136,7 @@ async def test_a_waiter_does_not_take_an_end_of_another_domain_for_its_jobs(
     assert (len(report.completed), report.dead) == (3, {})
 
 
+@pytest.mark.slow
 async def test_a_consumer_of_the_same_name_in_another_domain_is_warned_of(
     connections: tuple[NatsPyConnection, NatsPyConnection],
 ) -> None:
@@ -160,6 +162,7 @@ def test_a_blocking_connection_knows_its_domain(servers: tuple[NatsServer, NatsS
     assert run_on_own_connection({"servers": servers[1].url}, read) == "leaf"
 
 
+@pytest.mark.slow
 async def test_a_queue_of_another_domain_is_used_through_the_hub(
     servers: tuple[NatsServer, NatsServer], connections: tuple[NatsPyConnection, ...]
 ) -> None:

@@ -91,6 +91,7 @@ async def test_it_says_how_many_messages_wait_and_takes_none(connection: NatsPyC
     assert (info["num_pending"], info["num_ack_pending"], info["delivered"]["consumer_seq"]) == (3, 0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nats_connection")
 async def test_it_rings_again_while_messages_wait_ever_more_rarely_and_at_once_when_all_was_done(
     connection: NatsPyConnection, name: str
@@ -110,6 +111,7 @@ async def test_it_rings_again_while_messages_wait_ever_more_rarely_and_at_once_w
         await eventually(lambda: len(rings.times) > 4 and rings.payloads[-1]["waiting"] == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nats_connection")
 async def test_messages_that_wait_after_those_that_rang_were_taken_ring_as_soon_as_the_first(
     connection: NatsPyConnection, name: str
@@ -128,6 +130,7 @@ async def test_messages_that_wait_after_those_that_rang_were_taken_ring_as_soon_
     assert max(later - earlier for earlier, later in pairwise(rings.times)) < 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nats_connection")
 async def test_a_message_that_is_being_done_rings_no_bell_until_its_worker_has_died(
     connection: NatsPyConnection, name: str
@@ -159,6 +162,7 @@ async def test_a_message_that_a_waiting_worker_takes_rings_no_bell(connection: N
         assert rings.payloads == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nats_connection")
 async def test_an_idle_bell_asks_about_once_in_half_its_time_limit(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
@@ -200,6 +204,7 @@ def _log(lines: list[str]) -> Callable[..., None]:
     return lambda text, *values: lines.append(text % values)
 
 
+@pytest.mark.slow
 async def test_while_the_server_is_away_it_logs_once_and_then_goes_on(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
@@ -223,6 +228,7 @@ async def test_while_the_server_is_away_it_logs_once_and_then_goes_on(
     assert lines[1].endswith("can be seen again")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nats_connection")
 async def test_a_consumer_that_is_gone_is_logged_once_and_its_successor_rings(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, lines: list[str]

@@ -78,6 +78,7 @@ async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: NatsPy
     }
 
 
+@pytest.mark.slow
 async def test_a_job_that_was_nacked_with_a_delay_is_in_flight(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
     await publish_jobs(connection, queue, "a")
@@ -100,6 +101,7 @@ async def test_a_paused_consumer_with_jobs_is_not_drained(connection: NatsPyConn
     assert str(report) == f"{name} is not drained: worker: 1 pending, 0 in flight, paused"
 
 
+@pytest.mark.slow
 async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -198,6 +200,7 @@ async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: NatsP
     assert (report.drained, report.undeliverable) == (False, {f"{name}.jobs.plain": 1})
 
 
+@pytest.mark.slow
 async def test_scheduled_jobs_do_not_count(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG, schedules=True)
     at = (datetime.now(UTC) + timedelta(seconds=3)).isoformat().replace("+00:00", "Z")
@@ -300,6 +303,7 @@ async def test_a_missing_queue_or_consumer_is_named(connection: NatsPyConnection
         await check_drained(connection, small_queue(name, dead_letters=None), nothing_dead=True)
 
 
+@pytest.mark.slow
 async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_from_it(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -336,6 +340,7 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
     assert f"{name} is not drained: jobs came and went between two inspections" in texts
 
 
+@pytest.mark.slow
 async def test_thousands_of_jobs_are_awaited_to_the_last(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={**LONG, "max_ack_pending": 200}, archive=False)
     count, done = 4_000, 0

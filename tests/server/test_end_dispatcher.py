@@ -42,6 +42,7 @@ IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
 MAX_RECENT = seams.EVENT_SOURCE_RECENT
 
 
+@pytest.mark.slow
 async def test_any_number_of_waiters_of_a_connection_share_at_most_six_readers(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection, connect(settings) as other:
@@ -71,6 +72,7 @@ async def test_any_number_of_waiters_of_a_connection_share_at_most_six_readers(o
     assert 2 <= readers.max_consumers <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_recent", [25_000, 20])
 async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while_ends_arrive(
     connection: NatsPyConnection,
@@ -111,6 +113,7 @@ async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while
     assert [waiter.remaining for waiter in waiters] == [list(range(len(sequences)))[::-1] for sequences in expected]
 
 
+@pytest.mark.slow
 async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_not_count(
     connection: NatsPyConnection, name: str
 ) -> None:

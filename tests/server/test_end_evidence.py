@@ -131,6 +131,7 @@ async def test_a_wait_names_sample_freq_where_a_worker_has_reset_it_and_does_not
     assert caplog.text.count(warning) == 1
 
 
+@pytest.mark.slow
 async def test_a_reset_ends_the_sampling_with_the_servers_next_start_at_the_latest(
     own_nats: NatsServer, name: str
 ) -> None:

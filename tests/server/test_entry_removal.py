@@ -62,6 +62,7 @@ async def test_entries_are_deleted_where_that_is_allowed(
     assert await left(connection, queue, 1, 2, 3) == [2]
 
 
+@pytest.mark.slow
 async def test_entries_of_letters_that_were_not_redriven_stay_however_many_are_purged(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -101,6 +102,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
+@pytest.mark.slow
 async def test_entries_under_deny_delete_are_acknowledged_through_a_temporary_consumer(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -131,6 +133,7 @@ async def test_a_consumer_of_other_entries_is_left_alone(connection: NatsPyConne
     assert (await consumer_info(connection, f"{name}-dead", "a"))["delivered"]["consumer_seq"] == 0
 
 
+@pytest.mark.slow
 async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -146,6 +149,7 @@ async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_more_entries_than_the_consumer_allows_unacknowledged_are_removed_however_long_it_takes(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -159,6 +163,7 @@ async def test_more_entries_than_the_consumer_allows_unacknowledged_are_removed_
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_entries_that_the_consumer_never_delivers_are_counted_after_one_time_limit(
     own_nats: NatsServer, name: str
 ) -> None:
@@ -234,6 +239,7 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
     assert sorted(await consumers(connection, f"{name}-dead")) == [f"redrive-{name}", HANDLER["name"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deleted", "acknowledged"])
 async def test_a_page_of_entries_is_removed_together(connection: NatsPyConnection, name: str, kind: str) -> None:
     fields = letters(name) if kind == "deleted" else work_queue_letters(name)

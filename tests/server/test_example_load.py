@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.dev.example_load import create_queues, publish_without_end
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
 from testbed.face import stream_info
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 
+@pytest.mark.slow
 async def test_a_full_queue_ends_no_publishing_and_takes_jobs_again_once_it_has_room(own_nats: NatsServer) -> None:
     async with connect(ConnectionSettings(servers=(own_nats.url,))) as connection:
         await create_queues(connection)

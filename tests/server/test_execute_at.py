@@ -45,6 +45,7 @@ class Recorder:
         self.started.append((job.body.decode(), job.attempt, datetime.now(UTC)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consumer", [{}, {"ack_wait": None, "backoff": ["5s", "10s"]}], ids=["plain", "backoff"])
 async def test_a_job_is_started_at_its_time_and_waiting_costs_one_delivery(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, consumer: dict[str, Any]
@@ -66,6 +67,7 @@ async def test_a_job_is_started_at_its_time_and_waiting_costs_one_delivery(
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_due_within_a_moment_is_held_and_costs_no_delivery(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -89,6 +91,7 @@ async def test_a_queue_that_does_not_declare_the_header_runs_its_jobs_at_once(
         await eventually(lambda: handler.started, within=3)
 
 
+@pytest.mark.slow
 async def test_the_last_delivery_is_held_rather_than_made_a_dead_letter(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -166,6 +169,7 @@ async def test_a_time_further_away_than_the_server_can_count_does_not_burn_deliv
     assert (info["delivered"]["consumer_seq"], info["num_ack_pending"]) == (2, 1)
 
 
+@pytest.mark.slow
 async def test_a_job_that_waits_can_be_cancelled_and_is_settled_when_it_is_due(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -189,6 +193,7 @@ async def delivered(connection: NatsPyConnection, name: str) -> bool:
     return bool((await consumer_info(connection, name, "worker"))["delivered"]["consumer_seq"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "pause", "attempts"), [("stop", 0.3, {2}), ("kill", 0.0, {2, 3})], ids=["shut down", "killed at once"]
 )

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from airflow_provider_jetstream.jetstream import (
@@ -21,8 +22,6 @@ from testbed.prometheus import exporter
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, store_completion
 
 if TYPE_CHECKING:
-    import pytest
-
     from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
@@ -71,6 +70,7 @@ async def busy_queue(connection: NatsPyConnection, name: str) -> WorkQueue:
     return queue
 
 
+@pytest.mark.slow
 async def test_what_is_scraped_has_every_metric_that_dashboard_and_rules_use(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as admin:
         await busy_queue(admin, name)
@@ -102,6 +102,7 @@ async def test_what_is_scraped_has_every_metric_that_dashboard_and_rules_use(own
     assert exposed <= set(re.findall(r"\bjetstream_[a-z_]+", dashboard + rules)) | {"jetstream_exporter_look_seconds"}
 
 
+@pytest.mark.slow
 async def test_an_exporter_whose_server_goes_away_says_so_and_comes_back(own_nats: NatsServer) -> None:
     with exporter(own_nats.url, "--timeout", "2") as port:
         await eventually(lambda: scrape(port).get("jetstream_exporter_up") == {(): 1}, within=60)
@@ -113,6 +114,7 @@ async def test_an_exporter_whose_server_goes_away_says_so_and_comes_back(own_nat
         await eventually(lambda: scrape(port).get("jetstream_exporter_up") == {(): 1}, within=60)
 
 
+@pytest.mark.slow
 async def test_a_queue_that_can_not_be_discovered_has_its_numbers_all_the_same(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -292,6 +292,7 @@ def forgetful(name: str, age: str = "100ms") -> dict[str, Any]:
     return {"events": {"name": f"{name}-events", "max_age": age, "duplicate_window": "100ms"}, "archive": False}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_margin")
 async def test_records_that_parked_letters_need_do_not_keep_all_later_ones(
     connection: NatsPyConnection, name: str

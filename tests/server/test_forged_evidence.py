@@ -236,6 +236,7 @@ async def test_an_atomic_redrive_believes_only_markers_of_redrives(connection: N
     assert await stored_count(connection, name) >= 3
 
 
+@pytest.mark.slow
 async def test_a_job_under_the_id_of_a_copy_does_not_replace_the_letter(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -259,6 +260,7 @@ async def test_a_job_under_the_id_of_a_copy_does_not_replace_the_letter(
     assert (await jetstream.get_msg(name, copies[letter.sequence])).data == b"the letter"
 
 
+@pytest.mark.slow
 async def test_publishers_in_an_account_of_their_own_direct_no_answer_anywhere(name: str) -> None:
     """The remedy of SECURITY.md: an account that exports the queue's subjects as a service, and one that imports it."""
     subject = f"{name}.jobs.>"

@@ -155,6 +155,7 @@ async def test_the_open_deliveries_of_a_push_consumer_without_a_subscriber_count
     assert findings.uncertain == 0 or f"delivers to {name}.push, to which nobody subscribes" in "".join(findings.risks)
 
 
+@pytest.mark.slow
 async def test_done_jobs_that_a_sourcing_stream_holds_are_uncertain_and_not_dead(
     connection: NatsPyConnection, name: str
 ) -> None:

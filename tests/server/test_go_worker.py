@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WORKER = Path(__file__).parents[2] / "example_workers" / "worker.go"
 
 
+@pytest.mark.slow
 def test_the_go_worker_keeps_all_lines_also_where_it_is_killed_or_cut_off(nats: NatsServer, tmp_path: Path) -> None:
     program = tmp_path / "worker"
     try:

@@ -303,6 +303,7 @@ async def test_a_dead_letter_queue_that_republishes_elsewhere_is_not_changed(
     assert (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]["republish"]["dest"] == f"theirs.{name}.>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["deleted", "recreated", "renamed", "other queue", "purged"])
 async def test_what_was_found_handled_stays_so_whatever_becomes_of_the_handler(
     connection: NatsPyConnection, name: str, change: str
@@ -361,6 +362,7 @@ async def test_a_handled_job_that_a_recreated_consumer_delivers_again_can_die_ag
     assert (await redrive_dead_letters(connection, queue)).redriven.keys() == {1}
 
 
+@pytest.mark.slow
 async def test_what_a_handler_did_before_its_queue_was_adopted_is_uncertain_and_not_done_again(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -116,6 +116,7 @@ async def problem_of(server: NatsServer, user: str, admin: NatsPyConnection, *, 
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", LINES)
 async def test_a_role_needs_every_line_about_handlers(
     server: NatsServer, role: str, caplog: pytest.LogCaptureFixture

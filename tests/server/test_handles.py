@@ -68,6 +68,7 @@ async def test_the_jobs_of_a_handle_are_awaited_over_another_connection(
             assert report.results == {"2": 2, "3": 3, "4": 4}
 
 
+@pytest.mark.slow
 async def test_a_handle_stays_small_where_the_sequences_of_its_jobs_are_scattered(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -148,6 +149,7 @@ async def test_a_queue_whose_jobs_nobody_can_await_gives_no_handle(connection: N
         await wait_by_handle(connection, report)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [

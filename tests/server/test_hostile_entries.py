@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import find_dead_letters, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from testbed.dead_letters import publish_raw
@@ -34,6 +36,7 @@ _VALUES: dict[str, list[Any]] = {
 }
 
 
+@pytest.mark.slow
 async def test_a_scan_and_a_redrive_pass_by_what_somebody_hostile_has_stored(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:

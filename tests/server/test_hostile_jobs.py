@@ -41,6 +41,7 @@ async def completion(connection: NatsPyConnection, queue: WorkQueue, sequence: i
     return event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", [(), ("advisory.>",)], ids=["undeclared", "declared"])
 async def test_a_job_does_not_choose_where_its_worker_publishes(name: str, declared: tuple[str, ...]) -> None:
     # The newest server refuses the body of these requests; older ones take any, so make test-servers runs this too.

@@ -95,6 +95,7 @@ async def completions(connection: NatsPyConnection, queue: WorkQueue) -> dict[in
     return {each.stream_seq: each for each in found if isinstance(each, Completion)}
 
 
+@pytest.mark.slow
 async def test_an_account_names_the_jobs_that_are_gone_without_evidence(
     terminal: Terminal, admin: NatsPyConnection
 ) -> None:
@@ -106,6 +107,7 @@ async def test_an_account_names_the_jobs_that_are_gone_without_evidence(
     assert "3 jobs of orders: 1 stored, 1 ended, 1 unaccounted (2)" in shown
 
 
+@pytest.mark.slow
 async def test_the_handler_of_the_page_does_gives_up_and_delays_jobs(
     terminal: Terminal, admin: NatsPyConnection, own_nats: NatsServer
 ) -> None:
@@ -133,6 +135,7 @@ async def test_the_handler_of_the_page_does_gives_up_and_delays_jobs(
     assert letters[4].error_class == "airflow_provider_jetstream.worker.errors.InvalidBodyError"
 
 
+@pytest.mark.slow
 async def test_a_delivery_ends_with_the_log_line_that_the_page_shows(
     own_nats: NatsServer, admin: NatsPyConnection, tmp_path: Path
 ) -> None:
@@ -156,6 +159,7 @@ async def test_a_delivery_ends_with_the_log_line_that_the_page_shows(
     }
 
 
+@pytest.mark.slow
 async def test_a_worker_with_a_fallback_does_the_jobs_of_both_queues(
     terminal: Terminal, admin: NatsPyConnection
 ) -> None:
@@ -182,6 +186,7 @@ def handle(job: Delivery) -> None:
     """Do a redriven job."""
 
 
+@pytest.mark.slow
 async def test_the_first_look_finds_queues_and_says_what_to_do(
     terminal: Terminal, admin: NatsPyConnection, own_nats: NatsServer
 ) -> None:
@@ -194,6 +199,7 @@ async def test_the_first_look_finds_queues_and_says_what_to_do(
     assert "2 dead letters" in await asyncio.to_thread(terminal.run, code=ExitCode.FINDINGS)
 
 
+@pytest.mark.slow
 async def test_letters_older_than_an_hour_are_listed_one_a_line(terminal: Terminal, admin: NatsPyConnection) -> None:
     queue = await make_queue(admin, "orders")
     (old,) = await make_dead_letters(admin, queue, ["old"])
@@ -211,6 +217,7 @@ async def test_letters_older_than_an_hour_are_listed_one_a_line(terminal: Termin
     assert (json.loads(line)["sequence"], line.isascii()) == (old, True)
 
 
+@pytest.mark.slow
 async def test_letters_are_counted_redriven_a_few_first_in_waves_and_patched(
     terminal: Terminal, admin: NatsPyConnection, own_nats: NatsServer
 ) -> None:
@@ -252,6 +259,7 @@ async def _status(terminal: Terminal) -> str:
     return (await process.communicate())[0].decode()
 
 
+@pytest.mark.slow
 def test_the_shell_completes_what_is_typed(terminal: Terminal) -> None:
     typed = "jetstream-queue letters di"
     function = "$(complete -p jetstream-queue | grep -oP '(?<=-F )\\S+')"
@@ -262,6 +270,7 @@ def test_the_shell_completes_what_is_typed(terminal: Terminal) -> None:
     assert terminal.run(after=press_tab).split() == ["diagnose"]
 
 
+@pytest.mark.slow
 async def test_the_exporter_serves_metrics_until_it_is_interrupted(terminal: Terminal, admin: NatsPyConnection) -> None:
     queue = await make_queue(admin, "orders")
     await publish_jobs(admin, queue, ["a"])
@@ -275,6 +284,7 @@ async def test_the_exporter_serves_metrics_until_it_is_interrupted(terminal: Ter
     assert exporter.returncode == ExitCode.INTERRUPTED
 
 
+@pytest.mark.slow
 async def test_an_example_runs_without_docker(terminal: Terminal, admin: NatsPyConnection, tmp_path: Path) -> None:
     terminal.folder = ROOT
     ledger = tmp_path / "surveys"
@@ -288,6 +298,7 @@ async def test_an_example_runs_without_docker(terminal: Terminal, admin: NatsPyC
     assert json.loads(ledger.read_text())["to"] == "ada@example.org"
 
 
+@pytest.mark.slow
 async def test_a_queue_is_prepared_before_the_first_job(terminal: Terminal, admin: NatsPyConnection) -> None:
     # What the page wants at least.
     limits = {"max_bytes": "256MB", "discard": "new", "archive": {"max_bytes": "256MB"}}

@@ -54,6 +54,7 @@ async def answer_of(terminal: Terminal) -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 async def test_a_report_accounts_for_a_job_that_is_gone_and_ends_a_letter(
     terminal: Terminal, admin: NatsPyConnection
 ) -> None:
@@ -80,6 +81,7 @@ async def test_a_report_accounts_for_a_job_that_is_gone_and_ends_a_letter(
     assert await stored_count(admin, "orders_stream") == 0
 
 
+@pytest.mark.slow
 async def test_a_record_by_hand_makes_the_letter_what_it_says(terminal: Terminal, admin: NatsPyConnection) -> None:
     consumer = {"name": "printer", "filter_subject": "orders.new", "ack_wait": "30s"}
     queue = await make_queue(admin, "orders", subjects=["orders.new"], consumer=consumer, dead_letters="orders-dead")
@@ -96,6 +98,7 @@ async def test_a_record_by_hand_makes_the_letter_what_it_says(terminal: Terminal
     assert (letter.death.reason, letter.death.explanation) == (Reason.TERMINATED, "no paper")
 
 
+@pytest.mark.slow
 async def test_a_cancellation_is_looked_up_by_the_digest_of_the_id(terminal: Terminal, admin: NatsPyConnection) -> None:
     queue = await make_queue(admin, "orders")
     token = hashlib.sha256(b"order-16").hexdigest()
@@ -113,6 +116,7 @@ async def test_a_cancellation_is_looked_up_by_the_digest_of_the_id(terminal: Ter
     assert stored["time"]
 
 
+@pytest.mark.slow
 def test_conform_prints_which_lines_a_worker_keeps(terminal: Terminal, node_folder: Path, tmp_path: Path) -> None:
     right = "${place.stored}`);\n  for"
     source = WORKER.read_text(encoding="utf-8")
@@ -132,6 +136,7 @@ def test_conform_prints_which_lines_a_worker_keeps(terminal: Terminal, node_fold
     assert [line for line in shown if re.sub(_ID, "#", line) not in without_ids] == []
 
 
+@pytest.mark.slow
 async def test_a_queue_is_backed_up_and_restored_stream_by_stream(terminal: Terminal, admin: NatsPyConnection) -> None:
     queue = await make_queue(admin, "orders", consumer={"sample_freq": "100%", "max_deliver": 2})
     await make_dead_letters(admin, queue, ["a", "b"])

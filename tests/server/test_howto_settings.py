@@ -48,6 +48,7 @@ print(*JetStreamHook().test_connection())
 _PASSWORD = "of-the-user"
 
 
+@pytest.mark.slow
 def test_the_hook_reads_the_connection_with_several_servers(terminal: Terminal) -> None:
     with NatsServer(user="airflow", password="…") as server:
         # The first of the two is away.
@@ -56,6 +57,7 @@ def test_the_hook_reads_the_connection_with_several_servers(terminal: Terminal) 
     assert f"True Connected to nats-server {server.version}" in printed
 
 
+@pytest.mark.slow
 def test_the_hook_reads_a_secret_that_is_no_file(terminal: Terminal, tmp_path: Path) -> None:
     mode, tls = operator_mode(), make_tls(tmp_path / "tls")
     # The page's servers have a certificate of an authority that the system knows.
@@ -80,6 +82,7 @@ def handle(job: Delivery) -> dict[str, int]:
     return {"size": len(job.body)}
 
 
+@pytest.mark.slow
 async def test_a_server_takes_the_printed_policy_and_keeps_it(terminal: Terminal) -> None:
     (terminal.folder / "orders.yaml").write_text(yaml.safe_dump(QUEUE))
     queue = WorkQueue.load(QUEUE)
@@ -111,6 +114,7 @@ async def test_a_server_takes_the_printed_policy_and_keeps_it(terminal: Terminal
     assert words[6::2] == [policy.user, *policy.subjects("publish"), *policy.subjects("subscribe")]
 
 
+@pytest.mark.slow
 def test_kubectl_makes_the_objects_that_the_pod_mounts(terminal: Terminal) -> None:
     if not (kubectl := shutil.which("kubectl")):
         pytest.skip("kubectl isn't installed")

@@ -95,6 +95,7 @@ async def test_thousands_of_jobs_cost_two_requests(
     assert numbers == {"a": (2_500, 0), "b": (2_400, len(taken))}
 
 
+@pytest.mark.slow
 async def test_more_consumers_than_a_page_has_are_all_counted(connection: NatsPyConnection, name: str) -> None:
     consumers = [{"name": f"c{number}", "filter_subject": f"{name}.jobs.{number}"} for number in range(300)]
     await make_queue(connection, name, consumers=[{**consumer, "max_deliver": 1} for consumer in consumers])

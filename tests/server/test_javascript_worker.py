@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.conformance.lines import JOBS, contract_lines
@@ -56,6 +58,7 @@ async def broken_lines(
     return {line.name for line in contract_lines(trial) if line.problem}
 
 
+@pytest.mark.slow
 async def test_the_worker_keeps_each_line_of_the_contract_and_one_with_a_mistake_breaks_that_line(
     connection: NatsPyConnection, nats: NatsServer, name: str, node_folder: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +79,8 @@ async def test_the_worker_keeps_each_line_of_the_contract_and_one_with_a_mistake
     assert found == {"none": set()} | {line: {line} | also.get(line, set()) for line in MISTAKES}
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 async def test_a_job_that_workers_in_two_languages_have_done_has_one_end(
     connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str, node_folder: Path
 ) -> None:

@@ -230,6 +230,7 @@ async def test_a_retry_after_success_publishes_nothing_and_a_clear_everything(
         assert (list(report.sequences), report.duplicates) == ([3, 4], duplicates)
 
 
+@pytest.mark.slow
 async def test_two_calls_of_a_task_have_jobs_of_their_own(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False, **WINDOW)
     calls = [ORIGIN, replace(ORIGIN, operation="second")]
@@ -425,6 +426,7 @@ def numbers() -> Iterator[int]:
     return iter(range(100_000))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=400 if os.environ.get("FAULTS") == "full" else 25,
     deadline=None,
@@ -580,6 +582,7 @@ async def test_a_task_that_an_earlier_version_has_begun_goes_on_with_its_jobs(
     assert list(again.sequences) == [4, 3, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1_500, 2_500, 6_000])
 async def test_events_of_small_messages_record_what_fits_and_a_retry_finds_the_rest(
     connection: NatsPyConnection, name: str, limit: int

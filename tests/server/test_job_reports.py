@@ -73,6 +73,7 @@ async def reports_of(
     return {job.sequence: job async for job in read_job_reports(connection, cursor, ended, ids)}
 
 
+@pytest.mark.slow
 async def test_each_job_is_reported_with_its_id_attempts_error_and_result(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -246,6 +247,7 @@ async def read(connection: NatsPyConnection, source: object, **wanted: Any) -> l
     return [report async for report in parsed.read(connection, **wanted)]
 
 
+@pytest.mark.slow
 async def test_few_reports_are_a_list_and_many_are_pages_in_the_events_stream(
     connection: NatsPyConnection, name: str
 ) -> None:

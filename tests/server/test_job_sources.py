@@ -128,6 +128,7 @@ async def test_a_cancelled_call_ends_its_source(connection: NatsPyConnection, na
     assert next(source, None) is None
 
 
+@pytest.mark.slow
 async def test_a_cancelled_call_ends_although_its_source_blocks_and_the_source_ends_when_it_returns(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,6 +147,7 @@ async def test_a_cancelled_call_ends_although_its_source_blocks_and_the_source_e
     assert source.requested == 2
 
 
+@pytest.mark.slow
 async def test_a_call_is_stopped_although_its_source_blocks(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     source, stopped = _BlockingSource(5), False
@@ -240,6 +242,7 @@ async def test_a_source_has_the_context_of_its_caller(connection: NatsPyConnecti
     assert report.stored == 1
 
 
+@pytest.mark.slow
 async def test_large_jobs_in_flight_and_read_ahead_are_bounded_by_their_bytes(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -291,6 +294,7 @@ async def test_other_tasks_run_while_a_list_is_sent(connection: NatsPyConnection
     assert max(Counter(turns).values()) <= 64
 
 
+@pytest.mark.slow
 async def test_the_jobs_after_a_stop_are_neither_sent_nor_read(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     read, stopped = 0, False
@@ -307,6 +311,7 @@ async def test_the_jobs_after_a_stop_are_neither_sent_nor_read(connection: NatsP
     assert report.stored == await stored_count(connection, name)
 
 
+@pytest.mark.slow
 async def test_a_source_is_read_no_more_when_nothing_is_sent_any_more(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     source = _BlockingSource(5)
@@ -320,6 +325,7 @@ async def test_a_source_is_read_no_more_when_nothing_is_sent_any_more(connection
         report.raise_for_failures()
 
 
+@pytest.mark.slow
 async def test_so_many_failures_are_reported_that_they_fit_into_memory(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name, max_msgs=3, discard="new")
     read = 0

@@ -56,6 +56,7 @@ async def slow_workers(connection: NatsPyConnection, name: str) -> tuple[WorkQue
     return queue, working
 
 
+@pytest.mark.slow
 async def test_jobs_that_slow_workers_end_late_are_warned_of(connection: NatsPyConnection, name: str) -> None:
     queue, working = await slow_workers(connection, name)
     findings = await find_dead_letters(connection, queue)
@@ -73,6 +74,7 @@ async def test_jobs_that_slow_workers_end_late_are_warned_of(connection: NatsPyC
     assert await stored_count(connection, name) == 0
 
 
+@pytest.mark.slow
 async def test_jobs_that_run_beside_their_copies_are_warned_of_when_they_end(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -89,6 +91,7 @@ async def test_jobs_that_run_beside_their_copies_are_warned_of_when_they_end(
     assert len(late((await find_dead_letters(connection, queue)).risks)) == 1
 
 
+@pytest.mark.slow
 async def test_a_completion_after_the_last_delivery_has_run_out_is_warned_of(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -158,6 +161,7 @@ async def remove_the_consumer_and_purge(connection: NatsPyConnection, queue: Wor
     await purge(connection, queue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remove", [evict, expire, purge, roll_up, delete, remove_the_consumer_and_purge])
 async def test_nobody_is_blamed_for_jobs_that_no_worker_ended(
     connection: NatsPyConnection,

@@ -17,6 +17,7 @@ async def _open(cluster: NatsCluster, within: float) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_connecting_waits_for_a_cluster_that_elects_its_leader() -> None:
     with NatsCluster() as cluster:
         cluster.kill(cluster.meta_leader())
@@ -34,6 +35,7 @@ async def test_connecting_waits_for_a_cluster_that_elects_its_leader() -> None:
         await _open(cluster, 30)
 
 
+@pytest.mark.slow
 async def test_the_error_of_a_cluster_without_a_majority_says_that_it_is_temporary() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 2})) as opened:

@@ -135,6 +135,7 @@ async def test_what_is_open_is_passed_on_until_an_operation_leaves_nothing_open(
     assert (await take(connection, queue)).open_since is None
 
 
+@pytest.mark.slow
 async def test_a_renewed_lease_keeps_its_token_and_is_held_beyond_its_time(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -196,6 +197,7 @@ async def test_a_holder_that_was_stopped_for_a_while_goes_on_if_nobody_took_the_
     assert state.open_since == token
 
 
+@pytest.mark.slow
 async def test_a_lease_that_cannot_be_read_holds_others_up_for_a_while_only(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +302,7 @@ async def test_a_redrive_whose_lease_is_taken_over_stops_and_another_one_goes_on
     assert sorted(await process_all(connection, queue)) == [str(number) for number in range(6)]
 
 
+@pytest.mark.slow
 async def test_a_redrive_that_was_cut_off_for_longer_than_its_lease_changes_nothing_afterwards(
     nats: NatsServer, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +366,7 @@ async def test_a_condition_on_another_subject_is_the_servers(connection: NatsPyC
         await audit.fenced(lease).store(f"audit.{name}.intents.x", b"{}")
 
 
+@pytest.mark.slow
 async def test_a_take_without_an_answer_is_not_believed_where_another_redrive_has_the_lease(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:

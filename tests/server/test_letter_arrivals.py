@@ -187,6 +187,7 @@ async def test_a_job_that_dies_again_under_its_sequence_is_a_new_letter(
             reported |= {number for low, high in (await events.next())["sequences"] for number in range(low, high + 1)}
 
 
+@pytest.mark.slow
 async def test_a_queue_that_is_made_anew_has_other_letters(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await die(connection, queue, "gone")
@@ -238,6 +239,7 @@ async def test_a_watcher_without_a_server_goes_on(
     assert all(problem in text for text in warnings), warnings
 
 
+@pytest.mark.slow
 async def test_a_watcher_whose_permissions_are_withdrawn_says_so_and_goes_on_when_they_are_back(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

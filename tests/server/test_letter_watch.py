@@ -86,6 +86,7 @@ async def test_many_waits_share_one_proof_and_each_ends_with_its_letter(
     assert proofs == [name]
 
 
+@pytest.mark.slow
 async def test_a_wait_for_a_group_and_an_age(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
@@ -106,6 +107,7 @@ async def test_a_wait_sees_deaths_that_nothing_reports(connection: NatsPyConnect
     assert (summary.dead, summary.ranges) == (1, [(1, 1)])
 
 
+@pytest.mark.slow
 async def test_a_wait_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str, proofs: list[str]) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queue = await make_queue(connection, name)

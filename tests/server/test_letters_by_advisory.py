@@ -84,6 +84,7 @@ async def classify_twice(
         return alone, await classify(at_once, context, entries, orphans, inconsistent)
 
 
+@pytest.mark.slow
 async def test_jobs_of_which_nothing_but_one_advisory_tells_are_found_without_the_classifier(
     queue: ScannedQueue, mocker: MockerFixture
 ) -> None:
@@ -107,6 +108,7 @@ async def test_jobs_of_which_nothing_but_one_advisory_tells_are_found_without_th
     assert not any(found.spy_return_list)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_both_agree_on_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:

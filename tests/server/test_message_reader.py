@@ -148,6 +148,7 @@ async def test_following_reads_what_was_stored_before_and_then_what_is_new(
         assert (await waiting).sequence == 5
 
 
+@pytest.mark.slow
 async def test_following_two_concurrent_publishers_gives_each_message_once_and_in_order(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -186,6 +187,7 @@ async def test_following_misses_nothing_over_a_kill_and_a_restart_of_the_server(
         assert [message.sequence for message in await reader] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 async def test_following_repeats_nothing_after_a_long_outage(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +209,7 @@ async def test_following_repeats_nothing_after_a_long_outage(
             assert (await waiting).sequence == 2
 
 
+@pytest.mark.slow
 async def test_following_starts_while_the_server_is_down(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ async def config(connection: NatsPyConnection, name: str, consumer: str = "worke
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old_subjects", [False, True], ids=["all-partitioned", "some-without-partition"])
 async def test_one_unfiltered_consumer_becomes_partitions_and_each_job_is_done_once(
     connection: NatsPyConnection, name: str, *, old_subjects: bool
@@ -146,6 +147,7 @@ async def migrate(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await provision(connection, queue, migrate=True)
 
 
+@pytest.mark.slow
 async def test_a_migration_that_is_killed_anywhere_is_continued_by_the_next(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
@@ -254,6 +256,7 @@ async def test_jobs_that_wait_for_their_next_consumer_are_no_dead_letters_of_ano
     assert workers.done == Counter(map(str, range(9)))
 
 
+@pytest.mark.slow
 async def test_a_worker_that_never_waits_for_jobs_is_given_time_to_ask(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +311,7 @@ async def probe_until(connection: NatsPyConnection, queue: WorkQueue, task: asyn
     return task.done()
 
 
+@pytest.mark.slow
 async def test_a_job_that_stays_in_flight_stops_the_migration_and_nothing_is_changed(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,6 +450,7 @@ async def test_a_declared_consumer_is_not_narrowed_away_from_jobs_stored_after_t
         await provision(connection, unfiltered(name, consumers=consumers), migrate=True)
 
 
+@pytest.mark.slow
 async def test_a_scheduled_job_keeps_a_consumer(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, unfiltered(name, schedules=True))
     jobs = [Job(b"0", subject=f"{name}.0.email", delay="2s"), Job(b"1000", subject=f"{name}.email", delay="2s")]

@@ -149,6 +149,7 @@ async def awaited(queue: WorkQueue, of: Try) -> str:
     return str(caught.value).partition("(sequences ")[2].partition(")")[0]
 
 
+@pytest.mark.slow
 async def test_a_clear_while_jobs_run_waits_for_the_jobs_of_its_own_deployment(
     connection: NatsPyConnection, name: str
 ) -> None:

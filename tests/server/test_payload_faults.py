@@ -38,6 +38,7 @@ def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("airflow_provider_jetstream")]
 
 
+@pytest.mark.slow
 async def test_a_deleted_consumer_is_reported_now_and_then_and_its_successor_is_pulled_from(
     connection: NatsPyConnection,
     nats: NatsServer,
@@ -60,6 +61,7 @@ async def test_a_deleted_consumer_is_reported_now_and_then_and_its_successor_is_
     assert len(own_lines(caplog)) < 20
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_away_is_waited_for(
     own_nats: NatsServer, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def users(policy: dict[str, Any]) -> str:
     return f'authorization {{ users: [{admin}, {{user: airflow, password: "p", permissions: {json.dumps(policy)}}}] }}'
 
 
+@pytest.mark.slow
 async def test_withdrawn_permissions_are_reported_now_and_then(
     name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +135,7 @@ async def test_withdrawn_permissions_are_reported_now_and_then(
         assert not watchers.errors
 
 
+@pytest.mark.slow
 async def test_messages_of_five_megabytes_leave_the_triggerer_alive(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with NatsServer(config="max_payload: 8MB") as server:
         connect_airflow_to(server, monkeypatch)
@@ -151,6 +155,7 @@ async def test_messages_of_five_megabytes_leave_the_triggerer_alive(name: str, m
                 assert copy.data == bodies[number - 1]
 
 
+@pytest.mark.slow
 async def test_sixty_messages_a_second(
     connection: NatsPyConnection, nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ async def test_watchers_of_one_consumer_share_one_pull_and_each_gets_every_messa
     assert {payload["encoding"] for number, payload in watchers.stored if number} == {"json"}
 
 
+@pytest.mark.slow
 async def test_full_batches_follow_each_other_without_a_pause(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +123,7 @@ def _consumer(name: str) -> dict[str, Any]:
     return {"name": name, "filter_subject": f"q.{name}", "max_deliver": 3}
 
 
+@pytest.mark.slow
 async def test_a_message_is_in_progress_while_airflow_is_slow(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
     await publish_jobs(connection, queue, ["a"])
@@ -155,6 +157,7 @@ async def test_a_message_that_is_delivered_again_meanwhile_has_one_event(
     assert sorted(watchers.sequences()) == [1, 2]
 
 
+@pytest.mark.slow
 async def test_an_event_that_is_not_stored_in_time_is_repeated_after_the_backoff(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -183,6 +186,7 @@ async def test_the_last_failure_is_a_dead_letter_with_its_reason(connection: Nat
     assert job.data == b"a"
 
 
+@pytest.mark.slow
 async def test_a_watcher_that_ends_hands_its_messages_back(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -171,6 +171,7 @@ async def test_a_consumer_for_one_pinned_client_is_refused_with_what_to_do(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["overflow", "prioritized", "pinned_client"])
 async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_runs(
     connection: NatsPyConnection, name: str, policy: str

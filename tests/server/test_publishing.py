@@ -71,6 +71,7 @@ async def test_no_jobs_are_an_empty_report(connection: NatsPyConnection) -> None
     report.raise_for_failures()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 7, 100])
 async def test_no_more_jobs_than_the_window_are_unacknowledged_and_the_input_is_read_no_faster(
     connection: NatsPyConnection, name: str, window: int

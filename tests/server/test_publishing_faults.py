@@ -65,6 +65,7 @@ def _check_unsent_and_unanswered(report: PublishReport, *, acknowledged: int) ->
         assert (unsent, unanswered) == (failure.certain, not failure.certain)
 
 
+@pytest.mark.slow
 async def test_every_job_is_stored_once_although_the_server_is_killed_and_restarted_during_the_call(
     own: NatsPyConnection, own_nats: NatsServer
 ) -> None:
@@ -85,6 +86,7 @@ async def test_every_job_is_stored_once_although_the_server_is_killed_and_restar
     assert await _process_all(own) == Counter(f"job {number}" for number in range(_JOBS))
 
 
+@pytest.mark.slow
 async def test_a_call_that_failed_with_the_server_is_completed_by_the_same_call_after_a_restart(
     own: NatsPyConnection, own_nats: NatsServer
 ) -> None:
@@ -100,6 +102,7 @@ async def test_a_call_that_failed_with_the_server_is_completed_by_the_same_call_
     assert await _process_all(own) == Counter(f"job {number}" for number in range(_JOBS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "stop", "freeze"])
 async def test_a_server_that_stays_away_ends_the_call_in_time_with_the_fate_of_every_job(
     own: NatsPyConnection, own_nats: NatsServer, end: str
@@ -128,6 +131,7 @@ async def test_a_server_that_stays_away_ends_the_call_in_time_with_the_fate_of_e
     assert f"; and {len(report.failures) - 5} more" in str(caught.value)
 
 
+@pytest.mark.slow
 async def test_jobs_reported_as_not_sent_are_really_not_stored(own: NatsPyConnection, own_nats: NatsServer) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
     report = await publish_prepared(own, _jobs(at=1_500, then=own_nats.kill), window=200, ack_timeout=0.2, attempts=2)
@@ -142,6 +146,7 @@ async def test_jobs_reported_as_not_sent_are_really_not_stored(own: NatsPyConnec
     assert max(stored.values()) == 1
 
 
+@pytest.mark.slow
 async def test_a_short_freeze_of_the_server_costs_nothing_but_time(own: NatsPyConnection, own_nats: NatsServer) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
     pid = own_nats.pid
@@ -188,6 +193,7 @@ async def test_a_job_whose_first_answer_was_lost_before_the_stream_was_deleted_m
     assert (type(failure.error), failure.certain) == (NotFoundError, False)
 
 
+@pytest.mark.slow
 async def test_a_connection_closed_during_the_call_ends_it_at_once(own: NatsPyConnection) -> None:
     await make_queue(own, _NAME)
     loop = asyncio.get_running_loop()

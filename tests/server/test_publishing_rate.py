@@ -81,6 +81,7 @@ async def test_a_queue_that_stays_full_ends_the_call_with_the_jobs_not_stored(
     assert await stored_count(connection, name) == 3
 
 
+@pytest.mark.slow
 async def test_the_time_for_room_counts_anew_with_each_stored_job(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, max_msgs=1, **FULL)
     publishing = asyncio.create_task(publish(connection, queue, range(4), subject=f"{name}.jobs.a", room_timeout=1.0))
@@ -149,6 +150,7 @@ async def stored_times(connection: NatsPyConnection, name: str) -> list[float]:
     return [message.stored_at.timestamp() async for message in read_range(connection, name, ">")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "count", "most"), [(0.2, 3, 2), (1, 12, 10), (20, 230, 200), (400, 4_200, 4_000)])
 async def test_ten_seconds_have_no_more_jobs_than_the_rate_allows(
     connection: NatsPyConnection, name: str, rate: float, count: int, most: int
@@ -161,6 +163,7 @@ async def test_ten_seconds_have_no_more_jobs_than_the_rate_allows(
     assert (count - 1) / (times[-1] - times[0]) >= rate * 0.85
 
 
+@pytest.mark.slow
 async def test_jobs_that_arrive_late_and_at_once_delay_those_after_them(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -185,6 +188,7 @@ async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyCon
     assert (report.stored, report.duplicates) == (1_000, 999)
 
 
+@pytest.mark.slow
 async def test_a_job_without_an_answer_is_sent_again_while_the_rate_holds_back_the_next(
     connection: NatsPyConnection, name: str
 ) -> None:

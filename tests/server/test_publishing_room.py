@@ -47,6 +47,7 @@ async def test_the_limits_of_account_and_server_are_waited_for(server: NatsServe
             assert await stored_count(connection, name) == stored - 2
 
 
+@pytest.mark.slow
 async def test_a_full_subject_holds_the_jobs_of_others_not_up(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(
         connection, name, archive=False, discard="new", consumer={"max_deliver": 3, "ack_wait": "1m"}

@@ -67,6 +67,7 @@ async def test_ends_from_before_the_stream_was_created_anew_count(connection: Na
     assert report.results == {"1": 1, "2": 2}
 
 
+@pytest.mark.slow
 async def test_a_queue_that_was_deleted_after_its_jobs_ended_does_no_harm(
     connection: NatsPyConnection, name: str
 ) -> None:

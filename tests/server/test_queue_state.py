@@ -48,6 +48,7 @@ async def pulling(connection: NatsPyConnection, queue: str, consumer: str, *, ac
             await task
 
 
+@pytest.mark.slow
 async def test_jobs_that_nobody_pulls_are_stuck_and_jobs_that_end_are_worked(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -68,6 +69,7 @@ async def test_jobs_that_nobody_pulls_are_stuck_and_jobs_that_end_are_worked(
         await eventually(works, 30)
 
 
+@pytest.mark.slow
 async def test_a_partition_without_a_worker_is_unserved(connection: NatsPyConnection, name: str) -> None:
     queue = small_queue(
         name,
@@ -109,6 +111,7 @@ async def test_jobs_of_low_priority_that_nobody_serves_are_unserved(connection: 
     assert watch.states[0].name == "low"
 
 
+@pytest.mark.slow
 async def test_jobs_that_no_consumer_takes_are_unserved_or_without_consumer(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -151,6 +154,7 @@ async def test_a_paused_consumer_is_paused_until(connection: NatsPyConnection, n
     assert f"paused until {until:%Y-%m-%dT%H:%M}" in paused.evidence
 
 
+@pytest.mark.slow
 async def test_jobs_in_flight_of_which_none_ends_are_stuck_after_a_while(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LETTERS = 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC, Protocol.IN_PLACE])
 async def test_many_letters_of_a_redrive_share_records(
     connection: NatsPyConnection, name: str, protocol: Protocol

@@ -152,6 +152,7 @@ async def test_no_more_than_a_thousand_requests_wait_for_an_answer(
     assert most == 1_000
 
 
+@pytest.mark.slow
 async def test_requests_of_a_server_that_stalls_are_not_sent_later(own_nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 1})) as connection:
         await stream_of(connection, "s")

@@ -66,6 +66,7 @@ async def test_few_matching_messages_among_many_take_few_requests(connection: Na
     assert connection.client.stats["out_msgs"] - before < 100
 
 
+@pytest.mark.slow
 async def test_many_matching_messages_take_about_one_request_each(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name, ["a"] * 5_000)
     before = connection.client.stats["out_msgs"]
@@ -73,6 +74,7 @@ async def test_many_matching_messages_take_about_one_request_each(connection: Na
     assert connection.client.stats["out_msgs"] - before < 5_100
 
 
+@pytest.mark.slow
 async def test_large_messages_are_read_a_few_at_a_time(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name, ["a"] * 100, b"x" * 700_000)
     assert await read_sequences(connection, name) == list(range(1, 101))

@@ -41,6 +41,7 @@ async def scan_all(connection: Connection, queue: WorkQueue) -> tuple[list[DeadL
     return letters, dismissed, sorted(scan.reconciliation.orphans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direct", [True, False])
 async def test_the_same_letters_are_found(
     connection: NatsPyConnection, nats: NatsServer, name: str, *, direct: bool
@@ -59,6 +60,7 @@ async def test_the_same_letters_are_found(
     assert ahead[1:] == plain[1:]
 
 
+@pytest.mark.slow
 async def test_far_fewer_requests_are_sent(own_nats: NatsServer, name: str) -> None:
     requests = []
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
@@ -96,6 +98,7 @@ async def test_single_reads_equal_those_of_the_api(connection: NatsPyConnection,
     assert [message.sequence if message else None for message in expected_last] == [6, None, None, None]
 
 
+@pytest.mark.slow
 async def test_a_message_is_read_again_after_two_seconds(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["job"])
@@ -120,6 +123,7 @@ async def test_a_cancelled_read_does_not_cancel_the_others(connection: NatsPyCon
     assert (await reads[1], await lasts[1]) == (await get_message(connection, name, 1),) * 2
 
 
+@pytest.mark.slow
 async def test_a_stream_that_allows_no_direct_gets_any_more_is_still_read(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -138,6 +138,7 @@ async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
     assert await process_all(connection, queue) == {'{"to":"ada@example.org"}': 1}
 
 
+@pytest.mark.slow
 async def test_the_commands_in_their_order_create_the_queue_and_do_the_jobs_of_the_dag(
     dag_block: dict[str, Any], own_nats: NatsServer, tmp_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_the_command_that_shows_everything_prints_what_the_readme_says() -> None
     )
 
 
+@pytest.mark.slow
 def test_the_session_without_airflow_prints_what_it_did(nats: NatsServer) -> None:
     program = _readme_block("Without Airflow").replace("nats://127.0.0.1:4222", nats.url)
     done = subprocess.run(

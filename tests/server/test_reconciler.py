@@ -90,6 +90,7 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
     assert (report.vanished, report.dead) == (set(jobs), {})
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_gone_is_found_among_many_that_wait_for_delivery(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -102,6 +103,7 @@ async def test_a_job_that_is_gone_is_found_among_many_that_wait_for_delivery(
     assert (report.vanished, len(report.awaited)) == ({jobs[400]}, 499)
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_gone_is_found_although_another_consumer_has_many_pending(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -154,6 +156,7 @@ async def test_advisories_that_are_due_while_no_worker_pulls_are_triggered(
     assert set(report.dead.values()) <= {"1 deliveries to worker", NO_ADVISORY}
 
 
+@pytest.mark.slow
 async def test_a_death_whose_advisory_was_lost_with_a_killed_server_is_found(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
@@ -177,6 +180,7 @@ async def test_a_death_whose_advisory_was_lost_with_a_killed_server_is_found(own
         assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     cursor = await take_cursor(connection, queue)
@@ -194,6 +198,7 @@ async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: NatsPyCo
     assert (await wait_reports([waiter]))[0].completed == set(jobs)
 
 
+@pytest.mark.slow
 async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

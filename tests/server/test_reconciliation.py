@@ -72,6 +72,7 @@ async def forget(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await connection.api(f"STREAM.PURGE.{queue.name}-dead")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "consumer",
     [
@@ -144,6 +145,8 @@ async def test_the_advisories_were_deleted_by_hand(connection: NatsPyConnection,
     assert reasons == {1: advised, 2: orphan, 3: orphan, 4: advised}
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection:
@@ -309,6 +312,7 @@ async def test_a_death_that_the_server_forgot_in_a_crash_is_no_letter_while_the_
     assert (sequences(findings), findings.dismissed[0].status) == ([1], Status.VANISHED)
 
 
+@pytest.mark.slow
 async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     alive_again = held_back = 0
@@ -362,6 +366,7 @@ async def hand_back_until_dead(connection: NatsPyConnection, queue: WorkQueue) -
                 await message.nak()
 
 
+@pytest.mark.slow
 async def test_a_busy_queue(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "30s", "max_ack_pending": 500})
     stopped = asyncio.Event()
@@ -411,6 +416,7 @@ async def test_a_busy_queue(connection: NatsPyConnection, name: str) -> None:
     print(f"{scans} scans, {len(good)} jobs done, {len(poison)} poisoned, up to {most} given meanwhile")
 
 
+@pytest.mark.slow
 async def test_orphans_below_the_ack_floor_of_a_busy_queue_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await make_dead_letters(connection, queue, "abc")
@@ -449,6 +455,7 @@ async def test_a_requeued_job_that_dies_again_without_an_advisory_is_found(
     ]
 
 
+@pytest.mark.slow
 async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})

@@ -181,6 +181,7 @@ async def test_only_the_requested_letters_are_redriven(connection: NatsPyConnect
     assert await stored_count(connection, f"{name}-dead") == 2
 
 
+@pytest.mark.slow
 async def test_a_request_with_sequences_that_are_no_dead_letters_redrives_nothing(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -135,6 +135,7 @@ async def test_a_stopped_run_continues_under_its_key_and_its_report_covers_both_
     assert await process_all(connection, queue) == dict.fromkeys("abcdef", 1)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_run_continues_under_its_key(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]
@@ -181,6 +182,7 @@ async def test_a_run_that_stays_open_continues_until_it_is_finished(connection: 
     assert (dict(report.redriven), report.resumed) == ({}, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["dead", "terminated"])
 async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_no_second_copy(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, gone: str
@@ -224,6 +226,7 @@ async def test_a_run_that_cannot_be_recorded_does_nothing(connection: NatsPyConn
     assert len(await stream_messages(connection, name)) == 1
 
 
+@pytest.mark.slow
 async def test_a_letter_requeued_twice_is_recorded_twice(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from test_command_line import as_json, command, environment
 
 from testbed.dead_letters import stream_messages
@@ -35,6 +36,7 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
     return process.returncode, json.loads(out), error
 
 
+@pytest.mark.slow
 async def test_a_few_letters_are_redriven_and_their_outcome_is_awaited(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -59,6 +61,7 @@ async def test_a_few_letters_are_redriven_and_their_outcome_is_awaited(
     await command(nats, "redrive", "pause", name, "missing", code=5)
 
 
+@pytest.mark.slow
 async def test_a_wave_that_dies_again_waits_at_its_gate_for_another_process(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -82,6 +85,7 @@ async def test_a_wave_that_dies_again_waits_at_its_gate_for_another_process(
     assert [control["action"] for control in shown["controls"]] == ["abort"]
 
 
+@pytest.mark.slow
 async def test_ctrl_c_stops_a_redrive_which_goes_on_and_brings_each_letter_back_once(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:

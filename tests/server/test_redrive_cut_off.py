@@ -38,6 +38,7 @@ async def duplicates_forgotten(connection: NatsPyConnection, queue: WorkQueue) -
     await eventually(forgotten)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", ["with an entry", "without an entry"])
 async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_copy_at_any_time(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, death: str

@@ -88,6 +88,7 @@ def cases() -> list[tuple[Protocol, int]]:
     return [(Protocol.COPY, turn) for turn in turns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "turn"), cases())
 async def test_a_redrive_that_is_cut_off_at_any_request_is_finished_by_the_next_one(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, protocol: Protocol, turn: int

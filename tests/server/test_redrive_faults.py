@@ -38,6 +38,7 @@ def fields(kind: str, name: str) -> dict[str, Any]:
     return {"discard": "new", "deny_delete": True, "dead_letters": letters}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "orders"])
 @pytest.mark.parametrize("workers", ["workers are away", "workers take each copy at once"])
 async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothing_when_it_is_run_again(
@@ -71,6 +72,7 @@ async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothin
         await asyncio.gather(*map(redrive_again, deaths.queues[start : start + AT_ONCE]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "orders"])
 @pytest.mark.parametrize("redrivers", [2, 3])
 async def test_concurrent_redrives_lose_and_repeat_nothing(
@@ -105,6 +107,7 @@ async def drain_until_empty(connection: NatsPyConnection, queue: WorkQueue, coun
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [2, 6, 8, 10, 11, 12, 13, 16])
 async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
     own_nats: NatsServer, name: str, call: int
@@ -155,6 +158,7 @@ async def kill_server_before(server: NatsServer, connection: NatsPyConnection, c
     assert sent >= call
 
 
+@pytest.mark.slow
 async def test_a_cancelled_redrive_is_finished_by_the_next(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]

@@ -62,6 +62,7 @@ def fails_first_three(number: int) -> str:
     return "no currency" if number < 3 else ""
 
 
+@pytest.mark.slow
 async def test_letters_that_somebody_brought_back_at_the_gate_are_left_alone(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -79,6 +80,7 @@ async def test_letters_that_somebody_brought_back_at_the_gate_are_left_alone(
         assert (report.state, [wave.parked_again for wave in report.waves]) == ("finished", [2, 0])
 
 
+@pytest.mark.slow
 async def test_what_a_killed_redriver_had_parked_at_the_gate_counts(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -97,6 +99,7 @@ async def test_what_a_killed_redriver_had_parked_at_the_gate_counts(
         assert counts(report) == (9, 0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_named_letters_of_which_others_brought_some_back_between_waves(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -125,6 +128,7 @@ async def recreated(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await make_dead_letters(connection, queue, "xyz")
 
 
+@pytest.mark.slow
 async def test_a_redrive_whose_queue_is_created_anew_at_its_gate_ends(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcdef")
@@ -142,6 +146,7 @@ async def test_a_redrive_whose_queue_is_created_anew_at_its_gate_ends(connection
     assert (report.redrive != stopped.id, len(report.redriven)) == (True, 2)
 
 
+@pytest.mark.slow
 async def test_a_redrive_whose_queue_is_created_anew_while_a_wave_is_awaited_ends(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -160,6 +165,7 @@ async def test_a_redrive_whose_queue_is_created_anew_while_a_wave_is_awaited_end
     assert len((await find_dead_letters(connection, queue)).letters) == 3
 
 
+@pytest.mark.slow
 async def test_a_purge_of_the_dead_letter_queue_between_waves_loses_no_letter(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -174,6 +180,7 @@ async def test_a_purge_of_the_dead_letter_queue_between_waves_loses_no_letter(
         assert (report.state, counts(report)) == ("finished", (12, 0, 0, 0))
 
 
+@pytest.mark.slow
 async def test_waves_larger_than_the_selection_and_a_selection_of_nothing(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -202,6 +209,7 @@ async def test_letters_that_fail_in_the_last_wave_are_known_to_whoever_decides_a
     assert "expected JSON" in report.failed[2]
 
 
+@pytest.mark.slow
 async def test_entries_that_are_no_controls_steer_nothing(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -227,6 +235,7 @@ async def test_entries_that_are_no_controls_steer_nothing(
         assert (found.state, found.controls[0].sequence < 99_999_999) == ("finished", True)
 
 
+@pytest.mark.slow
 async def test_one_that_was_aborted_while_nobody_ran_it_stays_so(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -270,6 +279,7 @@ async def test_a_clock_that_is_an_hour_behind_changes_neither_order_nor_times(
         assert (await asyncio.wait_for(task, WITHIN)).state == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 async def test_three_steer_in_any_order_and_two_abort(
     nats: NatsServer, connection: NatsPyConnection, settings: ConnectionSettings, name: str, seed: int

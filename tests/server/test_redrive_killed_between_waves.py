@@ -63,6 +63,8 @@ async def check_end(connection: NatsPyConnection, queue: WorkQueue, done: Counte
     assert redrive.redriven == len(records)
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 async def test_killed_while_a_wave_is_awaited_and_at_its_gate(
     nats: NatsServer, connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -110,6 +112,7 @@ async def test_killed_while_a_wave_is_awaited_and_at_its_gate(
         await check_end(connection, queue, shop.done, finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 async def test_killed_at_any_call_while_two_sides_steer(
     nats: NatsServer,

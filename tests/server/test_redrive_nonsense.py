@@ -180,6 +180,7 @@ BOMBS: Mapping[str, tuple[bytes, list[dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.slow
 async def test_a_patch_that_makes_too_much_fails_only_its_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_terminated_letters(connection, queue, [body for body, _ in BOMBS.values()])

@@ -68,6 +68,7 @@ async def test_letters_without_a_key_wait_for_nothing(connection: NatsPyConnecti
     assert dict(report.redriven) == {1: 4, 2: 5, 3: 6}
 
 
+@pytest.mark.slow
 async def test_the_next_letter_stays_where_the_job_before_dies_again(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_keyed_letters(connection, queue, "aabab")
@@ -103,6 +104,7 @@ async def test_a_parked_letter_holds_nothing_up(connection: NatsPyConnection, na
     assert sorted(ledger.of("end")) == ["a1", "b1"]
 
 
+@pytest.mark.slow
 async def test_terminated_letters_and_those_without_an_entry_keep_the_order(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -139,6 +141,7 @@ async def test_a_key_may_be_any_bytes(nats: NatsServer, connection: NatsPyConnec
     assert ledger.violations(["a1", "a2", "b1"]) == {}
 
 
+@pytest.mark.slow
 async def test_the_next_letter_waits_for_the_job_in_another_queue(connection: NatsPyConnection, name: str) -> None:
     queue, other = await make_queue(connection, name), await make_queue(connection, f"{name}-other", consumer=SAMPLED)
     await make_keyed_letters(connection, queue, "abaab")
@@ -158,6 +161,7 @@ async def test_the_next_letter_waits_for_the_job_in_another_queue(connection: Na
     assert ledger.events == [("start", "b1"), ("end", "b1"), ("start", "b2"), ("end", "b2")]
 
 
+@pytest.mark.slow
 async def test_a_cancelled_job_holds_nothing_up(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "2s"})
     await make_keyed_letters(connection, queue, "aa")
@@ -168,6 +172,7 @@ async def test_a_cancelled_job_holds_nothing_up(connection: NatsPyConnection, na
     assert dict((await redrive).redriven) == {1: 3, 2: 4}
 
 
+@pytest.mark.slow
 async def test_what_becomes_of_a_letter_meanwhile_counts(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "2s"})
     await make_keyed_letters(connection, queue, "aaabbb")
@@ -186,6 +191,7 @@ async def test_what_becomes_of_a_letter_meanwhile_counts(connection: NatsPyConne
     assert ledger.of("end") == ["b3"]
 
 
+@pytest.mark.slow
 async def test_the_lease_is_free_while_jobs_are_awaited(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "2s"})
     await make_keyed_letters(connection, queue, "aab")
@@ -228,6 +234,7 @@ async def test_two_redrives_at_once_keep_the_order_together(
     assert ledger.violations(bodies) == {}
 
 
+@pytest.mark.slow
 async def test_an_interrupted_redrive_is_run_again_in_order(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

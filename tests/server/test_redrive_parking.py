@@ -117,6 +117,7 @@ async def test_parked_letters_come_back_when_they_are_selected_and_leave_nothing
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 async def test_three_concurrent_redrives_of_parked_letters_redrive_each_once(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -216,6 +217,7 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
     assert await process_all(connection, queue) == {"a": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_off", [1, 2])
 async def test_letters_that_were_parked_and_requeued_before_are_parked_again(
     connection: NatsPyConnection, name: str, cut_off: int

@@ -134,6 +134,7 @@ async def test_a_patched_copy_that_is_too_large_is_not_brought_back_unchanged(
     assert await bodies(connection, name) == {1: b'{"a":1}'}
 
 
+@pytest.mark.slow
 async def test_the_command_shows_the_difference_and_redrives_with_the_patch(
     nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
 ) -> None:

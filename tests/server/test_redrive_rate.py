@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _CORE = "airflow_provider_jetstream.jetstream."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "letters", "most"), [(0.2, 3, 2), (1, 12, 10), (20, 230, 200)])
 async def test_ten_seconds_have_no_more_letters_than_the_rate_allows(
     connection: NatsPyConnection, name: str, rate: float, letters: int, most: int
@@ -43,6 +44,7 @@ async def test_ten_seconds_have_no_more_letters_than_the_rate_allows(
     assert average >= rate * 0.85
 
 
+@pytest.mark.slow
 async def test_a_high_rate_has_no_bursts(connection: NatsPyConnection, name: str) -> None:
     rate, letters = 400, 1_200
     queue = await make_queue(connection, name)

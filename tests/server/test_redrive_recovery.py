@@ -170,6 +170,8 @@ async def test_terminated_letters_are_stored_once_past_the_window(
     assert await finish(connection, queue, again, done) == dict.fromkeys("abc", 1)
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 @NEXT
 async def test_copies_that_ran_before_the_server_was_killed_are_known(
     own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest
@@ -278,6 +280,7 @@ async def test_nothing_is_stored_while_the_audit_takes_no_intents(
     assert await finish(connection, queue, request_, Counter()) == dict.fromkeys("abc", 1)
 
 
+@pytest.mark.slow
 @NEXT
 @pytest.mark.parametrize("first", [COPY, PARK], ids=["copy first", "park first"])
 async def test_what_was_stored_while_the_audit_took_no_records_is_recorded_later(

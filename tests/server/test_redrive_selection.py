@@ -198,6 +198,7 @@ async def test_undeliverable_jobs_that_cannot_be_removed_are_refused_and_stay(
     assert await stored_count(connection, f"{name}d") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "size"), [(Protocol.COPY, 1), (Protocol.ATOMIC, 1), (Protocol.ATOMIC, 40_000)])
 async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_died_in(
     connection: NatsPyConnection, name: str, protocol: Protocol, size: int
@@ -220,6 +221,7 @@ async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_d
         assert [int(copy.data) for copy in copies] == [*range(kind, 300, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", ["dead", "terminated"])
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
 async def test_three_concurrent_redrives_lose_and_repeat_nothing_while_workers_drain(

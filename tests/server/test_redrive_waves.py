@@ -81,6 +81,7 @@ def counts(redrive: Redrive | RedriveReport | Wave) -> tuple[int, int, int, int]
     return outcomes.completed, outcomes.died_again, outcomes.still_running, outcomes.unknown
 
 
+@pytest.mark.slow
 async def test_the_canary_stops_and_after_the_mend_all_waves_complete(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -122,6 +123,7 @@ async def test_the_canary_stops_and_after_the_mend_all_waves_complete(
         assert [redrive.id for redrive in await list_redrives(connection, queue)] == [stopped.id]
 
 
+@pytest.mark.slow
 async def test_what_dies_again_is_not_selected_again_by_itself(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -132,6 +134,7 @@ async def test_what_dies_again_is_not_selected_again_by_itself(
         assert len((await find_dead_letters(connection, queue)).letters) == 1
 
 
+@pytest.mark.slow
 async def test_a_rule_goes_on_or_parks_what_returns_with_the_same_cause(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -152,6 +155,7 @@ async def test_a_rule_goes_on_or_parks_what_returns_with_the_same_cause(
         assert (await find_dead_letters(connection, queue)).letters == ()
 
 
+@pytest.mark.slow
 async def test_another_cause_stops_where_the_same_one_is_parked(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -192,6 +196,7 @@ async def test_a_wave_that_nobody_ends_stops_at_the_gate_after_its_time(
         assert stopped.reason.endswith("not all jobs ended within 0.5 seconds")
 
 
+@pytest.mark.slow
 async def test_a_wave_is_awaited_from_its_last_letter_on(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcde")
@@ -206,6 +211,7 @@ async def test_a_wave_is_awaited_from_its_last_letter_on(connection: NatsPyConne
     assert 100 - (now - wave.awaited_from).total_seconds() <= wait.within <= 100
 
 
+@pytest.mark.slow
 async def test_what_ended_in_time_counts_however_late_somebody_looks(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "3s", "sample_freq": "100%"})
     await make_dead_letters(connection, queue, "abcdef")
@@ -227,6 +233,7 @@ async def test_what_ended_in_time_counts_however_late_somebody_looks(connection:
     )
 
 
+@pytest.mark.slow
 async def test_what_ends_at_the_gate_is_known_when_a_person_lets_it_pass(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -246,6 +253,7 @@ async def test_what_ends_at_the_gate_is_known_when_a_person_lets_it_pass(
     assert (report.state, counts(report)) == ("finished", (2, 0, 4, 0))
 
 
+@pytest.mark.slow
 async def test_a_paused_redrive_goes_on_where_it_was(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -268,6 +276,7 @@ async def test_a_paused_redrive_goes_on_where_it_was(
         assert (await read_redrive(connection, queue, begun.id)).state == "finished"
 
 
+@pytest.mark.slow
 async def test_a_redrive_that_is_paused_and_resumed_while_a_wave_is_awaited_obeys_at_once(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -288,6 +297,7 @@ async def test_a_redrive_that_is_paused_and_resumed_while_a_wave_is_awaited_obey
         assert (report.state, counts(report)) == ("finished", (20, 0, 0, 0))
 
 
+@pytest.mark.slow
 async def test_a_redrive_that_is_paused_while_it_awaits_the_lease_stays_paused(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -313,6 +323,7 @@ async def test_a_redrive_that_is_paused_while_it_awaits_the_lease_stays_paused(
         assert (report.state, len(report.redriven), report.cancelled) == ("finished", 200, False)
 
 
+@pytest.mark.slow
 async def test_a_wave_whose_jobs_have_ended_is_decided_however_long_its_ends_take_to_read(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -333,6 +344,7 @@ async def in_flight(connection: NatsPyConnection, queue: WorkQueue, count: int) 
     return bool((await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == count)
 
 
+@pytest.mark.slow
 async def test_an_aborted_redrive_leaves_the_others_where_they_are(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -349,6 +361,7 @@ async def test_an_aborted_redrive_leaves_the_others_where_they_are(
         assert (len(again.redriven), again.resumed, again.redrive != begun.id) == (left, 0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30 if os.environ.get("FAULTS") == "full" else 3))
 async def test_kills_and_controls_from_two_sides_leave_one_redrive(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, seed: int

@@ -71,6 +71,7 @@ async def parked_jobs(connection: NatsPyConnection, queue: WorkQueue) -> Counter
     return Counter(letter.body.decode() for letter in found.letters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("requests", "fate"),
     [

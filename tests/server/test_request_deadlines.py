@@ -75,6 +75,7 @@ async def test_a_read_waits_until_the_connection_is_restored(nats: NatsServer, n
         assert (await reading)["config"]["name"] == name
 
 
+@pytest.mark.slow
 async def test_a_change_that_is_not_answered_ends_a_connection_that_is_silent(nats: NatsServer, name: str) -> None:
     async with through_proxy(nats) as (proxy, connection):
         await make_queue(connection, name)
@@ -89,6 +90,7 @@ async def test_a_change_that_is_not_answered_ends_a_connection_that_is_silent(na
         assert connection.reconnects == 1
 
 
+@pytest.mark.slow
 async def test_a_silent_connection_with_tls_is_ended_and_restored(tmp_path: Path, name: str) -> None:
     tls = make_tls(tmp_path)
     with NatsServer(tls=tls) as nats:
@@ -178,6 +180,7 @@ async def assert_dropped(use: Callable[[str], Awaitable[None]]) -> None:
     assert b"STREAM.PURGE" not in stalled.received
 
 
+@pytest.mark.slow
 async def test_what_is_left_in_the_buffers_of_a_stalled_connection_is_dropped() -> None:
     async def use(url: str) -> None:
         async with connect(connection_settings({"servers": (url,), "timeout": 5})) as connection:
@@ -189,6 +192,7 @@ async def test_what_is_left_in_the_buffers_of_a_stalled_connection_is_dropped() 
     await assert_dropped(use)
 
 
+@pytest.mark.slow
 async def test_a_stalled_connection_is_closed_in_time_and_sends_nothing_more() -> None:
     async def use(url: str) -> None:
         async with connect(connection_settings({"servers": (url,), "timeout": 5})) as connection:
@@ -218,6 +222,7 @@ async def test_what_is_left_in_the_buffers_of_a_stalled_blocking_connection_is_d
     await assert_dropped(lambda url: asyncio.to_thread(send, url))
 
 
+@pytest.mark.slow
 async def test_a_silent_blocking_connection_is_given_up_after_a_change(nats: NatsServer, name: str) -> None:
     async with tcp_proxy(nats.port) as proxy:
 

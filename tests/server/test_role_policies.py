@@ -533,6 +533,7 @@ def names(line: Permission, text: str) -> bool:
     return re.search(f"{line.action} to {pattern}", text) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", _FLOWS)
 async def test_a_role_needs_every_line_of_its_policy(
     server: NatsServer, role: Role, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
@@ -42,6 +43,7 @@ def load_of_keda(server: NatsServer, stream: str, consumer: str) -> int:
     return int(detail["state"]["last_seq"])
 
 
+@pytest.mark.slow
 async def test_live_work_counts_and_dead_letters_do_not(own_nats: NatsServer, name: str, tmp_path: Path) -> None:
     query = query_for(name)
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as admin:

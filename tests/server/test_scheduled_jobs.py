@@ -64,6 +64,7 @@ async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their
     assert await stored_count(connection, name) == 3
 
 
+@pytest.mark.slow
 async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -92,6 +93,7 @@ async def test_a_schedule_published_again_after_the_duplicate_window_replaces_th
     assert await stored_count(connection, name) == 1
 
 
+@pytest.mark.slow
 async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_it(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -116,6 +118,7 @@ async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_i
     assert sum(schedules["subjects"].values()) == 1
 
 
+@pytest.mark.slow
 async def test_schedules_outlive_a_kill_of_the_server(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, schedules=True)
@@ -221,6 +224,7 @@ async def test_a_target_outside_the_queue_is_refused_by_the_server(connection: N
         await _publish(connection, queue, Job(b"", "elsewhere.a", delay="1h"))
 
 
+@pytest.mark.slow
 async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     # On no day of the year the same hour as in UTC, nor half an hour off it.

@@ -38,6 +38,7 @@ def _jobs(count: int, batch: str = _NAME) -> Iterable[OutgoingJob]:
     return prepare_jobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
 
 
+@pytest.mark.slow
 async def test_a_graceful_restart_of_the_server_during_a_publish_costs_nothing_but_time() -> None:
     with NatsServer(config=_LAME_DUCK) as server:
         async with _connected(server.url) as connection:
@@ -53,6 +54,7 @@ async def test_a_graceful_restart_of_the_server_during_a_publish_costs_nothing_b
             assert (report.stored, await stored_count(connection, _NAME)) == (50, 50)
 
 
+@pytest.mark.slow
 async def test_a_server_in_lame_duck_mode_is_a_transient_error() -> None:
     with NatsServer(config=_LAME_DUCK.replace('"2s"', '"25s"')) as server:
         async with _connected(server.url) as connection:
@@ -77,6 +79,7 @@ async def _begin_lame_duck(server: NatsServer) -> None:
     await eventually(lambda: "] JetStream Shutdown" in server.log(), within=_SECONDS)
 
 
+@pytest.mark.slow
 async def test_a_stream_without_a_leader_gets_its_jobs_when_it_has_one_again() -> None:
     with NatsCluster() as cluster:
         meta_leader = await asyncio.to_thread(cluster.meta_leader)

@@ -97,6 +97,7 @@ async def count_alive(connection: NatsPyConnection, queue: WorkQueue) -> int:
     return int(info["num_ack_pending"] + info["num_pending"])
 
 
+@pytest.mark.slow
 async def test_deaths_that_a_kill_has_undone_are_not_believed_though_the_numbers_agree(
     own_nats: NatsServer, name: str
 ) -> None:
@@ -124,6 +125,7 @@ async def test_deaths_that_a_kill_has_undone_are_not_believed_though_the_numbers
         assert await stored_count(connection, name) == COUNT
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.11", "the pause of a consumer")
 async def test_a_census_makes_them_certain(own_nats: NatsServer, name: str) -> None:
     queue, unreported, reported = await forget_deaths(own_nats, name)
@@ -143,6 +145,7 @@ async def test_a_census_makes_them_certain(own_nats: NatsServer, name: str) -> N
         assert not await is_paused()
 
 
+@pytest.mark.slow
 async def test_deaths_after_a_restart_are_believed_once_the_server_is_watched_again(
     own_nats: NatsServer, name: str
 ) -> None:
@@ -208,6 +211,7 @@ async def test_without_an_audit_restarts_are_unknown_and_the_numbers_decide(
     assert "restart-unknown" not in {risk.name for risk in (await find_dead_letters(connection, queue)).risks}
 
 
+@pytest.mark.slow
 async def test_letters_of_a_scan_that_lost_the_server_are_proved_anew(own_nats: NatsServer, name: str) -> None:
     async with connect(settings_of(own_nats)) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "120s"})
@@ -223,6 +227,7 @@ async def test_letters_of_a_scan_that_lost_the_server_are_proved_anew(own_nats: 
         assert scan.dismissed == {Status.UNCERTAIN: 2}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.12", "since when a leader leads")
 async def test_another_leader_of_a_cluster_may_have_forgotten_deaths() -> None:
     with NatsCluster() as cluster:

@@ -57,6 +57,7 @@ async def old(old_nats: NatsServer) -> AsyncIterator[NatsPyConnection]:
         yield opened
 
 
+@pytest.mark.slow
 async def test_dead_letters_of_every_kind_are_found_at_once_and_redriven_once(old: NatsPyConnection, name: str) -> None:
     queue = await make_queue(old, name, consumer={"max_deliver": 2})
     await make_dead_letters(old, queue, DEAD)

@@ -47,6 +47,7 @@ def shell_worker(nats: NatsServer, queue: str, folder: Path) -> Iterator[Process
         process.terminate()
 
 
+@pytest.mark.slow
 def test_the_shell_worker_keeps_all_lines_also_where_it_is_killed_or_cut_off(nats: NatsServer, tmp_path: Path) -> None:
     # A worker that is killed leaves its folder.
     found = conform(nats, "--json", "--", "bash", str(WORKER), environment={"TMPDIR": str(tmp_path)})
@@ -54,6 +55,7 @@ def test_the_shell_worker_keeps_all_lines_also_where_it_is_killed_or_cut_off(nat
     assert found.returncode == 0
 
 
+@pytest.mark.slow
 async def test_the_record_of_a_job_has_its_bytes_and_headers(
     connection: NatsPyConnection, nats: NatsServer, name: str, tmp_path: Path
 ) -> None:
@@ -68,6 +70,7 @@ async def test_the_record_of_a_job_has_its_bytes_and_headers(
     assert found == ["grün", "terminated", "the job says so"]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_stopped_leaves_no_process_no_file_and_its_job(
     connection: NatsPyConnection, nats: NatsServer, name: str, tmp_path: Path
 ) -> None:

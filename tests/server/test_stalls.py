@@ -111,6 +111,7 @@ async def test_a_wait_that_goes_on_warns_once_and_ends_when_a_consumer_takes_the
     assert (await wait_reports([waiter], within=LONG))[0].completed == set(jobs)
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_comes_back_before_reconcile_seconds_is_no_stall(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -70,6 +70,7 @@ async def test_an_advisory_of_any_date_neither_stops_nor_delays_anything(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("timestamp", TIMES)
 async def test_a_record_of_any_date_neither_stops_nor_delays_anything(
     connection: NatsPyConnection, nats: NatsServer, name: str, timestamp: str

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import connect, take_cursor
 from testbed.face import consumer_names
 from testbed.queues import eventually, make_queue, publish_jobs
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
-    import pytest
-
     from airflow_provider_jetstream.jetstream import ConnectionSettings
     from airflow_provider_jetstream.jetstream.client.connection import OnMessage, Subscription
     from testbed.face import NatsPyConnection
@@ -56,6 +56,7 @@ async def test_messages_that_are_lost_on_their_way_are_read_again(
     assert waiter.remaining == list(range(200))[::-1]
 
 
+@pytest.mark.slow
 async def test_a_deleted_consumer_is_replaced_at_its_position(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -82,6 +83,7 @@ async def test_a_deleted_consumer_is_replaced_at_its_position(connection: NatsPy
     assert waiter.remaining == list(range(300))[::-1]
 
 
+@pytest.mark.slow
 async def test_more_ends_than_fit_one_pull_request_are_read(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)

@@ -116,6 +116,7 @@ async def test_only_a_record_whose_names_give_the_key_is_believed(connection: Na
     assert await resolve_origins(connection, name, None, [ORIGIN.key]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_margin")
 async def test_a_record_is_removed_once_no_job_letter_or_copy_names_the_task(
     connection: NatsPyConnection, name: str
@@ -193,6 +194,7 @@ async def test_letters_of_an_earlier_round_keep_the_record_of_a_cleared_task(
     assert await removable(connection, queue) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_margin")
 async def test_a_record_is_kept_while_the_server_may_make_jobs_of_schedules(
     connection: NatsPyConnection, name: str

@@ -61,6 +61,7 @@ async def same_as_scan(
     return await letters.summary(Selection(), ())
 
 
+@pytest.mark.slow
 async def test_looks_count_what_a_scan_counts_whatever_happens_to_letters(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -101,6 +102,7 @@ async def die_silently(connection: NatsPyConnection, queue: WorkQueue, body: str
     await eventually(is_dead)
 
 
+@pytest.mark.slow
 async def test_a_death_without_an_entry_is_found_by_a_look(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
@@ -117,6 +119,7 @@ async def test_a_death_without_an_entry_is_found_by_a_look(connection: NatsPyCon
     await change_stream(connection, f"{name}-dead", subjects=config["subjects"])
 
 
+@pytest.mark.slow
 async def test_jobs_that_are_done_or_in_flight_are_no_letters(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await make_dead_letters(connection, queue, ["a"])
@@ -171,6 +174,7 @@ async def test_entries_that_are_no_records_are_counted_as_unreadable_once(
     assert risks == {str(risk) for risk in (await summarise_dead_letters(connection, queue)).risks}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letters_before", [5, 700])
 async def test_a_look_reads_what_is_new_however_many_letters_there_are(
     connection: NatsPyConnection, nats: NatsServer, name: str, letters_before: int
@@ -189,6 +193,7 @@ async def test_a_look_reads_what_is_new_however_many_letters_there_are(
     assert (await letters.summary(Selection(), ())).ranges == [(1, letters_before + 5)]
 
 
+@pytest.mark.slow
 async def test_a_look_does_not_read_the_copies_that_an_earlier_one_has_stored(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,6 +220,7 @@ async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(
     assert (await wait_within(connection, cursor, [1, 2])).completed == {1, 2}
 
 
+@pytest.mark.slow
 async def test_a_wait_survives_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)

@@ -163,6 +163,7 @@ async def test_a_job_that_was_requeued_in_place_is_awaited_although_its_entry_is
     assert (await waiting).completed == set(sequences)
 
 
+@pytest.mark.slow
 async def test_a_job_whose_entry_is_kept_after_its_redrive_is_awaited_as_its_copy(
     connection: NatsPyConnection, name: str
 ) -> None:

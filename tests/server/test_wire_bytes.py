@@ -119,6 +119,7 @@ async def test_a_line_that_hides_a_header_of_the_server_has_no_effect(
     assert await stored_count(connection, name) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["archive", "record"])
 async def test_one_subject_that_is_not_utf8_neither_deafens_a_worker_nor_stops_a_redrive(
     connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str, source: str
@@ -169,6 +170,7 @@ async def test_one_subject_that_is_not_utf8_neither_deafens_a_worker_nor_stops_a
     assert set(done) == {body.encode() for body in bodies}
 
 
+@pytest.mark.slow
 async def test_a_job_whose_exact_subject_nothing_shows_is_set_aside_by_itself(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:

@@ -86,6 +86,7 @@ async def test_a_job_reaches_its_handler_with_everything_that_was_published(
         without.json()
 
 
+@pytest.mark.slow
 async def test_jobs_of_any_form_that_arrive_together_are_each_as_they_are_stored(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -133,6 +134,7 @@ async def _is_stored(connection: NatsPyConnection, queue: WorkQueue, count: int)
     return await stored_count(connection, queue.name) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_no_more_jobs_are_pulled_than_can_be_started(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, concurrency: int
@@ -188,6 +190,7 @@ async def test_a_job_starts_at_once_even_where_more_could_be_started(
             assert started[-1] - published < 0.3
 
 
+@pytest.mark.slow
 async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies_promptly(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -329,6 +332,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_job(
     assert message in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration("end"), KeyboardInterrupt()], ids=repr)
 async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, error: BaseException

@@ -59,6 +59,7 @@ async def count_requests(connection: NatsPyConnection, *refs: ConsumerRef) -> in
         return len(requests)
 
 
+@pytest.mark.slow
 async def test_an_idle_worker_sends_one_request_a_second_to_each_consumer(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -72,6 +73,7 @@ async def test_an_idle_worker_sends_one_request_a_second_to_each_consumer(
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (0, 1)
 
 
+@pytest.mark.slow
 async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_ends(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_e
     assert jobs == [("other", 1), ("long", 1), ("second", 1), ("third", 1)]
 
 
+@pytest.mark.slow
 async def test_a_paused_consumer_gets_few_requests_until_it_is_resumed(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -124,6 +127,7 @@ async def test_a_paused_consumer_gets_few_requests_until_it_is_resumed(
         await eventually(lambda: jobs == ["other", "paused"])
 
 
+@pytest.mark.slow
 async def test_concurrent_probes_use_up_no_deliveries(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -147,6 +151,7 @@ async def test_concurrent_probes_use_up_no_deliveries(
     assert await count_in_flight(connection, high, low) == 0
 
 
+@pytest.mark.slow
 async def test_a_deleted_consumer_does_not_delay_the_others_and_is_served_again_once_it_is_recreated(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +174,7 @@ async def test_a_deleted_consumer_does_not_delay_the_others_and_is_served_again_
         await eventually(lambda: jobs == ["first", "second", "third"])
 
 
+@pytest.mark.slow
 async def test_a_request_that_the_consumer_refuses_is_not_repeated_in_a_busy_loop(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +197,7 @@ async def test_a_request_that_the_consumer_refuses_is_not_repeated_in_a_busy_loo
     assert "was refused: Exceeded MaxRequestBatch of 2 (status 409)" in caplog.text
 
 
+@pytest.mark.slow
 async def test_after_a_killed_server_restarts_no_job_is_lost_and_every_consumer_is_served(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +231,7 @@ async def test_after_a_killed_server_restarts_no_job_is_lost_and_every_consumer_
         assert set(jobs) == set(range(1, 83))
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_loses_its_leader_is_served_again(cluster: NatsCluster, name: str) -> None:
     settings = connection_settings({"servers": cluster.urls, "timeout": 10})
     async with connect(settings) as connection:

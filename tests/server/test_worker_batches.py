@@ -38,6 +38,7 @@ async def result_of(connection: NatsPyConnection, queue: WorkQueue, sequence: in
     return json.loads(message.data).get("result")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["async", "plain"])
 async def test_each_job_of_a_batch_has_its_own_outcome(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str
@@ -153,6 +154,7 @@ async def test_outcomes_that_are_not_one_for_each_job_complete_none(
     assert await stored_count(connection, f"{name}-events") == 0
 
 
+@pytest.mark.slow
 async def test_a_batch_starts_with_the_jobs_that_are_there_and_no_more_are_pulled_than_its_calls_take(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -198,6 +200,7 @@ async def test_a_job_of_a_batch_that_is_cancelled_or_expired_is_not_given_to_the
     assert [await result_of(connection, queue, sequence) for sequence in (3, 4)] == [3, 4]
 
 
+@pytest.mark.slow
 async def test_a_batch_ends_at_its_shortest_deadline_and_with_the_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,6 +225,7 @@ async def test_a_batch_ends_at_its_shortest_deadline_and_with_the_worker(
         await eventually(lambda: sorted(done) == [1, 2], within=20)
 
 
+@pytest.mark.slow
 async def test_a_plain_batch_handler_that_hangs_in_its_thread_is_left_behind(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -140,6 +140,7 @@ async def test_an_empty_job_can_be_given_up_without_a_reason(
     assert (job.data, job.headers) == (b"", ())
 
 
+@pytest.mark.slow
 async def test_the_first_failure_is_recorded_where_it_happened_in_this_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -161,6 +162,7 @@ async def test_the_first_failure_is_recorded_where_it_happened_in_this_worker(
     assert failed_at[0] <= death.first_failed_at <= failed_at[1] <= death.died_at
 
 
+@pytest.mark.slow
 async def test_the_first_failure_is_left_out_where_it_happened_in_another_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -181,6 +183,7 @@ async def test_the_first_failure_is_left_out_where_it_happened_in_another_worker
     assert (failed, death.deliveries, death.first_failed_at) == ([1], 2, None)
 
 
+@pytest.mark.slow
 async def test_the_last_failure_leaves_a_copy_that_says_why_and_letters_with_one_cause_share_a_fingerprint(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -244,6 +247,7 @@ async def test_an_error_without_usable_text_still_makes_a_dead_letter(
     assert death.error_message is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["no subject", "interest retention", "none declared", "not provisioned"])
 async def test_a_job_that_is_given_up_stays_in_the_queue_where_no_copy_can_be_stored(
     connection: NatsPyConnection,
@@ -304,6 +308,7 @@ async def waiting_pulls(connection: NatsPyConnection, name: str) -> int:
     return int((await consumer_info(connection, name, "worker"))["num_waiting"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["deleted", "full", "narrowed"])
 async def test_no_job_is_lost_when_the_dead_letter_queue_is_lost_while_the_worker_runs(
     connection: NatsPyConnection,
@@ -335,6 +340,7 @@ async def test_no_job_is_lost_when_the_dead_letter_queue_is_lost_while_the_worke
     assert [job.data for _, job in await dead_letter_records(connection, queue)] == [b"a"]
 
 
+@pytest.mark.slow
 async def test_a_copy_stored_in_another_stream_does_not_count(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -371,6 +377,7 @@ async def test_an_answer_from_another_subscriber_does_not_count_as_a_stored_copy
     assert await stored_count(connection, name) == 1
 
 
+@pytest.mark.slow
 async def test_a_last_failure_whose_copy_cannot_be_stored_does_not_delay_the_dead_letter(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -412,6 +419,7 @@ async def test_long_texts_are_shortened_for_large_jobs(
     assert (death.error_place is not None, death.traceback_digest is not None) == (reserve == 3_000, reserve >= 700)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["max_payload", "max_msg_size"])
 async def test_a_job_whose_copy_is_too_large_stays_and_the_connection_stays_open(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, limit: str, caplog: pytest.LogCaptureFixture
@@ -455,6 +463,7 @@ async def test_a_job_that_cannot_be_copied_is_terminated_where_the_archive_holds
     assert [json.loads(entry.data)["reason"] for entry in terminations] == ["bad printer"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lack", ["unheard", "archive deleted", "not archived", "headers only"])
 async def test_a_job_stays_in_the_queue_where_the_archive_is_no_substitute_for_a_copy(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, lack: str, caplog: pytest.LogCaptureFixture
@@ -519,6 +528,7 @@ async def test_a_job_of_a_recreated_stream_is_not_mistaken_for_the_given_up_one(
     assert await copies(connection, queue) == []
 
 
+@pytest.mark.slow
 async def test_a_copy_is_stored_again_where_only_its_message_id_is_left(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -534,6 +544,7 @@ async def test_a_copy_is_stored_again_where_only_its_message_id_is_left(
     assert [(death.sequence, job.data) for death, job in await dead_letter_records(connection, queue)] == [(1, b"a")]
 
 
+@pytest.mark.slow
 async def test_no_job_is_lost_when_the_server_is_killed_while_a_job_is_given_up(
     own_nats: NatsServer, name: str
 ) -> None:

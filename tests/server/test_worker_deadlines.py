@@ -55,6 +55,7 @@ async def letters(connection: NatsPyConnection, queue: WorkQueue) -> list[tuple[
     return [(letter.sequence, letter.death.reason, letter.body) async for letter in scan.letters(Selection())]
 
 
+@pytest.mark.slow
 async def test_with_concurrency_one_and_a_slow_handler_no_second_job_is_in_flight(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -77,6 +78,7 @@ async def test_with_concurrency_one_and_a_slow_handler_no_second_job_is_in_fligh
         await eventually(settled(connection, queue))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "async"])
 @pytest.mark.parametrize("waits", [{"ack_wait": "300ms"}, {"ack_wait": None, "backoff": ["300ms", "600ms"]}], ids=str)
 async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
@@ -107,6 +109,7 @@ async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
     assert await stored_count(connection, f"{name}-events") == 1
 
 
+@pytest.mark.slow
 async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_job_tried_again(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -131,6 +134,7 @@ async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_
     assert await dead_letter_records(connection, queue) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_reason_and_the_next_one_starts(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str, released: threading.Event
@@ -203,6 +207,7 @@ async def test_a_worker_with_too_many_hanging_threads_raises(
     assert (await consumer_info(connection, name, "worker"))["num_pending"] == 9
 
 
+@pytest.mark.slow
 async def test_a_handler_that_ends_after_its_deadline_no_longer_counts_as_abandoned(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -219,6 +224,7 @@ async def test_a_handler_that_ends_after_its_deadline_no_longer_counts_as_abando
     assert await stored_count(connection, f"{name}-events") == 0
 
 
+@pytest.mark.slow
 async def test_an_expired_job_is_not_started_and_becomes_a_dead_letter(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

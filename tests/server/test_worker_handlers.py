@@ -60,6 +60,7 @@ def children() -> set[int]:
     return {process.pid for process in processes if "spawn_main" in " ".join(process.cmdline())}
 
 
+@pytest.mark.slow
 async def test_processes_share_the_jobs_and_exit_with_the_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -74,6 +75,7 @@ async def test_processes_share_the_jobs_and_exit_with_the_worker(
     assert children() == set()
 
 
+@pytest.mark.slow
 async def test_errors_of_a_handler_in_a_process_are_those_of_a_thread(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,6 +112,7 @@ async def test_errors_of_a_handler_in_a_process_are_those_of_a_thread(
     assert 'raise UnpicklableError("one", "two")' in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_process_that_passes_the_deadline_is_killed_with_its_child_processes(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
@@ -124,6 +127,7 @@ async def test_a_process_that_passes_the_deadline_is_killed_with_its_child_proce
     assert (await completions(connection, queue))[1]["deliveries"] == 2
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once
         await eventually(settled(connection, queue), within=3)
 
 
+@pytest.mark.slow
 async def test_handler_processes_ignore_signals_to_the_process_group(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -151,6 +156,7 @@ async def test_handler_processes_ignore_signals_to_the_process_group(
     assert [completion["result"] for completion in (await completions(connection, queue)).values()] == [child, child]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["threads", "processes"])
 async def test_a_handler_annotated_with_a_model_gets_the_body_as_one_and_invalid_bodies_are_dead_at_once(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, runner: str

@@ -72,6 +72,7 @@ async def test_settings_that_prevent_the_start_are_named(settings: ConnectionSet
         await Worker(small_queue(name), "worker", print, nowhere).run()
 
 
+@pytest.mark.slow
 async def test_a_worker_survives_a_restart_and_pulls_no_more_than_it_can_start(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection:
@@ -138,6 +139,7 @@ async def test_a_job_that_is_running_during_a_restart_is_finished_and_not_run_ag
         assert await stored_count(connection, f"{name}-events") == 1
 
 
+@pytest.mark.slow
 async def test_refused_pull_requests_are_not_repeated_in_a_busy_loop(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection:
@@ -206,6 +208,7 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
     assert await stored_count(connection, f"{name}-events") == 1
 
 
+@pytest.mark.slow
 async def test_a_failing_store_of_completions_never_acknowledges_the_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ async def test_urgent_jobs_run_first_and_others_when_there_are_none(
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (7, 7)
 
 
+@pytest.mark.slow
 @BOTH
 async def test_an_urgent_job_published_while_the_worker_is_full_is_the_next_one(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
@@ -118,6 +119,7 @@ async def test_an_urgent_job_published_while_the_worker_is_full_is_the_next_one(
     assert done == [LOW, LOW, HIGH, LOW, LOW, LOW]
 
 
+@pytest.mark.slow
 async def test_no_more_jobs_are_pulled_in_total_than_can_be_started(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -194,6 +196,7 @@ async def test_of_ten_jobs_at_least_one_is_of_each_consumer_that_has_jobs(
     assert started[:60].count(LOW) <= 7
 
 
+@pytest.mark.slow
 async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_letter_queue(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -268,6 +271,7 @@ async def test_a_stopped_worker_ends_promptly_without_pulling_more_jobs(
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (0, 1)
 
 
+@pytest.mark.slow
 async def test_a_stopped_idle_worker_does_not_wait_for_its_probes(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +284,7 @@ async def test_a_stopped_idle_worker_does_not_wait_for_its_probes(
         await eventually(lambda: len(requests) > 6)
 
 
+@pytest.mark.slow
 async def test_a_job_cut_off_by_the_grace_time_is_handed_back_to_its_own_consumer(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -350,6 +355,7 @@ def queue_files(tmp_path: Path, name: str) -> tuple[Path, Path]:
     return files
 
 
+@pytest.mark.slow
 async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file(
     connection: NatsPyConnection, nats: NatsServer, name: str, queue_files: tuple[Path, Path], tmp_path: Path
 ) -> None:

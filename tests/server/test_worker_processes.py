@@ -178,6 +178,8 @@ async def wait_for_pull_requests(connection: NatsPyConnection, queue: WorkQueue,
     await eventually(pulls, within=20)
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 async def test_a_job_whose_worker_is_killed_runs_again_and_is_completed_once(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -192,6 +194,8 @@ async def test_a_job_whose_worker_is_killed_runs_again_and_is_completed_once(
     assert await completions(connection, queue) == {1: 1}
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_and_is_completed_once(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -207,6 +211,8 @@ async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_an
     assert await completions(connection, queue) == {1: 1}
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination_is_one_dead_letter(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -231,6 +237,7 @@ async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination
     assert await completions(connection, queue) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_a_stopped_worker_finishes_its_jobs_and_pulls_no_more(
     connection: NatsPyConnection, name: str, workers: Workers, number: signal.Signals
@@ -249,6 +256,7 @@ async def test_a_stopped_worker_finishes_its_jobs_and_pulls_no_more(
     assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 3, 5)
 
 
+@pytest.mark.slow
 async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_graceful_stop(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -273,6 +281,7 @@ async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_g
     assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 0, 100)
 
 
+@pytest.mark.slow
 async def test_two_workers_share_the_jobs_and_run_each_once(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -287,6 +296,7 @@ async def test_two_workers_share_the_jobs_and_run_each_once(
     assert await completions(connection, queue) == dict.fromkeys(range(1, 101), 1)
 
 
+@pytest.mark.slow
 async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_killed_among_many(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -302,6 +312,7 @@ async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_kill
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_an_idle_worker_stops_within_three_seconds(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -314,6 +325,7 @@ async def test_an_idle_worker_stops_within_three_seconds(
     assert time.monotonic() - started < 3
 
 
+@pytest.mark.slow
 async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_time(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -330,6 +342,7 @@ async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_ti
     assert await completions(connection, queue) == {1: 1}
 
 
+@pytest.mark.slow
 async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_another_process_takes_over(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -341,6 +354,7 @@ async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_anoth
     assert "Traceback" not in worker.output()
 
 
+@pytest.mark.slow
 async def test_the_end_of_each_job_is_one_line_of_json(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -365,6 +379,7 @@ async def test_the_end_of_each_job_is_one_line_of_json(
     assert [line["message"] for line in lines if line["logger"] == "shop"] == ["working on größe 7"] * 3
 
 
+@pytest.mark.slow
 async def test_the_processes_of_a_killed_worker_end_by_themselves(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -378,6 +393,7 @@ async def test_the_processes_of_a_killed_worker_end_by_themselves(
     await eventually(lambda: not worker.pids())
 
 
+@pytest.mark.slow
 async def test_metrics_are_served_for_prometheus(connection: NatsPyConnection, name: str, workers: Workers) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     await publish_jobs(connection, queue, map(str, range(3)))
@@ -405,6 +421,7 @@ async def test_metrics_are_served_for_prometheus(connection: NatsPyConnection, n
     assert await number(f"jetstream_worker_abandoned_jobs{{{labels}}}") == 0
 
 
+@pytest.mark.slow
 async def test_a_worker_without_its_consumer_ends_with_status_two_and_says_why(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:

@@ -35,6 +35,7 @@ class FailingHandler:
         return [later - earlier for earlier, later in zip(self.calls, self.calls[1:], strict=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("consumer", "delays"),
     [
@@ -63,6 +64,7 @@ async def test_a_job_comes_back_after_the_delay_that_its_handler_requests(
         assert error.seconds <= wait < error.seconds + 0.4
 
 
+@pytest.mark.slow
 async def test_jobs_that_failed_together_do_not_come_back_together_nor_before_their_backoff(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -100,6 +102,7 @@ async def test_retry_later_on_the_last_attempt_makes_a_dead_letter_at_once(
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 0
 
 
+@pytest.mark.slow
 async def test_attempts_of_a_consumer_without_backoff_do_not_burn_at_once(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

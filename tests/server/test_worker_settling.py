@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LONG = {"ack_wait": "30s", "max_deliver": 3}
 
 
+@pytest.mark.slow
 async def test_a_slot_is_free_while_its_last_job_is_not_confirmed_and_two_jobs_a_slot_at_most_are_not(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -55,6 +56,7 @@ async def test_a_slot_is_free_while_its_last_job_is_not_confirmed_and_two_jobs_a
     assert await stored_count(connection, f"{name}-events") == 20
 
 
+@pytest.mark.slow
 async def test_each_job_is_acknowledged_once_and_only_after_its_completion(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -90,6 +92,7 @@ async def test_each_job_is_acknowledged_once_and_only_after_its_completion(
     assert sorted(json.loads(event.data)["result"] for event in events) == list(range(1, 201))
 
 
+@pytest.mark.slow
 async def test_an_async_handler_that_tries_to_end_the_process_fails_only_its_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -123,6 +126,7 @@ async def test_a_completion_without_a_result_is_as_one_with(
     assert same == with_result
 
 
+@pytest.mark.slow
 async def test_an_idle_worker_repeats_one_request_whatever_parts_it_last_pulled_in(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -183,6 +187,7 @@ async def test_a_consumer_that_limits_its_pull_requests_is_served_as_it_asks(
     assert "was refused" not in caplog.text
 
 
+@pytest.mark.slow
 async def test_an_answer_to_a_request_that_was_sent_again_is_no_error(
     connection: NatsPyConnection,
     nats: NatsServer,

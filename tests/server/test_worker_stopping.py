@@ -33,6 +33,7 @@ def cluster() -> Iterator[NatsCluster]:
         yield servers
 
 
+@pytest.mark.slow
 async def test_jobs_that_arrive_after_the_stop_are_handed_back_and_not_pulled_again_by_the_same_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -85,6 +86,7 @@ async def test_a_job_that_arrives_after_the_stop_on_its_last_delivery_is_run_rat
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_after_the_grace_time_a_cancelled_job_is_redelivered_at_once_and_one_in_a_thread_is_not(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -138,6 +140,7 @@ async def test_many_threads_that_go_on_after_the_stop_raise_no_error(
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 15
 
 
+@pytest.mark.slow
 async def test_an_async_handler_that_ignores_its_cancellation_does_not_block_the_next_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -160,6 +163,7 @@ async def test_an_async_handler_that_ignores_its_cancellation_does_not_block_the
         await eventually(lambda: len(done) == 2)
 
 
+@pytest.mark.slow
 async def test_when_leaders_are_lost_no_job_is_lost_and_requests_are_not_repeated_in_a_busy_loop(
     cluster: NatsCluster, name: str
 ) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 20])
 async def test_every_urgent_job_is_started_before_any_other(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, slots: int

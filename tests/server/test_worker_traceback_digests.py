@@ -66,6 +66,7 @@ async def test_the_same_fault_has_the_same_digest_and_another_place_has_another(
     assert records["feed one"].fingerprint != records["feed two words"].fingerprint
 
 
+@pytest.mark.slow
 async def test_a_process_records_the_same_digest_as_a_thread(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -39,6 +39,7 @@ def sequences(spark: SparkSession, first: int, last: int) -> DataFrame:
     return spark.range(first, last + 1).withColumnRenamed("id", "sequence")
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
 def test_every_letter_is_redriven_once(
     spark: SparkSession, connection_options: dict[str, str], name: str, protocol: Protocol

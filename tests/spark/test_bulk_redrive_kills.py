@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import pytest
 from bulk_letters import letter_records, make_letters, stored_messages
 from driver_processes import driver_process, read_message, resume
 from process_killer import kill_executor
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from testbed.spark_face import SourceStream
+
+pytestmark = pytest.mark.jvm
 
 _KILLS, _LETTERS, _RATE = (5, 6_000, 120) if os.environ.get("FAULTS") == "full" else (2, 2_000, 120)
 _WITHIN = 300.0

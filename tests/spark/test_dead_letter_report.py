@@ -103,6 +103,7 @@ def test_an_empty_snapshot_can_be_read(spark: SparkSession, letters: DataFrame, 
     assert "No dead letters." in (tmp_path / "report" / "report.html").read_text()
 
 
+@pytest.mark.smoke
 def test_every_table_of_the_triage_adds_up(letters: DataFrame) -> None:
     tables = triage(letters)
     frames = [frame.agg(f.sum("letters").alias("letters")) for frame in vars(tables).values()]
@@ -112,6 +113,7 @@ def test_every_table_of_the_triage_adds_up(letters: DataFrame) -> None:
     assert {row.hour.minute for row in tables.hours.collect()} == {0}
 
 
+@pytest.mark.smoke
 def test_the_page_shows_all_letters_and_contains_nothing_that_runs(letters: DataFrame, tmp_path: Path) -> None:
     summary = write_report(letters, str(tmp_path / "report"), airflow_url="https://airflow.example/", top=7)
     assert (summary.letters, summary.lost, summary.parked, summary.causes) == (_COUNT + 2, 2, 0, 3)

@@ -41,6 +41,7 @@ def _error(action: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.smoke
 def test_written_rows_can_be_read(spark: SparkSession, stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = spark.range(0, _COUNT, 1, 2).select(

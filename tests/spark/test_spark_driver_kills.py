@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from testbed.spark_face import SourceStream
 
+pytestmark = pytest.mark.jvm
+
 _FULL = os.environ.get("FAULTS") == "full"
 _SINKS = ["format", "foreachBatch"] if _FULL else ["foreachBatch"]
 _KILLS = ["at random", "planned"] * (5 if _FULL else 1)

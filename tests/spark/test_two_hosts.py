@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from driver_processes import driver_process, read_message
 from shuffled_rows import HOSTS
 from spark_streams import make_stream, open_stream, read_all
@@ -19,6 +20,8 @@ from testbed.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
+
+pytestmark = pytest.mark.jvm
 
 _WRITES = ("fail_once", "speculate", "cut_off")
 

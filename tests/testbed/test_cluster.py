@@ -49,6 +49,7 @@ async def state(connection: NatsPyConnection, name: str) -> tuple[int, int]:
     return stream_state["messages"], stream_state["last_seq"]
 
 
+@pytest.mark.slow
 async def test_a_cluster_starts_within_20_seconds_and_leaves_nothing_behind() -> None:
     started = time.monotonic()
     with NatsCluster() as cluster:
@@ -71,6 +72,8 @@ async def test_a_cluster_starts_within_20_seconds_and_leaves_nothing_behind() ->
     assert not cluster.folder.exists()
 
 
+@pytest.mark.smoke
+@pytest.mark.slow
 async def test_a_replicated_stream_survives_the_kill_of_its_leader() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 2})) as connection:
@@ -96,6 +99,7 @@ async def test_a_replicated_stream_survives_the_kill_of_its_leader() -> None:
             assert await state(connection, "jobs") == (15, 15)
 
 
+@pytest.mark.slow
 async def test_a_cluster_that_was_killed_as_a_whole_comes_back_with_its_data(tmp_path: Path) -> None:
     with NatsCluster(tmp_path) as cluster:
         assert cluster.folder == tmp_path
@@ -115,6 +119,7 @@ async def test_a_cluster_that_was_killed_as_a_whole_comes_back_with_its_data(tmp
             assert await state(connection, "jobs") == (10, 10)
 
 
+@pytest.mark.slow
 def test_a_taken_port_makes_all_servers_choose_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         offers = iter([[*free_ports(2), taken.getsockname()[1]]])

@@ -78,6 +78,7 @@ def prepare(connection: NatsPyConnection, name: str) -> Callable[[int], Awaitabl
     return create_queue
 
 
+@pytest.mark.slow
 async def test_each_run_is_killed_in_place_of_its_own_call(
     nats: NatsServer, connection: NatsPyConnection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ async def test_each_run_is_killed_in_place_of_its_own_call(
     assert children() == []
 
 
+@pytest.mark.slow
 async def test_reads_can_be_left_out(
     nats: NatsServer, connection: NatsPyConnection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
@@ -105,6 +107,7 @@ async def test_reads_can_be_left_out(
     assert counts == STORED
 
 
+@pytest.mark.slow
 async def test_the_first_calls_can_be_left_out(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
@@ -114,6 +117,7 @@ async def test_the_first_calls_can_be_left_out(
     assert report.killed_calls == WORK[7:]
 
 
+@pytest.mark.slow
 async def test_a_run_that_fails_by_itself_raises_its_error(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
@@ -123,6 +127,7 @@ async def test_a_run_that_fails_by_itself_raises_its_error(
         await crash_at_every_call((nats.url,), f"{__name__}:absent", prepare, logs=tmp_path)
 
 
+@pytest.mark.slow
 async def test_a_coroutine_with_endless_calls_is_killed(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def _refuse(*_: object) -> None:
     raise RuntimeError("no such wheel")
 
 
+@pytest.mark.slow
 def test_tests_are_run_by_another_interpreter_and_read_by_their_ends() -> None:
     seen = run_tests(["tests/unit/test_units.py"], python=Path(sys.executable), processes=1)
     assert {(test.file, test.state) for test in seen} == {("tests/unit/test_units.py", "passed")}
@@ -86,11 +87,13 @@ def test_the_running_version_is_found_among_the_machines_interpreters() -> None:
     assert done.stdout.startswith(f"Python {version}.")
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_be_collected_are_no_success() -> None:
     with pytest.raises(PytestError, match="pytest ended with 4"):
         run_tests(["tests/unit/test_of_nothing.py"], processes=1)
 
 
+@pytest.mark.slow
 def test_a_test_of_what_an_older_server_lacks_is_skipped_with_the_reason(tmp_path: Path) -> None:
     server = tmp_path / "nats-server"
     server.write_text("#!/bin/sh\necho nats-server: v2.10.27\n")

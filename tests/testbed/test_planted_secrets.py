@@ -34,6 +34,7 @@ FORMS = [
 
 
 # Numbers, since the secrets differ between the processes that share the tests.
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=range(len(FORMS)))
 def test_every_form_is_found(form: bytes) -> None:
     assert places_of_secrets(b"before " + form + b" behind")

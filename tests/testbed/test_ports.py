@@ -33,6 +33,7 @@ def port_of_another_process(candidates: range) -> Iterator[int]:
         holder.stdin.close()
 
 
+@pytest.mark.slow
 def test_a_port_is_nobody_elses_while_its_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates = range(32_100, 32_102)  # beyond those that other tests get their ports from
     monkeypatch.setattr(ports, "_CANDIDATES", candidates)

@@ -29,6 +29,8 @@ from testbed.nats_server import (
 )
 from testbed.ports import free_ports
 
+pytestmark = pytest.mark.xdist_group("Airflow of the testbed's own tests")
+
 DAGS = """
 from datetime import timedelta
 
@@ -235,6 +237,7 @@ def test_terminate_leaves_no_child(tmp_path: Path) -> None:
     assert not is_running(child)
 
 
+@pytest.mark.slow
 def test_a_killed_python_leaves_no_server(tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib; from testbed.nats_server import NatsServer\n"
@@ -279,6 +282,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, migrated_databases: Path) 
     assert instance.pids() == {}
 
 
+@pytest.mark.slow
 def test_airflow_runs_a_dag(airflow: Airflow) -> None:
     seen: list[str] = []
     run_id = airflow.trigger("trivial", {"number": 21})
@@ -300,6 +304,7 @@ def test_airflow_has_a_viewer(airflow: Airflow) -> None:
     assert airflow.request("GET", "dags", anonymous=True).status_code == 401
 
 
+@pytest.mark.slow
 def test_a_deferred_task_survives_its_triggerer(airflow: Airflow) -> None:
     run_id = airflow.trigger("waits")
 
@@ -317,6 +322,7 @@ def test_a_deferred_task_survives_its_triggerer(airflow: Airflow) -> None:
     assert airflow.xcom("waits", run_id, "wait") == "resumed"
 
 
+@pytest.mark.slow
 def test_the_airflow_command_works_on_it(airflow: Airflow) -> None:
     done = airflow.cli("connections", "get", "nats_test", "-o", "json")
     assert done.returncode == 0, done.stderr
@@ -331,6 +337,7 @@ def test_a_broken_dag_raises(airflow: Airflow) -> None:
     broken.unlink()
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_leaves_nothing_behind(airflow: Airflow, tmp_path: Path, migrated_databases: Path) -> None:
     # Beside the other one: the two share nothing but the template of the database.
     (tmp_path / "dags").mkdir()

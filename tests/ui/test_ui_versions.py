@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from testbed.face import NatsPyConnection
 
+pytestmark = pytest.mark.nightly
+
 LOCKED = "locked"
 VERSIONS = os.environ.get("AIRFLOW_VERSIONS", f"3.1.8 3.2.2 {LOCKED}").split()
 # Airflow 3.2's own API server doesn't start with later versions, though its metadata allows them.

@@ -28,6 +28,7 @@ entries_of_any_kind = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(1, 2**64 - 1) | st.integers(1, 5), entries_of_any_kind), max_size=30))
 def test_all_entries_are_returned_in_the_order_of_the_jobs(entries: list[tuple[int, Entry]]) -> None:
     index = EntryIndex()
@@ -77,6 +78,7 @@ def test_jobs_after_one() -> None:
     assert [sequence for sequence, _ in index.jobs(after=5)] == []
 
 
+@pytest.mark.slow
 def test_an_entry_takes_less_than_24_bytes() -> None:
     count = 20_000
     order = [number * 7919 % count + 1 for number in range(count)]

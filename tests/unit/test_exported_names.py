@@ -151,6 +151,7 @@ def test_faces_are_light_until_a_name_is_used() -> None:
     assert own == {"", "lazy_exports", *_FACES}
 
 
+@pytest.mark.slow
 @pytest.mark.since_airflow("3.2", "the module of plugins in its SDK")
 def test_the_plugin_brings_nothing_that_only_its_page_needs() -> None:
     # Every Airflow process loads it.
@@ -168,6 +169,7 @@ def test_declarations_and_errors_load_no_client() -> None:
     assert _distributions(loaded) & {"airflow", "nats", "pyspark"} == set()
 
 
+@pytest.mark.slow
 def test_a_dag_that_uses_spark_is_parsed_without_it() -> None:
     loaded = _modules_after(f"import {_PACKAGE}.operators.spark, {_PACKAGE}.operators.redrive")
     assert _distributions(loaded) & {"pyspark", "py4j", "pyarrow", "numpy", "pandas"} == set()

@@ -163,6 +163,7 @@ async def test_results_hold_no_more_than_a_number_for_each_letter(
     assert sum(len(result) for result in done if not isinstance(result, range)) <= 2 * len(letters)
 
 
+@pytest.mark.slow
 async def test_a_letter_on_a_subject_of_its_own_takes_less_than_45_bytes() -> None:
     count, kind = 20_000, kind_of(1)
     tracemalloc.start()

@@ -140,6 +140,7 @@ def test_no_module_has_a_retired_name(package: Package) -> None:
     _assert_none(retired_modules(package))
 
 
+@pytest.mark.slow
 def test_no_class_or_function_has_a_retired_name(package: Package) -> None:
     _assert_none(retired_definitions(package))
 

@@ -347,6 +347,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_whatever_arrives_a_parser_ends_soon_with_a_value_or_an_error_of_the_tree(name: str) -> None:
     target = TARGETS[name]

@@ -26,6 +26,7 @@ def subscripted_at_run_time(source: str) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["airflow_provider_jetstream", "example_dags", "example_workers"])
 def test_nothing_is_subscripted_that_python_3_11_cannot_subscript(folder: str) -> None:
     files = sorted((ROOT / folder).rglob("*.py"))
@@ -38,6 +39,7 @@ def test_annotations_are_no_run_time() -> None:
     assert subscripted_at_run_time("a = list[array[int]]()") == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["airflow_provider_jetstream"])
 def test_no_pattern_has_a_possessive_repeat_which_goes_wrong_before_python_3_11_5(folder: str) -> None:
     patterns = {

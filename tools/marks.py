@@ -1,0 +1,168 @@
+"""A pytest plugin: marks from fixtures, groups of tests that share what is slow to start, limits of time.
+
+A test that uses the fixture ``airflow``, ``spark`` or ``browser`` has the mark of what the fixture starts. Tests with
+the same of these marks run in one process, one after the other, and share it; so do tests of one ``xdist_group``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
+
+_MARK_OF_FIXTURE = {"airflow": "airflow", "spark": "jvm", "browser": "browser"}
+# What these start takes longer than a quick test may.
+_SLOW_MARKS = ("airflow", "browser", "jvm", "registry", "nightly")
+_GROUP_OF_MARK = {"browser": "page", "airflow": "Airflow", "jvm": "JVM"}
+
+# Seconds after which a test is ended as failed, its fixtures included. They end a hang; they don't judge speed.
+_LIMIT = 60
+_LIMIT_OF_MARK = {"slow": 300, "jvm": 300, "browser": 600, "airflow": 600, "registry": 1200, "nightly": 3600}
+
+# An unmarked test is part of `make test`, which has ten minutes for some six thousand.
+_EXPECTED_SECONDS = 5
+_NAMED_TESTS = 20
+
+_TIME_USED = "not started: the time is used"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options with which continuous integration runs as many tests as fit its time."""
+    group = parser.getgroup("project")
+    group.addoption("--order", metavar="FILE", help="run tests in the order of the paths in this file, the others last")
+    group.addoption("--start-within", metavar="SECONDS", type=float, help="skip the tests that haven't begun by then")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the time after which no test starts, and the file by which one process tells the groups to the scheduler."""
+    seconds = config.getoption("--start-within")
+    received = getattr(config, "workerinput", {})
+    config.stash[_LAST_START] = received.get("last_start") or (time.time() + seconds if seconds else None)
+    folder = tempfile.gettempdir()
+    config.stash[_GROUPS_FILE] = received.get("groups_file") or f"{folder}/groups-of-tests-{os.getpid()}.json"
+
+
+_LAST_START = pytest.StashKey[float | None]()
+_GROUPS_FILE = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their fixtures, before ``-m`` chooses."""
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if mark := _MARK_OF_FIXTURE.get(fixture):
+                item.add_marker(mark)
+        if any(item.get_closest_marker(mark) for mark in _SLOW_MARKS):
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Set limits and order, and tell the scheduler which tests share a process: it collects none itself."""
+    config, items = session.config, session.items
+    if order := config.getoption("--order"):
+        prefixes = paths_in_order(Path(order).read_text(encoding="utf-8"))
+        items.sort(key=lambda item: _place(item.nodeid, prefixes))
+    if config.pluginmanager.hasplugin("timeout"):
+        # A machine that others use too takes as many times longer as it has work.
+        share = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(round(share * _limit(item))))
+    if hasattr(config, "workerinput"):
+        file = config.stash[_GROUPS_FILE]
+        groups = {item.nodeid: group for item in items if (group := _group(item))}
+        partial = Path(f"{file}.{os.getpid()}")
+        partial.write_text(json.dumps(groups), encoding="utf-8")
+        partial.rename(file)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start no test after the time, and end none."""
+    last_start = item.config.stash[_LAST_START]
+    if last_start is not None and time.time() > last_start:
+        pytest.skip(_TIME_USED)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the file of the groups."""
+    if not hasattr(config, "workerinput"):
+        Path(config.stash[_GROUPS_FILE]).unlink(missing_ok=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that belong to ``make test`` and are slow, without which it wouldn't stay quick."""
+    marks = _LIMIT_OF_MARK.keys() | {"smoke"}
+    slow = sorted(
+        (
+            (report.duration, report.nodeid)
+            for report in terminalreporter.stats.get("passed", ())
+            if report.when == "call" and report.duration > _EXPECTED_SECONDS and not marks & report.keywords.keys()
+        ),
+        reverse=True,
+    )
+    if slow:
+        terminalreporter.section(f"{len(slow)} tests without a mark took over {_EXPECTED_SECONDS} s")
+        for duration, nodeid in slow[:_NAMED_TESTS]:
+            terminalreporter.write_line(f"{duration:6.1f} s {nodeid}")
+
+
+def paths_in_order(text: str) -> list[str]:
+    """Return the paths of a file of an order: the first word of each line that is neither empty nor a comment."""
+    return [line.split()[0] for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _place(nodeid: str, prefixes: Sequence[str]) -> int:
+    return next((place for place, prefix in enumerate(prefixes) if nodeid.startswith(prefix)), len(prefixes))
+
+
+def _limit(item: pytest.Item) -> int:
+    return max([_LIMIT, *(limit for mark, limit in _LIMIT_OF_MARK.items() if item.get_closest_marker(mark))])
+
+
+def _group(item: pytest.Item) -> str | None:
+    if mark := item.get_closest_marker("xdist_group"):
+        return str(mark.args[0])
+    return next((group for name, group in _GROUP_OF_MARK.items() if item.get_closest_marker(name)), None)
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives each test to the next free process, and all tests of a group to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _groups(self.config.stash[_GROUPS_FILE]).get(nodeid, nodeid)
+
+
+@functools.cache
+def _groups(file: str) -> dict[str, str]:
+    groups: dict[str, str] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return groups
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    """Run each group in one process, without an option."""
+    # xdist's own --dist loadgroup writes its groups into node ids, which pytest 9.2 doesn't let it change.
+    return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tell a process what this one knows."""
+    node.workerinput["last_start"] = node.config.stash[_LAST_START]
+    node.workerinput["groups_file"] = node.config.stash[_GROUPS_FILE]
