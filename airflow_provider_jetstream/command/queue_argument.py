@@ -45,9 +45,9 @@ async def opened(options: argparse.Namespace, out: Output) -> AsyncIterator[Nats
 
 async def read_queue(connection: Connection, text: str) -> WorkQueue:
     """Return the queue that an argument names; a stream's declaration is made of what the server says."""
-    from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+    from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 
-    return load_file(text) if is_file(text) else await discover_queue(connection, stream_name(text))
+    return load_file(text) if is_file(text) else await known_queue(connection, stream_name(text))
 
 
 def load_file(text: str) -> WorkQueue:

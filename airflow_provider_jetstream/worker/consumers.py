@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings, refusals
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, read_streams, undeclared_changes
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.completion import CompletionWriter
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
@@ -203,6 +204,10 @@ async def _consumer_config(connection: Connection, ref: ConsumerRef, stream: Map
     outside = outside_filters(queue, consumer, filter_subjects(config), stored_subjects(stream["config"]))
     for text in dict.fromkeys((*map(str, found), *outside)):
         log.warning("%s", text)
+    # Of the companions, those that a worker may read.
+    companions = [companion.name for companion in (ref.queue.events, ref.queue.dead_letters) if companion]
+    streams = {queue: stream, **await read_streams(connection, companions)}
+    log_changes(queue, undeclared_changes(ref.queue, streams, {consumer: info}))
     return config
 
 

@@ -24,6 +24,7 @@ from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import read_streams, undeclared_changes
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ async def running_warnings(connection: Connection, queue: WorkQueue) -> list[Que
     reported = await _reported(connection, queue, info, consumers)
     found = list(dict.fromkeys((*await _configured(connection, queue.name), *reported)))
     found = [warning for warning in found if warning not in declared]
+    streams = {queue.name: info, **await read_streams(connection, queue.companion_names())}
+    changed = undeclared_changes(queue, streams, consumers)
+    found += [QueueWarning("not-as-declared", str(finding)) for finding in changed.values() if finding]
     measured = await _measure(connection, queue)
     if queue.execute_at_header:
         # Waiting for their time costs these jobs a delivery each.

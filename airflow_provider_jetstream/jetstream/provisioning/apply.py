@@ -22,26 +22,35 @@ from airflow_provider_jetstream.jetstream.provisioning.absent_consumers import p
 from airflow_provider_jetstream.jetstream.provisioning.companion_owner import owner_blockers
 from airflow_provider_jetstream.jetstream.provisioning.consumer_plan import (
     dead_letter_consumer_steps,
-    declared_consumers,
     existing_consumers,
     work_queue_consumer_steps,
 )
-from airflow_provider_jetstream.jetstream.provisioning.diff import Difference
 from airflow_provider_jetstream.jetstream.provisioning.migration import migrate, update_consumer
 from airflow_provider_jetstream.jetstream.provisioning.plan import (
     Plan,
     Step,
-    declared_companion_config,
-    declared_queue_config,
-    reserved_subjects_in_use,
     stream_step,
 )
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import maintain_manifests
+from airflow_provider_jetstream.jetstream.queue.declared_config import (
+    declared_companion_config,
+    declared_consumers,
+    declared_queue_config,
+    reserved_subjects_in_use,
+)
+from airflow_provider_jetstream.jetstream.queue.differences import Difference, stream_differences
 from airflow_provider_jetstream.jetstream.queue.filter_marks import filter_marks
 from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields
 from airflow_provider_jetstream.jetstream.queue.server_uptime import watch_server
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import (
+    DECLARATION,
+    PROVISIONED_AT,
+    declaration_note,
+    provisioned_declaration,
+    undeclared_changes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,11 +61,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Difference", "Plan", "Step", "apply", "plan", "provision"]
 
-_STREAM_MISSING = 10059
+_STREAM_EXISTS, _STREAM_MISSING = 10058, 10059
 
 # What the server says where another process has made the same change in another way since the plan was made: a stream
 # exists otherwise or is missing, a consumer exists otherwise or doesn't exist.
-_CHANGED_MEANWHILE = (10058, _STREAM_MISSING, 10148, 10149)
+_CHANGED_MEANWHILE = (_STREAM_EXISTS, _STREAM_MISSING, 10148, 10149)
 _ATTEMPTS = 3
 
 # The API level that knows a field: older servers drop it silently, and it would differ for ever.
@@ -165,10 +174,34 @@ async def provision(
         except TransientError as error:
             if attempt == _ATTEMPTS or not isinstance(error.__cause__, ApiError | DeadLetterGoneError):
                 raise
+    await _note_declaration(connection, queue, executed)
     await maintain_manifests(connection, queue)
     if queue.audit:
         await watch_server(connection, await stream_info(connection, queue.audit.name))
     return executed
+
+
+async def _note_declaration(connection: Connection, queue: WorkQueue, executed: Plan) -> None:
+    """Note what was provisioned, and when, so that others see what is changed later.
+
+    It is no step of a plan: the note says what a plan was, and isn't declared.
+    """
+    companion = queue.events or queue.audit
+    if companion is None or (not executed.changes and _is_noted(queue, executed)):
+        return
+    info = await stream_info(connection, companion.name)
+    metadata = {key: text for key, text in (info["config"].get("metadata") or {}).items() if key != DECLARATION}
+    metadata |= {**declaration_note(queue), PROVISIONED_AT: info["ts"]}
+    await connection.api(f"STREAM.UPDATE.{companion.name}", {**info["config"], "metadata": metadata})
+
+
+def _is_noted(queue: WorkQueue, executed: Plan) -> bool:
+    """Return whether what the note declares is what the server has."""
+    steps = {step.name: {"config": step.config} for step in executed.steps}
+    streams = {name: info for name, info in steps.items() if "/" not in name}
+    consumers = {consumer.name: steps[f"{queue.name}/{consumer.name}"] for consumer in queue.consumers}
+    noted, _ = provisioned_declaration(queue.name, streams.values())
+    return noted is not None and not any(undeclared_changes(noted, streams, consumers).values())
 
 
 def _own_step(queue: WorkQueue, existing: Mapping[str, Any] | None, declared: dict[str, Any], role: Kind) -> Step:
@@ -229,11 +262,21 @@ async def _execute(connection: Connection, step: Step) -> None:
     if step.parking:
         await park_first(connection, step.parking)
     if step.kind == "stream":
-        await connection.api(f"STREAM.{step.action.upper()}.{step.name}", step.config)
+        try:
+            await connection.api(f"STREAM.{step.action.upper()}.{step.name}", step.config)
+        except ApiError as error:
+            if error.err_code != _STREAM_EXISTS or not await _is_as_declared(connection, step):
+                raise
     elif step.migration:
         await migrate(connection, step)
     else:
         await update_consumer(connection, step.name.partition("/")[0], step.config, step.action)
+
+
+async def _is_as_declared(connection: Connection, step: Step) -> bool:
+    """Return whether a stream that another process has just created is as it is declared, but for the note."""
+    existing = await _existing_stream(connection, step.name)
+    return existing is not None and not stream_differences(existing, step.config)
 
 
 def _progress(plan: Plan, number: int) -> str:

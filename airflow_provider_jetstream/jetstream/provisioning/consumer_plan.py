@@ -10,7 +10,6 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_order import in_
 from airflow_provider_jetstream.jetstream.provisioning.migration_plan import ConsumerChanges
 from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
 from airflow_provider_jetstream.jetstream.provisioning.plan import consumer_step, undeclared_consumer_steps
-from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,18 +34,6 @@ async def dead_letter_consumer_steps(
     steps = [consumer_step(stream.name, configs.get(consumer.name), consumer.config()) for consumer in stream.consumers]
     # With another retention, consumers share messages.
     return in_accepted_order(steps, configs) if (existing or stream.config())["retention"] == "workqueue" else steps
-
-
-def declared_consumers(
-    queue: WorkQueue, reserved: tuple[Reserved, ...], existing: Mapping[str, Any] | None
-) -> dict[str, dict[str, Any]]:
-    """Return the declared configurations of a work queue's consumers by name.
-
-    :param reserved: the subjects of the stream that no consumer may have
-    :param existing: the server's configuration of the stream, if it has it
-    """
-    default_filters = stored_subjects({**(existing or {}), "subjects": queue.subjects}) if reserved else ()
-    return {consumer.name: consumer.config(default_filters) for consumer in queue.consumers}
 
 
 async def work_queue_consumer_steps(

@@ -22,11 +22,11 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_order import (
     is_internal,
     overlap_any,
 )
-from airflow_provider_jetstream.jetstream.provisioning.diff import Difference, consumer_differences, merged_consumer
 from airflow_provider_jetstream.jetstream.provisioning.plan import Migration, Step, job_count, listed
 from airflow_provider_jetstream.jetstream.provisioning.remaining_filters import remaining_filters
 from airflow_provider_jetstream.jetstream.publishing.schedules import scheduled_subjects
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.differences import Difference, consumer_differences, merged_consumer
 from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
 
 if TYPE_CHECKING:

@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_jetstream.jetstream.client.subjects import overlaps
-from airflow_provider_jetstream.jetstream.contract import Reserved, archive_filter, reserved_subjects
-from airflow_provider_jetstream.jetstream.provisioning.diff import (
+from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.differences import (
     Difference,
     consumer_differences,
     merged_consumer,
     merged_stream,
     stream_differences,
 )
-from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
-from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
-from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMITS
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields, field_findings, refusals
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
@@ -24,8 +22,8 @@ from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_f
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.contract import Reserved
     from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
-    from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _FIXED_STREAM_FIELDS = config_fields("queue", change="fixed").keys()
@@ -199,62 +197,6 @@ def undeclared_consumer_steps(
     """
     blocked = (*_reserved_blockers(existing, reserved), *([resize_blocker] if resize_blocker else []))
     return (Step("consumer", f"{stream}/{existing['name']}", "keep", dict(existing), (), blocked),) if blocked else ()
-
-
-def declared_companion_config(
-    queue: WorkQueue, companion: Stream, existing: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the declared fields of a companion of a queue.
-
-    A new archive takes over the limits of its queue; an existing one keeps those that aren't declared for it.
-
-    :param existing: the server's configuration, if it has the stream
-    """
-    config = companion.config()
-    if companion is not queue.archive:
-        return config
-    if existing is None:
-        return config | queue.new_archive_limits()
-    kept = set(ARCHIVE_LIMITS) - companion.model_fields_set
-    return {field: value for field, value in config.items() if field not in kept}
-
-
-def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the declared fields of a work queue's own stream; ``None`` for one to remove.
-
-    A new queue allows direct gets unless that is declared otherwise; an existing one stays as it is.
-
-    :param existing: the server's configuration, if it has the stream from an earlier declaration
-    """
-    declared = queue.config()
-    if existing is None:
-        declared.setdefault("allow_direct", True)
-    reserved = [reserved.subjects for reserved in reserved_subjects_in_use(queue, existing)]
-    declared["subjects"] = [*queue.subjects, *reserved]
-    republish = (existing or {}).get("republish") or {}
-    if queue.archive_disabled and republish.get("dest") == archive_filter(queue.name):
-        declared["republish"] = None
-    return declared
-
-
-def reserved_subjects_in_use(queue: WorkQueue, existing: Mapping[str, Any] | None) -> tuple[Reserved, ...]:
-    """Return the subjects of a queue that aren't for jobs: those declared now, or once.
-
-    A queue that no longer declares them keeps them: a stored marker still prevents a second redrive of its dead letter,
-    and a stored schedule still makes jobs.
-
-    :param existing: the server's configuration, if it has the stream
-    """
-    captured = (existing or {}).get("subjects") or ()
-    return tuple(
-        reserved
-        for reserved in reserved_subjects(queue.name)
-        if getattr(queue, reserved.flag)
-        or (
-            reserved.subjects in captured
-            and not any(overlaps(subject, reserved.subjects) for subject in queue.subjects)
-        )
-    )
 
 
 def job_count(count: int) -> str:

@@ -32,6 +32,7 @@ from airflow_provider_jetstream.jetstream.publishing.verification import (
     read_messages,
 )
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, undeclared_changes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
@@ -127,6 +128,8 @@ class Publication:
         :param have_ended: returns whether all jobs of a manifest have ended for which waiting is over
         """
         publication = cls(connection, queue, origin, info, advised=AdvisedJobs.of(queue))
+        if queue is not None and info is not None:
+            log_changes(queue.name, undeclared_changes(queue, {queue.name: info}))
         if queue is None or queue.events is None or origin is None or info is None:
             return publication
         if resumes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,7 @@ class ConsumerState:
     :param deliveries: how often it delivered a job since it was created or reset
     :param sample_freq: the share of acknowledgements that the server reports, in its own form
     :param findings: what its fields mean for its jobs
+    :param config: its configuration, as the server returns it
     """
 
     name: str
@@ -73,6 +74,7 @@ class ConsumerState:
     deliveries: int = 0
     sample_freq: str = ""
     findings: tuple[Finding, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def undecided(self) -> int:
@@ -165,6 +167,7 @@ def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_
         clustered=bool(cluster.get("name")),
         sample_freq=config.get("sample_freq") or "",
         findings=field_findings("consumer", info, "scan", name=info["name"], queue=info["stream_name"]),
+        config=config,
     )
 
 

@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     PARTITIONS,
     archive_filter,
     audit_filter,
+    companion_filter,
     completion_filter,
     redrive_consumer,
     reserved_subjects,
@@ -29,6 +30,11 @@ from airflow_provider_jetstream.jetstream.queue.end_evidence import (
 )
 from airflow_provider_jetstream.jetstream.queue.filter_marks import without_marks
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import (
+    DECLARATION,
+    PROVISIONED_AT,
+    provisioned_declaration,
+)
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -113,6 +119,27 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
         | {own.flag: True for own in reserved}
         | companions
     )
+
+
+async def known_queue(connection: Connection, name: str) -> WorkQueue:
+    """Return the declaration of a work queue that exists, as :func:`discover_queue` does.
+
+    Where somebody has changed the queue so that it loses jobs, or a companion so that it isn't known as one, it is what
+    was provisioned: a scan says what differs.
+
+    :raises NotFoundError: there is no such stream
+    :raises QueueDeclarationError: it isn't a work queue, or it loses jobs and nobody knows what was provisioned
+    """
+    infos = await list_streams(connection, companion_filter(name))
+    provisioned, _ = provisioned_declaration(name, infos)
+    try:
+        discovered = await discover_queue(connection, name)
+    except QueueDeclarationError:
+        if provisioned is None:
+            raise
+        return provisioned
+    existing = {info["config"]["name"] for info in infos} - {*discovered.companion_names()}
+    return provisioned if provisioned and not existing.isdisjoint(provisioned.companion_names()) else discovered
 
 
 def captured_queues(config: Mapping[str, Any]) -> set[str]:
@@ -218,7 +245,8 @@ def _fields(model: type[Stream], config: Mapping[str, Any]) -> dict[str, Any]:
 def _own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the metadata without the server's own, and without that of provisioning."""
     metadata = without_marks(config.get("metadata") or {})
-    return {key: value for key, value in metadata.items() if not key.startswith("_nats.")}
+    noted = {DECLARATION, PROVISIONED_AT}
+    return {key: value for key, value in metadata.items() if not key.startswith("_nats.") and key not in noted}
 
 
 def has_dead_letter_mark(config: Mapping[str, Any]) -> bool:

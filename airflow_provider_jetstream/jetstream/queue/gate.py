@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filte
 from airflow_provider_jetstream.jetstream.errors import UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.queue.finding import Finding, Refusal, Restriction, Risk
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import undeclared_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ def queue_findings(
         findings += consumer.findings
     findings += _queue_restrictions(snapshot)
     findings += _queue_risks(snapshot, queue)
+    findings += filter(None, _changes(snapshot, queue).values())
     if queue.dead_letters and (letters := snapshot.companions.get(queue.dead_letters.name)):
         findings += _capture_risks(snapshot.queue, letters["config"])
         findings += _entry_findings(snapshot, letters["config"]["name"], unreadable, other_domain)
@@ -69,6 +71,16 @@ def queue_findings(
                 )
             )
     return tuple(findings)
+
+
+def _changes(snapshot: QueueSnapshot, queue: WorkQueue) -> Mapping[str, Risk | None]:
+    own = {"config": snapshot.config, "created": snapshot.created}
+    consumers = {
+        name: {"config": consumer.config, "created": consumer.created.isoformat()}
+        for name, consumer in snapshot.consumers.items()
+        if consumer.config
+    }
+    return undeclared_changes(queue, {snapshot.queue: own, **snapshot.companions}, consumers)
 
 
 def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:

@@ -36,7 +36,7 @@ from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
 from airflow_provider_jetstream.jetstream.queue.queue_file import read_queue_file
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
-from airflow_provider_jetstream.jetstream.queue.yaml_text import yaml_text
+from airflow_provider_jetstream.jetstream.queue.yaml_text import declared_values, yaml_text
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
@@ -237,9 +237,13 @@ class WorkQueue(Stream):
 
     def to_yaml(self) -> str:
         """Return the declaration as YAML, which :meth:`load` loads from a file as an equal one."""
+        return yaml_text(self.as_values())
+
+    def as_values(self) -> dict[str, Any]:
+        """Return the declaration as values of JSON, which :meth:`load` loads as an equal one."""
         # For type checkers it isn't the function that it is.
         add_defaults: Any = self._add_defaults
-        return yaml_text(self, add_defaults)
+        return declared_values(self, add_defaults)
 
 
 def _fields_of(companion: Any, model: type[Stream]) -> dict[str, Any] | None:

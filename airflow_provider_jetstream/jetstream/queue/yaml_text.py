@@ -22,13 +22,11 @@ _WIDTH = 120
 _LINE_BREAKS = "\x85\u2028\u2029"
 
 
-def yaml_text(queue: Stream, add_defaults: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-    """Return the declaration of a work queue as YAML that loads as an equal one.
+def declared_values(queue: Stream, add_defaults: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of JSON and YAML from which a work queue's declaration loads as an equal one.
 
     :param add_defaults: adds to a queue's values what follows from them, such as the subjects of its companions
     """
-    import yaml
-
     declared = {field: getattr(queue, field) for field in type(queue).model_fields if field in queue.model_fields_set}
     companions = {field: value for field, value in declared.items() if isinstance(value, Stream)}
     plain = {field: value for field, value in declared.items() if field not in companions}
@@ -50,6 +48,15 @@ def yaml_text(queue: Stream, add_defaults: Callable[[dict[str, Any]], dict[str, 
             values[field] = False
         else:
             values[field] = _value(value, type(queue).model_fields[field])
+    return values
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Return the values of a declaration as YAML.
+
+    :param values: those of :func:`declared_values`
+    """
+    import yaml
 
     class Dumper(yaml.SafeDumper):
         """Quotes texts so that they load as they are."""
@@ -60,7 +67,7 @@ def yaml_text(queue: Stream, add_defaults: Callable[[dict[str, Any]], dict[str, 
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
 
     Dumper.add_representer(str, represent_text)
-    text: str = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH)
+    text: str = yaml.dump(dict(values), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return text
 
 

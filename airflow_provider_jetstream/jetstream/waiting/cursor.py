@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, undeclared_changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,6 +110,8 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
     dead_letters = queue.dead_letters.name if queue.dead_letters else None
     letters = await stream_info(connection, dead_letters) if dead_letters else None
     audit = await _audit_info(connection, queue)
+    read = {found["config"]["name"]: found for found in (info, events, letters, audit) if found}
+    log_changes(queue.name, undeclared_changes(queue, read))
     return Cursor(
         queue=queue.name,
         created=info["created"],

@@ -1,7 +1,8 @@
 """Looks whether the server, as it is configured now, stores any evidence of how the jobs of each consumer end.
 
 Provisioning sees to it that it does. But a worker that creates or updates its consumer without a ``sample_freq`` resets
-it on the server, and then a job that is only acknowledged is gone without a trace.
+it on the server, and then a job that is only acknowledged is gone without a trace. What else isn't as provisioned
+is named too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import consumer_completion_filter
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ALL_SAMPLED, ack_metric_filter, sampled_percent
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import (
+    log_changes,
+    provisioned_declaration,
+    undeclared_changes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,7 +82,11 @@ class EndEvidenceCheck:
 
         :param consumers: CONSUMER.INFO by name
         """
-        subjects = (await stream_info(self._connection, self._events))["config"].get("subjects") or []
+        events = await stream_info(self._connection, self._events)
+        provisioned, _ = provisioned_declaration(self._queue, [events])
+        if provisioned is not None:
+            log_changes(self._queue, undeclared_changes(provisioned, {self._events: events}, consumers))
+        subjects = events["config"].get("subjects") or []
         metrics = ack_metric_filter(self._queue)
         uncaptured = None if covered_by_any(subjects, metrics) else f"{self._events} doesn't capture {metrics}"
         reasons = {

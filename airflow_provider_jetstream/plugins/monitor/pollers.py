@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.inspection.overview import is_work_queue
 from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
 from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
@@ -153,7 +153,7 @@ class Pollers:
 
         async def discover() -> WorkQueue:
             async with poller.connection() as opened:
-                return await discover_queue(opened, queue)
+                return await known_queue(opened, queue)
 
         return await self._declarations.get((connection, queue), discover)
 

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
-from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.plugins.monitor.indexed_letter import IndexedLetter
 from airflow_provider_jetstream.plugins.monitor.letter_index import MAX_LETTERS, LetterIndex
 from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts
@@ -128,7 +128,7 @@ class Scanner:
 
     async def _scan(self, connection: Connection, overview: QueueOverview, queue_scan: QueueScan) -> None:
         started, queue_scan.letters_seen = time.monotonic(), 0
-        queue = await discover_queue(connection, overview.name)
+        queue = await known_queue(connection, overview.name)
         # Which streams can be read ahead takes a list of all streams, so it pays only with many entries.
         letters = overview.dead_letter_queue
         if letters is not None and letters["state"]["messages"] > _FEW_ENTRIES:

@@ -30,6 +30,12 @@ class Difference:
     existing: Any
     declared: Any
 
+    @property
+    def undone(self) -> str:
+        """The difference, for whoever finds that the server isn't as declared."""
+        declared = _shown(self.field, self.declared)
+        return f"{self.field} is {_shown(self.field, self.existing)}, declared {declared}"
+
     def __str__(self) -> str:
         return f"{self.field}: {_shown(self.field, self.existing)} → {_shown(self.field, self.declared)}"
 

@@ -1,0 +1,254 @@
+"""Compares a declaration with the server: what somebody else has set since the queue was provisioned.
+
+A program that creates or updates a stream or consumer with a configuration of its own, as many do at each start, resets
+what its configuration doesn't name: the archive's copies, the report of acknowledgements, the number of deliveries.
+Scans, waits, publishers and workers compare when they begin, with what they have read anyway.
+
+Provisioning notes its declaration and the time in the metadata of the events stream, or of the audit where there are no
+events: companions that such programs don't know. So whoever has no declaration, as the page, compares with that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import datetime
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.queue.declared_config import (
+    declared_companion_config,
+    declared_consumers,
+    declared_queue_config,
+    reserved_subjects_in_use,
+)
+from airflow_provider_jetstream.jetstream.queue.differences import consumer_differences, stream_differences
+from airflow_provider_jetstream.jetstream.queue.finding import Risk
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.differences import Difference
+
+log = logging.getLogger(__name__)
+
+NOT_AS_DECLARED: Final = "not-as-declared"
+DECLARATION: Final = "declaration"
+PROVISIONED_AT: Final = "provisioned_at"
+
+# The server allows 128 KiB of metadata.
+_LONGEST: Final = 64 * 2**10
+# Older servers drop them, and no update resets them.
+_NOT_COMPARED: Final = frozenset({"allow_msg_ttl", "allow_msg_schedules", "description", "num_replicas", "placement"})
+
+_LIMITS: Final = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size", "discard")
+_LOST_BODIES: Final = "bodies of terminated jobs may be lost"
+_LOST_RECORDS: Final = "what redrives have done may be forgotten, and run twice"
+_LOST_LETTERS: Final = "dead letters, their bodies and what is parked may go unseen or be lost"
+_LOST_ENDS: Final = "ends of jobs may be missing, so that a wait doesn't see them"
+_LOST_JOBS: Final = "jobs may be refused, or deleted undone"
+_MORE_COPIES: Final = "a job that takes longer runs in a second worker meanwhile"
+_OTHER_JOBS: Final = "jobs of other subjects are delivered, or none"
+_EFFECTS: Final[Mapping[tuple[str, str], str]] = {
+    **{("queue", field): _LOST_JOBS for field in (*_LIMITS, "subjects")},
+    **{("dead letter queue", field): _LOST_LETTERS for field in (*_LIMITS, "subjects", "retention")},
+    **{("events stream", field): _LOST_ENDS for field in (*_LIMITS, "subjects", "retention")},
+    **{("archive", field): _LOST_BODIES for field in (*_LIMITS, "subjects", "retention")},
+    **{("audit stream", field): _LOST_RECORDS for field in (*_LIMITS, "subjects", "retention")},
+    ("queue", "republish"): "jobs have no copy in the archive: what is terminated or deleted takes its body with it",
+    ("queue", "duplicate_window"): "a job that is published again after that is stored twice",
+    ("queue", "allow_rollup_hdrs"): "a message with Nats-Rollup deletes jobs",
+    ("queue", "allow_atomic"): "redrives can't be atomic",
+    ("dead letter queue", "republish"): "which entries its handlers have handled isn't known",
+    ("dead letter queue", "metadata"): "tools don't find it as a dead letter queue",
+    ("consumer", "max_deliver"): "which jobs become dead letters, and when, is another matter",
+    ("consumer", "sample_freq"): "a job that its worker only acknowledges ends unseen, so that a wait for it fails",
+    ("consumer", "ack_wait"): _MORE_COPIES,
+    ("consumer", "backoff"): "jobs that fail come back at other times",
+    ("consumer", "filter_subject"): _OTHER_JOBS,
+    ("consumer", "filter_subjects"): _OTHER_JOBS,
+    ("consumer", "max_ack_pending"): "another number of jobs may be in flight",
+}
+_NO_DEATHS: Final = "a job that fails is delivered for ever and never becomes a dead letter"
+
+# By queue and stream or consumer, what was logged last.
+_logged: dict[tuple[str, str], str] = {}
+
+
+def undeclared_changes(
+    queue: WorkQueue,
+    streams: Mapping[str, Mapping[str, Any]],
+    consumers: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> dict[str, Risk | None]:
+    """Compare what was read of a queue with its declaration, and with the one that was provisioned last.
+
+    :param streams: by name, STREAM.INFO of the queue and its companions, as far as they were read
+    :param consumers: by name, CONSUMER.INFO of the queue's consumers, as far as they were read
+    :return: by name of the stream or consumer what differs, in a sentence; ``None`` where nothing does
+    """
+    provisioned, at = provisioned_declaration(queue.name, streams.values())
+    wanted = _Differences(queue, streams, consumers)
+    before = wanted if provisioned in (None, queue) else _Differences(provisioned, streams, consumers)
+    findings: dict[str, Risk | None] = {}
+    for name, (label, info) in wanted.compared.items():
+        own, recorded = wanted.of.get(name, {}), before.of.get(name, {})
+        since_changed = own.keys() - recorded.keys()
+        changed = recorded | {field: text for field, text in own.items() if field not in since_changed}
+        parts = []
+        if changed:
+            parts.append(f"isn't as declared: {', '.join(changed.values())}; {_since(info, at)}")
+        if since_changed:
+            texts = ", ".join(own[field] for field in sorted(since_changed))
+            parts.append(f"isn't provisioned as it is declared now: {texts}")
+        findings[name] = (
+            Risk(
+                NOT_AS_DECLARED,
+                f"{label} {'; and '.join(parts)}. Provision the queue before work"
+                + (", and let the program that sets it use what exists, or these values" if changed else ""),
+            )
+            if parts
+            else None
+        )
+    return findings
+
+
+def log_changes(queue: str, findings: Mapping[str, Risk | None]) -> None:
+    """Log what differs, once in a process until it changes.
+
+    :param findings: what :func:`undeclared_changes` returned
+    """
+    for name, finding in findings.items():
+        if finding is None:
+            _logged.pop((queue, name), None)
+        elif _logged.get((queue, name)) != finding:
+            _logged[queue, name] = str(finding)
+            log.warning("%s", finding)
+
+
+async def read_streams(connection: Connection, names: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """Read STREAM.INFO of some streams by name, without those that don't exist or may not be read."""
+
+    async def read(name: str) -> Mapping[str, Any] | None:
+        try:
+            return await stream_info(connection, name)
+        except (JetStreamProviderError, ApiError) as error:
+            log.debug("Stream %s isn't compared with its declaration: %s", name, error)
+            return None
+
+    chosen = list(names)
+    infos = await map_concurrently(read, chosen)
+    return {name: info for name, info in zip(chosen, infos, strict=True) if info is not None}
+
+
+def provisioned_declaration(
+    queue: str, streams: Iterable[Mapping[str, Any]]
+) -> tuple[WorkQueue | None, datetime | None]:
+    """Return the declaration that was provisioned last, and when, by the server's clock; ``None`` where unknown.
+
+    :param streams: STREAM.INFO of the queue's companions, in any order
+    """
+    for info in streams:
+        metadata = info["config"].get("metadata") or {}
+        if found := _load(metadata.get(DECLARATION, "")):
+            return (found, _moment(metadata.get(PROVISIONED_AT, ""))) if found.name == queue else (None, None)
+    return None, None
+
+
+def declaration_note(queue: WorkQueue) -> dict[str, str]:
+    """Return the declaration as metadata, without a time; empty where it is too long."""
+    text = json.dumps(queue.as_values(), separators=(",", ":"))
+    return {DECLARATION: text} if len(text.encode()) <= _LONGEST else {}
+
+
+class _Differences:
+    """What differs from a declaration.
+
+    :ivar compared: by name of the streams and consumers that were compared, what each is, and the server's answer
+    :ivar of: by that name and by field, what differs
+    """
+
+    def __init__(
+        self,
+        queue: WorkQueue,
+        streams: Mapping[str, Mapping[str, Any]],
+        consumers: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.compared: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        self.of: dict[str, dict[str, str]] = {}
+        own = (streams.get(queue.name) or {}).get("config")
+        ignored = _NOT_COMPARED if queue.atomic_redrive else _NOT_COMPARED | {"allow_atomic"}
+        if own:
+            declared = declared_queue_config(queue, own)
+            self._add(queue.name, "queue", queue.name, streams[queue.name], stream_differences(own, declared), ignored)
+        for companion in queue.companions():
+            if info := streams.get(companion.name):
+                declared = declared_companion_config(queue, companion, info["config"])
+                found = stream_differences(info["config"], declared)
+                self._add(companion.name, companion.kind, companion.name, info, found, ignored)
+        configs = declared_consumers(queue, reserved_subjects_in_use(queue, own), own)
+        for name, declared in configs.items():
+            if info := consumers.get(name):
+                found = consumer_differences({"name": name, **info["config"]}, declared)
+                self._add(f"{queue.name}/{name}", "consumer", f"{name} of {queue.name}", info, found, ignored)
+
+    def _add(
+        self,
+        key: str,
+        kind: str,
+        name: str,
+        info: Mapping[str, Any],
+        differences: Iterable[Difference],
+        ignored: frozenset[str],
+    ) -> None:
+        self.compared[key] = (f"{kind} {name}", info)
+        if texts := dict(_texts(kind, differences, ignored)):
+            self.of[key] = texts
+
+
+def _texts(kind: str, differences: Iterable[Difference], ignored: frozenset[str]) -> Iterator[tuple[str, str]]:
+    for difference in differences:
+        if difference.field in ignored:
+            continue
+        effect = _EFFECTS.get((kind, difference.field))
+        if difference.field == "max_deliver" and difference.existing in (None, -1, 0):
+            effect = _NO_DEATHS
+        yield difference.field, f"{difference.undone}{f' ({effect})' if effect else ''}"
+
+
+def _since(info: Mapping[str, Any], at: datetime | None) -> str:
+    created = _moment(info.get("created") or "")
+    if created and at and created > at:
+        return f"created anew at {_shown(created)}, after the queue was provisioned at {_shown(at)}"
+    if at:
+        return f"changed since it was provisioned at {_shown(at)}"
+    return f"changed since it was created at {_shown(created)}" if created else "changed by somebody else"
+
+
+def _shown(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else None
+
+
+@lru_cache(maxsize=64)
+def _load(text: str) -> WorkQueue | None:
+    """Return the declaration of a text that anybody may have written who may update the stream."""
+    if not text or len(text) > _LONGEST:
+        return None
+    try:
+        values = json.loads(text)
+        return WorkQueue(**values) if isinstance(values, dict) else None
+    except (ValueError, TypeError, RecursionError, QueueDeclarationError):
+        return None
