@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from airflow.sdk import DAG
 
+from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
@@ -54,6 +55,9 @@ with DAG(
     tags=["jetstream", "spark"],
     doc_md=__doc__,
 ) as dag:
+    # Workers of other makes may have set their own configuration since.
+    provision = JetStreamProvisionOperator(task_id="provision", work_queue=QUEUE)
+
     scan = JetStreamDeadLetterSensor(
         task_id="scan",
         work_queue=QUEUE,
@@ -83,4 +87,4 @@ with DAG(
         deferrable=True,
     )
 
-    scan >> report >> redrive
+    provision >> scan >> report >> redrive

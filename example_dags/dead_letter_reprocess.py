@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, task
 
 from airflow_provider_jetstream.jetstream import Repair
+from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
 
@@ -64,6 +65,9 @@ with DAG(
     tags=["jetstream"],
     doc_md=__doc__,
 ) as dag:
+    # Workers of other makes may have set their own configuration since.
+    provision = JetStreamProvisionOperator(task_id="provision", work_queue=QUEUE)
+
     sense = JetStreamDeadLetterSensor(
         task_id="sense",
         work_queue=QUEUE,
@@ -106,4 +110,5 @@ with DAG(
         return {"groups": groups, "done": done}
 
     reported = report(sense.output, [treatment.output for treatment in treatments])
+    provision >> sense
     choose(sense.output) >> [*treatments, reported]

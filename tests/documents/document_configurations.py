@@ -39,6 +39,18 @@ class Document:
         """Create everything by hand."""
         for stream in self.streams:
             await connection.api(f"STREAM.CREATE.{stream['name']}", stream)
+        await self._create_consumers(connection)
+
+    async def restart(self, connection: NatsPyConnection) -> None:
+        """Do what the document's programs do at each start: ``CreateOrUpdateStream``, ``CreateOrUpdateConsumer``.
+
+        What their configuration doesn't name gets the server's default.
+        """
+        for stream in self.streams:
+            await connection.api(f"STREAM.UPDATE.{stream['name']}", stream)
+        await self._create_consumers(connection)
+
+    async def _create_consumers(self, connection: NatsPyConnection) -> None:
         for stream_name, consumers in self.consumers.items():
             for consumer in consumers:
                 await create_consumer(connection, stream_name, consumer)
