@@ -40,7 +40,7 @@ _DEEP = {
     "jetstream.audit.log": 400,
     # All names of the wire contract.
     "jetstream.contract": 370,
-    "jetstream.redrive.steps": 360,
+    "jetstream.redrive.steps": 400,
     # What is read of one job, and in which order it is judged.
     "jetstream.dead_letters.classifier": 540,
     # What becomes of each row in flight, and of the connection under it.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
-# Sequence and message id of a letter, as JSON.
-_LETTER_BYTES = 64
+# Sequence, message id and content of a letter, as JSON.
+_LETTER_BYTES = 112
 _FIXED_BYTES = 1_024
 
 IntentAction = Literal["redriven", "parked"]
+# The stream sequence of a letter, the message id of what is stored for it, and the digest of its content; empty where a
+# reader knows the content otherwise.
+IntendedLetter: TypeAlias = tuple[int, str, str]
 
 
 class Target(BaseModel):
@@ -60,6 +64,7 @@ class IntentRecord(BaseModel):
     :param operation: the operation's id
     :param protocol: the protocol by which the messages are stored
     :param letters: the stream sequence of each letter, with the message id of what is stored for it
+    :param contents: the digest of the content of each, in their order; empty for parked letters
     :param open_from: the audit's sequence of the operation's first intent that is still open; this one where absent
     :param begun_at: when the letters' first intent was recorded, where this one only carries it on
     :param why: why the outcome can't be known, where that was found out
@@ -75,6 +80,7 @@ class IntentRecord(BaseModel):
     action: IntentAction
     target: Target
     letters: tuple[tuple[int, str], ...]
+    contents: tuple[str, ...] = ()
     open_from: int | None = None
     begun_at: datetime | None = None
     why: str | None = None
@@ -86,12 +92,14 @@ class OpenIntent:
 
     :param sequence: the intent's own sequence in the audit
     :param message_id: the id of what was to be stored
+    :param content: the digest of its content; anybody may have used its id
     :param at: when the intent was recorded, by the server's clock
     :param intent: the record
     """
 
     sequence: int
     message_id: str
+    content: str
     at: datetime
     intent: IntentRecord
 
@@ -124,14 +132,14 @@ class IntentLog:
         protocol: Literal["copy", "atomic"],
         action: IntentAction,
         target: Target,
-        letters: Iterable[tuple[int, str]],
+        letters: Iterable[IntendedLetter],
         *,
         begun_at: datetime | None = None,
         why: str | None = None,
     ) -> None:
         """Record what is about to be stored.
 
-        :param letters: the stream sequence of each letter, with the message id of what is stored for it
+        :param letters: each letter with the message id and the content of what is stored for it
         :raises LeaseLostError: the operation doesn't have its lease any more
         :raises ApiError: the audit's stream refused it
         :raises TransientError: it isn't known to be stored
@@ -146,7 +154,8 @@ class IntentLog:
                 protocol=protocol,
                 action=action,
                 target=target,
-                letters=remaining[:at_once],
+                letters=tuple((letter, message_id) for letter, message_id, _ in remaining[:at_once]),
+                contents=tuple(content for _, _, content in remaining[:at_once]),
                 open_from=self.open_since,
                 begun_at=begun_at,
                 why=why,
@@ -207,9 +216,10 @@ async def read_open_intents(
     recorded = await _last_records(connection, audit, min(intents)) if intents else {}
     opened: dict[int, list[OpenIntent]] = {}
     for sequence, (at, record) in sorted(intents.items()):
-        for letter, message_id in record.letters:
+        for (letter, message_id), content in zip(record.letters, chain(record.contents, repeat("")), strict=False):
             if recorded.get(letter, 0) < sequence:
-                opened.setdefault(letter, []).append(OpenIntent(sequence, message_id, record.begun_at or at, record))
+                found = OpenIntent(sequence, message_id, content, record.begun_at or at, record)
+                opened.setdefault(letter, []).append(found)
     return opened
 
 

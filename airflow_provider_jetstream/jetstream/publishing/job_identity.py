@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
+from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Final, Literal
 
 from airflow_provider_jetstream.jetstream.client.headers import first
@@ -104,6 +105,12 @@ def redrive_message_id(stream: str, sequence: int, time: str, redrives: int) -> 
     :param redrives: how often the new job was redriven
     """
     return f"{_REDRIVE}{redrives}:{_digests(stream).of(sequence, time)}"
+
+
+def other_redrive_id(message_id: str) -> str:
+    """Return a ``Nats-Msg-Id`` for the same new job that nobody can know, of the same form."""
+    counted, _, digest = message_id.rpartition(":")
+    return f"{counted}:{token_urlsafe(len(digest))[: len(digest)]}"
 
 
 @lru_cache(maxsize=16)

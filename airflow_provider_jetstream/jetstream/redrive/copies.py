@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
 from airflow_provider_jetstream.jetstream.client.store_once import store_once
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
-    REDRIVE_COUNT,
-    REDRIVE_SEQUENCE,
-    REDRIVE_STREAM,
     marker_subject,
     parked_filter,
     parked_subject,
@@ -28,6 +30,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
     UnreachableError,
 )
+from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
     BATCH_COMMIT,
     BATCH_LETTERS,
@@ -40,48 +43,61 @@ from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from airflow_provider_jetstream.jetstream.audit.intent import Target
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
 
 _MARKER_TTL = "24h"
+# The archive stores a copy a moment after the stream has stored the message.
+_ARCHIVE_DELAY = 0.2
 _BATCH_BYTES = 8 * 2**20
 _WRONG_LAST_SEQUENCE = 10071
 _DUPLICATE_IN_BATCH = 10201
 
 
-async def store_jobs(connection: Connection, jobs: Sequence[RedrivenJob]) -> list[int | JetStreamProviderError]:
+@dataclass(frozen=True, slots=True)
+class IdTaken:
+    """Says that a new job isn't stored, since the server has dropped it for another message under its message id.
+
+    :param sequence: of that message
+    """
+
+    sequence: int
+
+
+# A stream sequence, or why the new job isn't stored or isn't known to be.
+Answer: TypeAlias = "int | IdTaken | JetStreamProviderError"
+
+
+async def store_jobs(connection: Connection, jobs: Sequence[RedrivenJob], target: Target) -> list[Answer]:
     """Store new jobs, each with a marker or by itself as it was built.
 
     :param jobs: the new jobs in the order in which they are stored
-    :return: for each its stream sequence, or why it isn't known to be stored
+    :param target: the stream that is to store them, and its archive
     """
-    stored: list[int | JetStreamProviderError] = []
+    stored: list[Answer] = []
     for marked, group in groupby(jobs, key=lambda job: job.marked):
-        stored += await (store_copies_with_markers if marked else store_copies)(connection, list(group))
+        stored += await (_store_with_markers if marked else _store_copies)(connection, list(group), target)
     return stored
 
 
-async def store_copies(connection: Connection, jobs: Sequence[RedrivenJob]) -> list[int | JetStreamProviderError]:
-    """Store new jobs; a repeat within the duplicate window is dropped by the server.
-
-    :param jobs: the new jobs in the order in which they are stored
-    :return: for each its stream sequence, or why it isn't known to be stored
-    """
+async def _store_copies(connection: Connection, jobs: Sequence[RedrivenJob], target: Target) -> list[Answer]:
+    """Store new jobs; a repeat within the duplicate window is dropped by the server."""
     messages = [(job.subject, job.content.body) for job in jobs]
     answers = await store_each(connection, messages, [job.headers for job in jobs])
-    stored: list[int | JetStreamProviderError] = []
+    stored: list[Answer] = []
     for job, answer in zip(jobs, answers, strict=True):
         if isinstance(answer, PubAck) and answer.duplicate:
-            stored.append(await _checked(connection, job, answer))
+            stored.append(await _checked(connection, job, answer, target))
         else:
             stored.append(_stored_sequence(job, answer))
     return stored
 
 
-async def _checked(connection: Connection, job: RedrivenJob, answer: PubAck) -> int | JetStreamProviderError:
-    """Return the stream sequence of a copy whose id was stored before, or why it isn't known to be stored.
+async def _checked(connection: Connection, job: RedrivenJob, answer: PubAck, target: Target) -> Answer:
+    """Return the stream sequence of a copy whose id was stored before, if that is the copy.
 
     The id of a copy is no secret: a publisher may have stored another job under it, which must not replace this one;
     and a worker may have done that job. The intent of a letter of which that isn't known stays open.
@@ -90,43 +106,42 @@ async def _checked(connection: Connection, job: RedrivenJob, answer: PubAck) -> 
     if isinstance(stored, JetStreamProviderError):
         return stored
     try:
-        message = await get_message(connection, job.stream, stored)
+        message = await get_message(connection, job.stream, stored) or await _archived(connection, target, stored)
     except JetStreamProviderError as error:
         return error
-    if message is None and stored > job.after:
+    if message is None and target.archive is None and stored > job.after:
         return stored
     if message is None:
         return UnreachableError(
             f"whether job {stored} of {job.stream} was the copy of {job.letter.sequence} isn't known, since it isn't"
-            " stored any more: original kept; run it again, which finds that out from the archive"
+            " stored any more, and no archive has it: original kept"
         )
-    if (message.subject, message.data) == (job.subject, job.content.body) and all(
-        message.header(name) == job.headers.get(name) for name in (REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_COUNT)
-    ):
-        return stored
-    return RedriveError(
-        f"expected job {stored} of {job.stream} to be the copy of {job.letter.sequence}, found another message under"
-        " the id of that copy, which somebody else has stored: original kept; try again after the stream's"
-        " duplicate_window, and see who publishes there"
-    )
+    content = content_of_copy(message.subject, message.headers, message.data)
+    return stored if content in {job.own_content, *job.begun} else IdTaken(stored)
 
 
-async def store_copies_with_markers(
-    connection: Connection, jobs: Sequence[RedrivenJob]
-) -> list[int | JetStreamProviderError]:
+async def _archived(connection: Connection, target: Target, sequence: int) -> StoredMessage | None:
+    """Return a job that its stream doesn't store any more, as the archive has it."""
+    for pause in (0.0, _ARCHIVE_DELAY) if target.archive else ():
+        await sleep(pause)
+        info = await stream_info(connection, str(target.archive))
+        archive = ArchiveReader.from_info(connection, info, datetime.fromisoformat(target.created))
+        if message := await archive.find(sequence):
+            return message
+    return None
+
+
+async def _store_with_markers(connection: Connection, jobs: Sequence[RedrivenJob], target: Target) -> list[Answer]:
     """Store new jobs, each together with a marker, all or nothing: a repeat at any time finds the marker.
 
     Protocol: atomic batch publishing, NATS ADR-50. Where the server refuses a batch, each job is stored by itself.
-
-    :param jobs: the new jobs in the order in which they are stored
-    :return: for each its stream sequence, or why it isn't known to be stored
     """
-    stored: list[int | JetStreamProviderError] = []
+    stored: list[Answer] = []
     for batch in _batches(jobs):
         try:
             last = await _store_batch(connection, batch)
         except (ApiError, TransientError):
-            stored += [await _store_with_marker(connection, job) for job in batch]
+            stored += [await _store_with_marker(connection, job, target) for job in batch]
         else:
             # The server stores a batch in consecutive sequences.
             stored += range(last - 2 * (len(batch) - 1), last + 1, 2)
@@ -150,7 +165,7 @@ def _stored_sequence(job: RedrivenJob, answer: PubAck | ApiError | TransientErro
     return answer.sequence
 
 
-async def _store_with_marker(connection: Connection, job: RedrivenJob) -> int | JetStreamProviderError:
+async def _store_with_marker(connection: Connection, job: RedrivenJob, target: Target) -> Answer:
     letter = job.letter
     try:
         # Reading the marker costs much less than a batch that the server refuses.
@@ -160,15 +175,15 @@ async def _store_with_marker(connection: Connection, job: RedrivenJob) -> int | 
         last = await read_message(connection, letter.death.stream, {"last_by_subj": _letter_marker(letter)})
         return await _store_batch(connection, [job], after=last.sequence if last else 0)
     except ApiError as error:
-        return await _explain(connection, job, error)
+        return await _explain(connection, job, error, target)
     except TransientError as error:
         return error
 
 
-async def _explain(connection: Connection, job: RedrivenJob, error: ApiError) -> int | JetStreamProviderError:
+async def _explain(connection: Connection, job: RedrivenJob, error: ApiError, target: Target) -> Answer:
     if error.err_code == _DUPLICATE_IN_BATCH:
-        # Stored without a marker, before the queue allowed batches.
-        return (await store_copies(connection, [job]))[0]
+        # Stored without a marker, before the queue allowed batches; or somebody else has used its id.
+        return (await _store_copies(connection, [job], target))[0]
     refused = RedriveError(_refused(job, error))
     if error.err_code != _WRONG_LAST_SEQUENCE:
         return refused

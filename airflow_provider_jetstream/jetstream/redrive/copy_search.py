@@ -1,5 +1,7 @@
 """Looks for the new jobs that a redrive may have stored, among all that a stream has stored since.
 
+A new job is known by its message id and its content: the id can be computed, so any publisher may have used it.
+
 Whatever the stream no longer holds is looked for in its archive. Only where stream and archive together show every
 message is a copy that wasn't found certain not to be stored.
 """
@@ -17,9 +19,10 @@ from airflow_provider_jetstream.jetstream.client.message_reader import read_rang
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from airflow_provider_jetstream.jetstream.audit.intent import Target
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -31,7 +34,7 @@ _ARCHIVE_DELAY = 0.2
 
 @dataclass(slots=True)
 class CopySearch:
-    """The new jobs of some letters, by their message ids.
+    """The new jobs of some letters, by message id and content.
 
     :param now: the time of the target's server
     :param duplicate_window: how long the target's server drops a message of an id that it has stored
@@ -41,15 +44,22 @@ class CopySearch:
 
     now: datetime | None = None
     duplicate_window: timedelta = timedelta()
-    found: dict[str, StoredMessage] = field(default_factory=dict)
+    found: dict[tuple[str, str], StoredMessage] = field(default_factory=dict)
     complete: bool = False
 
+    @property
+    def ids(self) -> set[str]:
+        """The message ids of what was found."""
+        return {message_id for message_id, _ in self.found}
 
-async def find_copies(connection: Connection, target: Target, ids: Collection[str], until: datetime) -> CopySearch:
+
+async def find_copies(
+    connection: Connection, target: Target, copies: Mapping[str, Collection[str]], until: datetime
+) -> CopySearch:
     """Look for new jobs in the stream that was to store them.
 
     :param target: the stream, and what it had stored before
-    :param ids: their message ids
+    :param copies: by message id the contents, any of which it may be stored with
     :param until: no copy was stored later than this
     """
     search = CopySearch()
@@ -66,21 +76,26 @@ async def find_copies(connection: Connection, target: Target, ids: Collection[st
         missing.add_before(message.sequence)
         if message.stored_at > until:
             break
-        _note(search, message, ids)
+        _note(search, message, copies)
     else:
         missing.add_before(info["state"]["last_seq"] + 1)
     for pause in (0.0, _ARCHIVE_DELAY):
-        if search.found.keys() == set(ids) or not missing.count:
+        if search.ids == copies.keys() or not missing.count:
             break
         await sleep(pause)
         # A message that left the stream while it was read is in the archive.
-        await _search_archive(connection, target, search, missing, ids, until)
-    search.complete = search.found.keys() == set(ids) or not missing.count
+        await _search_archive(connection, target, search, missing, copies, until)
+    search.complete = search.ids == copies.keys() or not missing.count
     return search
 
 
 async def _search_archive(
-    connection: Connection, target: Target, search: CopySearch, missing: _Missing, ids: Collection[str], until: datetime
+    connection: Connection,
+    target: Target,
+    search: CopySearch,
+    missing: _Missing,
+    copies: Mapping[str, Collection[str]],
+    until: datetime,
 ) -> None:
     if target.archive is None:
         return
@@ -98,13 +113,15 @@ async def _search_archive(
         if message.time and message.stored_at > until:
             missing.end_at(sequence)
             return
-        _note(search, message, ids)
+        _note(search, message, copies)
 
 
-def _note(search: CopySearch, message: StoredMessage, ids: Collection[str]) -> None:
+def _note(search: CopySearch, message: StoredMessage, copies: Mapping[str, Collection[str]]) -> None:
     message_id = message.header(MSG_ID)
-    if message_id is not None and message_id in ids:
-        search.found.setdefault(message_id, message)
+    if message_id is not None and (contents := copies.get(message_id)) is not None:
+        content = content_of_copy(message.subject, message.headers, message.data)
+        if content in contents:
+            search.found.setdefault((message_id, content), message)
 
 
 class _Missing:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
-    from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, OpenIntent
+    from airflow_provider_jetstream.jetstream.audit.intent import IntendedLetter, IntentLog, OpenIntent
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
@@ -117,7 +117,7 @@ async def recover_letters(
     recorded = await steps.finish_begun(found.stored)
     found.unknown |= {record.sequence: _UNRECORDED for _, record in found.stored if record.sequence not in recorded}
     if can_repeat:
-        recorded |= await steps.repeat(found.repeatable)
+        recorded |= await steps.repeat(found.repeatable, opened)
     found.unknown |= {letter.sequence: _UNREPEATED for letter in found.repeatable if letter.sequence not in recorded}
     return found
 
@@ -169,8 +169,10 @@ async def _search_all(connection: Connection, letters: Sequence[Sequence[OpenInt
         if wanted:
             first = min(wanted, key=lambda found: found.intent.target.last)
             until = max(found.at for found in wanted) + _LATEST
-            ids = {found.message_id for found in wanted}
-            searches[place] = await find_copies(connection, first.intent.target, ids, until)
+            copies: dict[str, set[str]] = {}
+            for found in wanted:
+                copies.setdefault(found.message_id, set()).add(found.content)
+            searches[place] = await find_copies(connection, first.intent.target, copies, until)
     return searches
 
 
@@ -187,7 +189,7 @@ async def _stored(
         return letter, records.of_begun(letter)
     for found in intents:
         if found.intent.action == "redriven":
-            if copy := searches[_place(found)].found.get(found.message_id):
+            if copy := searches[_place(found)].found.get((found.message_id, found.content)):
                 stream = found.intent.target.stream
                 new_stream = stream if stream != letter.death.stream else None
                 sequence, subject = copy.sequence, copy.subject
@@ -219,12 +221,12 @@ def _is_repeatable(found: OpenIntent, search: CopySearch, up_since: datetime | N
 
 async def _carry_on(intents: IntentLog, opened: _Opened, aside: Mapping[int, str]) -> None:
     """Record once more the intents that stay open, so that the next redrive finds them behind those that are closed."""
-    groups: dict[int, tuple[OpenIntent, list[tuple[int, str]]]] = {}
+    groups: dict[int, tuple[OpenIntent, list[IntendedLetter]]] = {}
     for sequence in aside:
         for found in opened[sequence]:
-            groups.setdefault(id(found.intent), (found, []))[1].append((sequence, found.message_id))
+            groups.setdefault(id(found.intent), (found, []))[1].append((sequence, found.message_id, found.content))
     for found, letters in groups.values():
-        reasons = {aside[sequence] for sequence, _ in letters}
+        reasons = {aside[sequence] for sequence, _, _ in letters}
         whys = reasons if reasons.isdisjoint(_RETRIED) else {None}
         await intents.begin(
             *(found.intent.protocol, found.intent.action, found.intent.target, letters),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -28,6 +28,7 @@ from airflow_provider_jetstream.jetstream.publishing.job_identity import (
     stated_job_id,
 )
 from airflow_provider_jetstream.jetstream.queue.message_size import OPTIONAL_HEADERS
+from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
@@ -55,7 +56,9 @@ class RedrivenJob:
     :param stream: the stream that is to store it
     :param left_out: the headers for which there was no room
     :param marked: whether it is stored together with a marker
-    :param after: a job of a higher sequence under its message id can only be itself, also where that job is gone
+    :param after: without an archive, a job of a higher sequence under its message id counts as itself where that job is
+        gone
+    :param begun: the contents of new jobs that earlier redrives may have stored for the letter
     """
 
     letter: DeadLetter
@@ -66,6 +69,19 @@ class RedrivenJob:
     left_out: Pairs = ()
     marked: bool = False
     after: int = 0
+    begun: frozenset[str] = frozenset()
+
+    @property
+    def own_content(self) -> str:
+        """The digest of what is stored."""
+        return content_of_copy(self.subject, self.headers.items(), self.content.body)
+
+    def with_id(self, message_id: str) -> RedrivenJob:
+        """Return it with another message id."""
+        if self.headers[MSG_ID] == message_id:
+            return self
+        pairs = (pair if pair[0] != MSG_ID else (MSG_ID, message_id) for pair in self.headers.items())
+        return replace(self, headers=Headers(pairs))
 
 
 @dataclass(frozen=True, slots=True)

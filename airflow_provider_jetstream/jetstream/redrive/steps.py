@@ -28,7 +28,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs, store_parked
+from airflow_provider_jetstream.jetstream.publishing.job_identity import other_redrive_id
+from airflow_provider_jetstream.jetstream.redrive.copies import IdTaken, store_jobs, store_parked
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.finished_entries import FinishedEntries
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
@@ -46,7 +47,7 @@ from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.intent import IntentLog
+    from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, OpenIntent
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
@@ -161,13 +162,22 @@ class Steps:
                     self._report.add_failure(sequence, why)
                 return
 
-    async def repeat(self, letters: Sequence[DeadLetter]) -> set[int]:
+    async def repeat(self, letters: Sequence[DeadLetter], opened: Mapping[int, Sequence[OpenIntent]]) -> set[int]:
         """Store the new jobs of letters once more, where the server still drops those that are stored already.
 
+        :param opened: by stream sequence the intents to store them, under the last one's id
         :return: the stream sequences of those that are recorded
         """
-        # What was stored before this redrive may be theirs.
-        jobs = [replace(job, marked=False, after=0) for letter in letters if (job := await self._new_job(letter))]
+        jobs = [
+            replace(
+                job.with_id(opened[letter.sequence][-1].message_id),
+                marked=False,
+                after=min(begun.intent.target.last for begun in opened[letter.sequence]),
+                begun=frozenset(begun.content for begun in opened[letter.sequence]),
+            )
+            for letter in letters
+            if (job := await self._new_job(letter))
+        ]
         return await self._redrive([], [], jobs) if jobs else set()
 
     def unfinished(self, letters: Sequence[DeadLetter]) -> list[int]:
@@ -269,10 +279,12 @@ class Steps:
         )
         try:
             for marked in (False, True):
-                of_jobs = [(job.letter.sequence, job.headers[MSG_ID]) for job in jobs if job.marked == marked]
+                of_jobs = [
+                    (job.letter.sequence, job.headers[MSG_ID], job.own_content) for job in jobs if job.marked == marked
+                ]
                 await self._intents.begin("atomic" if marked else "copy", "redriven", target, of_jobs)
             of_letters = [
-                (letter.sequence, parked_headers(letter, self._why_parked(letter))[MSG_ID]) for letter in to_park
+                (letter.sequence, parked_headers(letter, self._why_parked(letter))[MSG_ID], "") for letter in to_park
             ]
             await self._intents.begin("copy", "parked", parked_in, of_letters)
         except LeaseLostError:
@@ -322,12 +334,12 @@ class Steps:
         return letter, self.records.record(letter, "parked", new_sequence=entry, subject=letter.subject)
 
     async def _copy(self, batch: StoredBatch, jobs: Sequence[RedrivenJob]) -> None:
-        answers = await store_jobs(self._connection, jobs)
+        answers = await self._store_jobs(jobs)
         refused = [job for job, answer in zip(jobs, answers, strict=True) if isinstance(answer, RedriveError)]
         if refused and self._finishing:
             # The stream may have room once the originals of the batch before are removed.
             await self.finish_stored()
-            again = iter(await store_jobs(self._connection, refused))
+            again = iter(await self._store_jobs(refused))
             answers = [next(again) if isinstance(answer, RedriveError) else answer for answer in answers]
         for job, sequence in zip(jobs, answers, strict=True):
             if isinstance(sequence, int):
@@ -335,6 +347,23 @@ class Steps:
                 self._last_copy = max(self._last_copy, sequence)
             else:
                 self._add_unstored(batch, job.letter, sequence)
+
+    async def _store_jobs(self, jobs: Sequence[RedrivenJob]) -> list[int | JetStreamProviderError]:
+        """Store new jobs, under other ids where somebody else has used theirs, of which intents are recorded first."""
+        target = self._target.for_intent(self._last_copy)
+        answers = await store_jobs(self._connection, jobs, target)
+        if not any(isinstance(answer, IdTaken) for answer in answers):
+            return [answer for answer in answers if not isinstance(answer, IdTaken)]
+        taken = [
+            job.with_id(other_redrive_id(job.headers[MSG_ID]))
+            for job, answer in zip(jobs, answers, strict=True)
+            if isinstance(answer, IdTaken)
+        ]
+        if error := await self._record_intents([], taken):
+            return [error if isinstance(answer, IdTaken) else answer for answer in answers]
+        await self._audit.require_lease()
+        again = iter(await store_jobs(self._connection, taken, target))
+        return [_known(next(again)) if isinstance(answer, IdTaken) else answer for answer in answers]
 
     def _add_unstored(self, batch: StoredBatch, letter: DeadLetter, error: JetStreamProviderError) -> None:
         batch.is_unknown |= isinstance(error, TransientError)
@@ -344,8 +373,7 @@ class Steps:
         try:
             content = await new_content(letter, self._request.transform, self._request.body_patch)
             self._check_subject(content.subject, self._request.subject or letter.subject)
-            job = redriven_job(letter, content, self._request.subject, self._limits)
-            return replace(job, after=self._last_copy)
+            return replace(redriven_job(letter, content, self._request.subject, self._limits), after=self._last_copy)
         except CopyTooLargeError as error:
             if self._rest_in_place:
                 self.without_room[letter.sequence] = str(error)
@@ -354,3 +382,9 @@ class Steps:
         except RedriveError as error:
             self._report.add_failure(letter.sequence, failure_text(letter, error))
         return None
+
+
+def _known(answer: int | IdTaken | JetStreamProviderError) -> int | JetStreamProviderError:
+    if isinstance(answer, IdTaken):
+        return RedriveError(f"message {answer.sequence} has the id of a new job, which was just made: original kept")
+    return answer
