@@ -71,7 +71,7 @@ test-waiting-scale: $(UV)
 test-servers: $(UV) ## scans and redrives with older servers …
 	$(RUN) python -m tools.server_versions
 matrix: $(UV) ## writes docs/reliability.md: every supported server, Airflow, Python; MATRIX="server --case redrive" …
-	$(RUN) python -m testbed.matrix $(MATRIX)
+	$(RUN) python -m tools.matrix $(MATRIX)
 simulate: $(UV) ## worlds of the simulated server: SEEDS=0:2000
 	$(RUN) python -m testbed.simulated $(or $(SEEDS),0:200)
 bench: $(UV) ## the workloads of docs/benchmarks.md; bench-NAME runs benchmarks/NAME.py with ARGS …
@@ -88,13 +88,13 @@ bench-spark: $(UV) # JVM and server share two cores with the benchmark: compare 
 screenshots: $(UV) chromium ## takes the pictures of docs/screenshots again
 	SCREENSHOTS=1 $(RUN) pytest tests/ui/test_ui_pictures.py tests/ui/test_ui_runbook.py tests/ui/test_ui_tutorial.py
 reference: $(UV) ## writes docs/reference from the code
-	$(RUN) python -m testbed.reference
+	$(RUN) python -m tools.reference
 api-types: $(UV) ## writes the front end's types from the models of its API
-	$(RUN) python -m testbed.api_types
+	$(RUN) python -m tools.api_types
 contract-files: $(UV) ## writes docs/contract from the models that read these messages
-	$(RUN) python -m testbed.contract_files
+	$(RUN) python -m tools.contract_files
 release: $(UV) ## builds a release into dist/ and checks what users get
-	$(RUN) python -m testbed.release
+	$(RUN) python -m tools.release
 site: $(UV) ## builds the documentation, .cache/site/index.html
 	$(UV) run --isolated --locked --only-group docs sphinx-build --fail-on-warning --keep-going --nitpicky --builder html docs .cache/site
 

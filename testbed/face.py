@@ -7,7 +7,6 @@ names. What it hands on is what a rebuilt room still has, perhaps elsewhere: the
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     is_cancelled,
 )
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.concurrency import gather
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -180,7 +180,9 @@ async def read_range(
     start = max(start, state["first_seq"])
     while subject == ">" and start <= last:
         sequences = range(start, min(start + _AT_ONCE, last + 1))
-        for found in await asyncio.gather(*(get_message(connection, stream, sequence) for sequence in sequences)):
+        for found in await gather([get_message(connection, stream, sequence) for sequence in sequences]):
+            if isinstance(found, BaseException):
+                raise found
             if found:
                 yield found
         start = sequences.stop

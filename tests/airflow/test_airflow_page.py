@@ -15,8 +15,8 @@ from testbed.queues import make_queue
 if TYPE_CHECKING:
     from playwright._impl._api_structures import SetCookieParam
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
+    from testbed.face import NatsPyConnection
 
 
 @pytest.mark.smoke

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.release import build, check_installed, check_metadata, content_problems, open_points, project_version
+from tools.release import build, check_installed, check_metadata, content_problems, open_points, project_version
 
 if TYPE_CHECKING:
     from pathlib import Path

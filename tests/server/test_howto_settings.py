@@ -31,9 +31,9 @@ from testbed.authentication import operator_mode
 from testbed.certificates import make_tls
 from testbed.code_blocks import ROOT, code_blocks
 from testbed.nats_server import NatsServer
-from testbed.permission_page import QUEUE
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import running_worker
+from tools.permission_page import QUEUE
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,11 @@ import pytest
 
 from testbed.environments import ROOT
 from testbed.interpreters import python_of
-from testbed.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, FAULT, SERVER_CASES, Case
-from testbed.matrix.outcomes import Outcome, SeenTest, outcome_of, read_outcomes, store_outcomes
-from testbed.matrix.page import PAGE, page_text
-from testbed.matrix.pytest_runs import PytestError, run_tests
-from testbed.matrix.runs import SERVER, run_environment
+from tools.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, FAULT, SERVER_CASES, Case
+from tools.matrix.outcomes import Outcome, SeenTest, outcome_of, read_outcomes, store_outcomes
+from tools.matrix.page import PAGE, page_text
+from tools.matrix.pytest_runs import PytestError, run_tests
+from tools.matrix.runs import SERVER, run_environment
 
 CASE = Case(FAULT, "kills", "nothing is lost", ("tests/faults/test_kills.py",))
 KILLS = "tests/faults/test_kills.py"

@@ -14,7 +14,7 @@ from testbed.console import commands
 
 _EXTRAS = re.compile(r"(?:airflow-provider-jetstream|\{ROOT\}|\{build_wheel\(\)\}|\{wheel\})\[([\w, ]+)\]")
 # What installs the wheel, or the project, into environments of its own.
-_INSTALLERS = [*ROOT.glob("tests/environment/*.py"), *ROOT.glob("testbed/*.py")]
+_INSTALLERS = [*ROOT.glob("tests/environment/*.py"), *ROOT.glob("testbed/*.py"), *ROOT.glob("tools/*.py")]
 
 
 def test_each_command_is_run_by_a_test() -> None:

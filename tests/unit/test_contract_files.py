@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.job_end import parse_end
 from testbed.code_blocks import CodeBlock, code_blocks
-from testbed.contract_files import FOLDER, contract_files
+from tools.contract_files import FOLDER, contract_files
 
 if TYPE_CHECKING:
     from pathlib import Path

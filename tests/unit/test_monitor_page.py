@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.api_types import TYPES, page_types
+from tools.api_types import TYPES, page_types
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = ROOT / "airflow_provider_jetstream" / "plugins" / "monitor" / "static"

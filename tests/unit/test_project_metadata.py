@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from testbed.code_blocks import ROOT
-from testbed.matrix.versions import PYTHONS
+from tools.matrix.versions import PYTHONS
 
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = CONFIG["project"]

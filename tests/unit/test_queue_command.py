@@ -12,7 +12,7 @@ from airflow_provider_jetstream.command.program import main
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, combined_policy, permissions
-from testbed.permission_page import PAGE, page
+from tools.permission_page import PAGE, page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 def test_the_page_has_the_tables_of_now() -> None:
     text = PAGE.read_text()
-    assert page(text) == text, "python -m testbed.permission_page writes it"
+    assert page(text) == text, "python -m tools.permission_page writes it"
 
 
 def test_a_user_with_several_roles_has_one_inbox(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,12 @@ from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
 from airflow_provider_jetstream.spark.source.option_texts import OPTION_TEXTS
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.source_options import read_options
-from testbed.reference import entries
-from testbed.reference.arguments import class_arguments, function_arguments
-from testbed.reference.docstrings import own_docstring
-from testbed.reference.entries import Entry
-from testbed.reference.markdown import cell, plain
-from testbed.reference.pages import FOLDER, reference_links, reference_pages, reference_problems
+from tools.reference import entries
+from tools.reference.arguments import class_arguments, function_arguments
+from tools.reference.docstrings import own_docstring
+from tools.reference.entries import Entry
+from tools.reference.markdown import cell, plain
+from tools.reference.pages import FOLDER, reference_links, reference_pages, reference_problems
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.option_names import Purpose
@@ -116,7 +116,7 @@ class _Derived(_Base):
 
 
 def test_arguments_that_go_to_a_base_are_listed_unless_the_class_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.reference.arguments.PACKAGE", __name__)
+    monkeypatch.setattr("tools.reference.arguments.PACKAGE", __name__)
     listed = {argument.name: argument for argument in class_arguments(_Derived)}
     assert list(listed) == ["room", "size", "shape"]
     assert listed["size"][1:3] == ("int | None", "`None`")
@@ -126,7 +126,7 @@ def test_arguments_that_go_to_a_base_are_listed_unless_the_class_gives_them(monk
 
 
 def test_what_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("testbed.reference.arguments.PACKAGE", __name__)
+    monkeypatch.setattr("tools.reference.arguments.PACKAGE", __name__)
     monkeypatch.setattr(entries, "own_bases", lambda item: [item])
     assert Entry(__name__, "_Derived").problems == [
         f"{__name__}._Derived: shape has no text",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import CONSUMER_FIELDS, STREAM_FIELDS, field_rules
-from testbed.reference.markdown import code, heading, join, table
+from tools.reference.markdown import code, heading, join, table
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.field_rules import Rule

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from testbed.matrix.cases import Case
+from tools.matrix.cases import Case
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTCOMES = ROOT / "docs" / "reliability.json"

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from testbed.matrix.cases import Case
-from testbed.matrix.outcomes import ROOT, Outcome
-from testbed.matrix.runs import AIRFLOW, DEPENDENCY, SERVER, cases_of, environments
+from tools.matrix.cases import Case
+from tools.matrix.outcomes import ROOT, Outcome
+from tools.matrix.runs import AIRFLOW, DEPENDENCY, SERVER, cases_of, environments
 
 PAGE = ROOT / "docs" / "reliability.md"
 

@@ -9,8 +9,8 @@ from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABL
 from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
 from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
 from airflow_provider_jetstream.spark.source.option_texts import OPTION_TEXTS
-from testbed.reference.arguments import class_arguments
-from testbed.reference.markdown import code, heading, join, plain, table
+from tools.reference.arguments import class_arguments
+from tools.reference.markdown import code, heading, join, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

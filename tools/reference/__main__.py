@@ -1,6 +1,6 @@
 """Writes the pages of docs/reference, and removes those that nothing makes any more."""
 
-from testbed.reference.pages import FOLDER, reference_pages
+from tools.reference.pages import FOLDER, reference_pages
 
 if __name__ == "__main__":
     pages = reference_pages()

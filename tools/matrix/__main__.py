@@ -1,4 +1,4 @@
-"""``python -m testbed.matrix [server|airflow|dependencies] [--environment NAME] [--case NAME]``.
+"""``python -m tools.matrix [server|airflow|dependencies] [--environment NAME] [--case NAME]``.
 
 Each outcome is stored, and the page written, as soon as a case has ended: a run that is interrupted loses nothing.
 """
@@ -6,16 +6,16 @@ Each outcome is stored, and the page written, as soon as a case has ended: a run
 import argparse
 import sys
 
-from testbed.matrix.outcomes import read_outcomes, store_outcomes
-from testbed.matrix.page import write_page
-from testbed.matrix.runs import AIRFLOW, DEPENDENCY, SERVER, cases_of, environments, run_environment
+from tools.matrix.outcomes import read_outcomes, store_outcomes
+from tools.matrix.page import write_page
+from tools.matrix.runs import AIRFLOW, DEPENDENCY, SERVER, cases_of, environments, run_environment
 
 _AXES = (SERVER, AIRFLOW, DEPENDENCY)
 
 
 def main() -> int:
     """Run the matrix, or a part of it; the exit status is 0 only if no case failed."""
-    parser = argparse.ArgumentParser(prog="python -m testbed.matrix", description="write docs/reliability.md")
+    parser = argparse.ArgumentParser(prog="python -m tools.matrix", description="write docs/reliability.md")
     parser.add_argument("axes", nargs="*", metavar="axis", help=f"of {', '.join(_AXES)}; all where none is named")
     parser.add_argument("--environment", action="append", help="only environments whose name contains this")
     parser.add_argument("--case", action="append", help="only these cases")

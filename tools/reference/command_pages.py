@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.command.program import command_parser
 from airflow_provider_jetstream.worker import cli
-from testbed.reference.docstrings import attribute_texts
-from testbed.reference.markdown import code, heading, join, table
+from tools.reference.docstrings import attribute_texts
+from tools.reference.markdown import code, heading, join, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
-from testbed.reference.arguments import (
+from tools.reference.arguments import (
     Argument,
     class_arguments,
     function_arguments,
     own_bases,
     passes_to_airflow,
 )
-from testbed.reference.docstrings import DocText, attribute_texts, own_docstring
-from testbed.reference.markdown import anchor, code, heading, join, plain, table
+from tools.reference.docstrings import DocText, attribute_texts, own_docstring
+from tools.reference.markdown import anchor, code, heading, join, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

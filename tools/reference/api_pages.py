@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS
 from airflow_provider_jetstream.provider_info import get_provider_info
-from testbed.reference.arguments import PACKAGE
-from testbed.reference.entries import Entry, names_of, render_entry
-from testbed.reference.markdown import code, heading, join, table
+from tools.reference.arguments import PACKAGE
+from tools.reference.entries import Entry, names_of, render_entry
+from tools.reference.markdown import code, heading, join, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration, format_size
-from testbed.reference.docstrings import own_docstring
+from tools.reference.docstrings import own_docstring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from testbed.matrix.outcomes import ROOT, SeenTest
+from tools.matrix.outcomes import ROOT, SeenTest
 
 _TIMEOUT = 5400.0
 _REASON_CHARACTERS = 120

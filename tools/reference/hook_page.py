@@ -6,10 +6,10 @@ import inspect
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from testbed.reference.arguments import function_arguments
-from testbed.reference.docstrings import own_docstring
-from testbed.reference.entries import argument_table, public_methods, result_parts
-from testbed.reference.markdown import anchor, code, heading, join, plain
+from tools.reference.arguments import function_arguments
+from tools.reference.docstrings import own_docstring
+from tools.reference.entries import argument_table, public_methods, result_parts
+from tools.reference.markdown import anchor, code, heading, join, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,8 +11,8 @@ from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueSta
 from airflow_provider_jetstream.tasks.airflow_metrics import REDRIVE_COUNTS
 from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
 from airflow_provider_jetstream.worker.metrics import WORKER_METRICS
-from testbed.reference.docstrings import attribute_texts
-from testbed.reference.markdown import code, heading, join, plain, table
+from tools.reference.docstrings import attribute_texts
+from tools.reference.markdown import code, heading, join, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from testbed.reference.api_pages import airflow_entries, airflow_page, api_links, api_pages, entry_page
-from testbed.reference.command_pages import command_page, command_problems, parsers
-from testbed.reference.error_page import error_links, error_page, error_problems
-from testbed.reference.hook_page import hook_page, hook_problems
-from testbed.reference.metric_page import metric_page, metric_problems
-from testbed.reference.queue_page import field_problems, queue_page
-from testbed.reference.server_field_page import server_field_page
-from testbed.reference.spark_page import option_problems, spark_page
+from tools.reference.api_pages import airflow_entries, airflow_page, api_links, api_pages, entry_page
+from tools.reference.command_pages import command_page, command_problems, parsers
+from tools.reference.error_page import error_links, error_page, error_problems
+from tools.reference.hook_page import hook_page, hook_problems
+from tools.reference.metric_page import metric_page, metric_problems
+from tools.reference.queue_page import field_problems, queue_page
+from tools.reference.server_field_page import server_field_page
+from tools.reference.spark_page import option_problems, spark_page
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "docs" / "reference"
 _NOTE = "<!-- Made from the code by `make reference`: change the docstrings there. -->"

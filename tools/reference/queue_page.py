@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
-from testbed.reference.arguments import Argument, class_arguments
-from testbed.reference.docstrings import own_docstring
-from testbed.reference.entries import argument_table, method_table
-from testbed.reference.markdown import heading, join, plain
+from tools.reference.arguments import Argument, class_arguments
+from tools.reference.docstrings import own_docstring
+from tools.reference.entries import argument_table, method_table
+from tools.reference.markdown import heading, join, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

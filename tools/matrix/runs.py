@@ -11,10 +11,11 @@ from pathlib import Path
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server, nats_server_version
 from testbed.environments import create_environment, find_uv, installed_packages
 from testbed.interpreters import NoSuchPythonError, python_of
-from testbed.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, SERVER_CASES, Case, files_of
-from testbed.matrix.outcomes import ROOT, Outcome, SeenTest, outcome_of
-from testbed.matrix.pytest_runs import PytestError, run_tests
-from testbed.matrix.versions import (
+from testbed.nats_binaries import NoSuchServerError, nats_server_of
+from tools.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, SERVER_CASES, Case, files_of
+from tools.matrix.outcomes import ROOT, Outcome, SeenTest, outcome_of
+from tools.matrix.pytest_runs import PytestError, run_tests
+from tools.matrix.versions import (
     AIRFLOWS,
     DEPENDENCIES,
     LOWEST,
@@ -24,7 +25,6 @@ from testbed.matrix.versions import (
     TEST_PACKAGES,
     UNSUPPORTED,
 )
-from testbed.nats_binaries import NoSuchServerError, nats_server_of
 
 SERVER, AIRFLOW, DEPENDENCY = "server", "airflow", "dependencies"
 _LOGS = ROOT / ".cache" / "matrix"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import airflow_provider_jetstream
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TerminalError, TransientError
-from testbed.reference.arguments import PACKAGE, Argument, function_arguments
-from testbed.reference.docstrings import own_docstring
-from testbed.reference.entries import argument_table
-from testbed.reference.error_actions import ACTIONS
-from testbed.reference.markdown import anchor, code, heading, join, plain, table
+from tools.reference.arguments import PACKAGE, Argument, function_arguments
+from tools.reference.docstrings import own_docstring
+from tools.reference.entries import argument_table
+from tools.reference.error_actions import ACTIONS
+from tools.reference.markdown import anchor, code, heading, join, plain, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
