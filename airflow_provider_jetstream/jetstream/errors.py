@@ -11,6 +11,7 @@
     │   ├── JetStreamDisabledError
     │   ├── ServerTooOldError
     │   ├── PermissionDeniedError          also PermissionError
+    │   │   └── SubscriptionRefusedError
     │   ├── QueueDeclarationError          also ValueError
     │   ├── ProvisioningError
     │   │   └── DriftError
@@ -138,6 +139,48 @@ class PermissionDeniedError(TerminalError, PermissionError):
             f" permission {whose}, found none; allow {action} on it (`jetstream-queue permissions` prints a role's"
             " policy), or connect as a user of another role"
         )
+
+    def again(self, purpose: str = "") -> PermissionDeniedError:
+        """Return another error about the same, since each has a traceback of its own.
+
+        :param purpose: what the subject was needed for
+        """
+        return PermissionDeniedError(self.action, self.subject, self.user, purpose)
+
+
+def same_error(error: JetStreamProviderError) -> JetStreamProviderError:
+    """Return another error that says the same, since each has a traceback of its own."""
+    return error.again() if isinstance(error, PermissionDeniedError) else type(error)(str(error))
+
+
+class SubscriptionRefusedError(PermissionDeniedError):
+    """The server doesn't take a subscription, whatever the user's permissions: it has too many, or is malformed.
+
+    :param subject: the subject that was refused
+    :param user: who asked, in words
+    :param reason: what the server said
+    :param purpose: what the subject was needed for
+    """
+
+    code = "JS107"
+
+    def __init__(self, subject: str, user: str, reason: str, purpose: str = "") -> None:
+        super().__init__("subscribe", subject, user, purpose)
+        self.reason = reason
+        shown = one_line(subject) or repr(subject)
+        text = (
+            f"the server refuses the subscription of {user} to {shown}{purpose and f' ({purpose})'}:"
+            f" {one_line(reason)}; raise that limit (max_subscriptions or max_sub_tokens of the server, or that of the"
+            " user or account), or use several connections"
+        )
+        self.args = (text,)
+
+    def again(self, purpose: str = "") -> SubscriptionRefusedError:
+        """Return another error about the same.
+
+        :param purpose: what the subject was needed for
+        """
+        return SubscriptionRefusedError(self.subject, self.user, self.reason, purpose)
 
 
 class QueueDeclarationError(TerminalError, ValueError):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
     from airflow_provider_jetstream.worker.consumers import BoundConsumer
 
 log = logging.getLogger("jetstream.worker")
@@ -41,14 +42,22 @@ class AvailabilityProbe:
     """Knows whether a consumer has jobs; while it has none the probe waits for the next one.
 
     :param on_available: is called when the consumer has jobs again
+    :param on_denied: is called where the user may not probe
     """
 
-    def __init__(self, connection: Connection, consumer: BoundConsumer, on_available: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        consumer: BoundConsumer,
+        on_available: Callable[[], None],
+        on_denied: Callable[[PermissionDeniedError], None],
+    ) -> None:
         self._connection = connection
         self._subject = consumer.next_subject
         self._body = pull_request(1, max_bytes=1, expires=PULL_EXPIRES, priority=consumer.request_fields)
         self._delay = _FALLBACK_DELAY if consumer.is_fallback else 0.0
         self._on_available = on_available
+        self._when_denied = on_denied
         self._inbox = connection.new_inbox()
         self._requests = 0
         self._pause = 0.0
@@ -69,7 +78,7 @@ class AvailabilityProbe:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Self]:
         """Probe until the block ends. No job is consumed by probing."""
-        subscription = await self._connection.subscribe_raw(f"{self._inbox}.*", self._on_answer)
+        subscription = await self._connection.subscribe_raw(f"{self._inbox}.*", self._on_answer, self._on_denied)
         running = asyncio.create_task(self._run())
         try:
             yield self
@@ -107,6 +116,10 @@ class AvailabilityProbe:
         log.warning("the probe on %s was refused: %s (status %s)", self._subject, description, status)
         await asyncio.sleep(PAUSE_AFTER_REFUSAL)
         return False
+
+    def _on_denied(self, denial: PermissionDeniedError) -> None:
+        if denial.subject in (self._subject, f"{self._inbox}.*"):
+            self._when_denied(denial)
 
     def _on_answer(self, subject: bytes, _reply: bytes, headers: bytes | None, _payload: bytes) -> None:
         if self._answer and not self._answer.done() and subject == f"{self._inbox}.{self._requests}".encode():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
     from airflow_provider_jetstream.worker.consumers import BoundConsumer
     from airflow_provider_jetstream.worker.in_flight import InFlightJobs
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
@@ -136,8 +137,13 @@ async def open_fetcher(
             await stack.enter_async_context(ConsumerFetcher(connection, consumer, partial(_deliver, jobs, consumer)))
             for consumer in consumers
         ]
+
+        def on_denied(denial: PermissionDeniedError) -> None:
+            jobs.denial = denial
+            wake.set()
+
         probes = [
-            await stack.enter_async_context(AvailabilityProbe(connection, consumer, wake.set).watching())
+            await stack.enter_async_context(AvailabilityProbe(connection, consumer, wake.set, on_denied).watching())
             for consumer in consumers
         ]
         yield _PriorityFetcher(fetchers, probes, jobs, wake, PriorityScheduler(len(probes), strict=strict))

@@ -48,6 +48,8 @@ _DEEP = {
     "spark.source.row_encoder": 400,
     # One table, with the rule of each row.
     "jetstream.evidence": 450,
+    # The tree of the core's errors.
+    "jetstream.errors": 400,
     # One table: the sentence of each rule about a field of the server, and the rules.
     "jetstream.queue.field_rules": 730,
 }

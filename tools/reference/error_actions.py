@@ -17,6 +17,10 @@ ACTIONS: Final = {
         "Allow the action on the subject that the message names, or connect as a user of another role;"
         " `jetstream-queue permissions` prints the policy of a role."
     ),
+    "SubscriptionRefusedError": (
+        "Raise `max_subscriptions` (or `max_sub_tokens`) of the server, or the limit of the user or account; or divide"
+        " the work among several processes, each with a connection of its own."
+    ),
     "QueueDeclarationError": "Correct the fields that the message lists.",
     "ProvisioningError": "Do what the server's reason says, then provision again: it goes on where it ended.",
     "DriftError": (

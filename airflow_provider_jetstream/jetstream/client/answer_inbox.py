@@ -253,8 +253,7 @@ def nobody_answers(subject: str, *, stores: bool) -> str:
 
 
 def _own(denial: PermissionDeniedError, purpose: str = "") -> PermissionDeniedError:
-    # Each has a traceback of its own.
-    return PermissionDeniedError(denial.action, denial.subject, denial.user, purpose)
+    return denial.again(purpose)
 
 
 def _result(answer: _Answer) -> bytes | TransientError:

@@ -6,7 +6,7 @@ import json
 import ssl
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.denials import authentication_error, is_refusal
+from airflow_provider_jetstream.jetstream.client.denials import authentication_error, connection_error, is_refusal
 from airflow_provider_jetstream.jetstream.client.tls import tls_problem
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -118,6 +118,10 @@ def explain(settings: ConnectionSettings, failures: list[Exception]) -> JetStrea
         return TLSError(f"no TLS with {where}: {tls_problem(failed)}")
     if own:
         return own[0]
+    ended = [error for failure in failures if (error := connection_error(where, str(failure)))]
+    if ended:
+        # One of several servers may be about to take it.
+        return next((error for error in ended if not isinstance(error, TerminalError)), ended[0])
     from nats.errors import NoServersError
 
     causes = [_reason(failure) for failure in failures if not isinstance(failure, NoServersError)]

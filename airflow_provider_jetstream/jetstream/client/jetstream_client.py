@@ -16,7 +16,7 @@ from nats import errors as nats_errors
 from nats.aio.client import PING_PROTO
 
 from airflow_provider_jetstream.jetstream.client.concurrency import keep_cancellation
-from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, fail, parse_denial
+from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, error_kind, fail, parse_denial
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, encode_headers, first_values
@@ -25,6 +25,7 @@ from airflow_provider_jetstream.jetstream.client.restoring_client import Restori
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
+from airflow_provider_jetstream.jetstream.errors import SubscriptionRefusedError
 from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
 
 if TYPE_CHECKING:
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The reports after which the server keeps the connection open.
-_HARMLESS = ("invalid subject", "invalid publish subject", "maximum subscriptions exceeded")
+_SUBSCRIBE = b"SUB "
 
 
 class JetStreamClient(RestoringClient):
@@ -54,6 +54,8 @@ class JetStreamClient(RestoringClient):
         self.open_requests = OpenRequests()
         # By inbox: what waits for the answer there, or for all of them.
         self._answers: dict[str, asyncio.Future[Any]] = {}
+        # The subjects of subscriptions that the server hasn't taken yet, in their order.
+        self._unconfirmed: list[tuple[str, asyncio.Future[bool]]] = []
 
     async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
         """Send a request and wait for all its answers, of which the last one has a status."""
@@ -119,8 +121,25 @@ class JetStreamClient(RestoringClient):
 
     async def _send_command(self, cmd: bytes, priority: bool = False) -> None:  # noqa: FBT001, FBT002
         # nats-py waits here for ten seconds once much is written, within any request and whatever its time limit is.
+        if cmd.startswith(_SUBSCRIBE):
+            cmd = self._with_confirmation(cmd)
         self._pending.insert(0, cmd) if priority else self._pending.append(cmd)
         self._pending_data_size += len(cmd)
+
+    def _with_confirmation(self, subscribe: bytes) -> bytes:
+        """Let a ping follow a subscription: the server reads in order, so a refusal comes before its answer.
+
+        The report of a refusal names no subscription: it is about the oldest that isn't confirmed.
+        """
+        confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._pongs.append(confirmed)
+        self._unconfirmed = [entry for entry in self._unconfirmed if not entry[1].done()]
+        self._unconfirmed.append((decode_text(subscribe.split(b" ")[1]), confirmed))
+        return subscribe + PING_PROTO
+
+    async def _attempt_reconnect(self) -> None:
+        self._unconfirmed = []
+        await super()._attempt_reconnect()
 
     async def wait_for_room(self) -> None:
         """Wait while more is written than nats-py holds, though not longer than for one request."""
@@ -209,11 +228,29 @@ class JetStreamClient(RestoringClient):
             await self._error_cb(denial)
             self._deny(denial)
             return
+        kind = error_kind(text)
+        if kind == "subscription" and (subject := self._take_unconfirmed()) is not None:
+            refusal = SubscriptionRefusedError(subject, self.settings.client, text)
+            await self._error_cb(refusal)
+            self._deny(refusal)
+            return
         error = nats_errors.StaleConnectionError() if text.lower() == "stale connection" else nats_errors.Error(text)
         self._err = error
         await self._error_cb(error)
-        if not text.lower().startswith(_HARMLESS):
+        if kind == "subscription":
+            # One of those that are sent again after a loss, nobody knows which: it would stay silent.
+            self.close_reason = SubscriptionRefusedError("what it had subscribed to", self.settings.client, text)
+            self._server_pool.clear()
+        if kind != "permission":
             await self._process_op_err(error)
+
+    def _take_unconfirmed(self) -> str | None:
+        """Return the subject of the oldest subscription that isn't confirmed, which the server refuses."""
+        for entry in self._unconfirmed:
+            if not entry[1].done():
+                self._unconfirmed.remove(entry)
+                return entry[0]
+        return None
 
     def _deny(self, denial: PermissionDeniedError) -> None:
         self.open_requests.deny(denial)

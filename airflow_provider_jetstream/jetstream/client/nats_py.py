@@ -17,7 +17,12 @@ from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain, last_report
 from airflow_provider_jetstream.jetstream.client.jetstream_client import discard_message
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadlineError,
+    TransientError,
+    UnreachableError,
+    same_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -87,7 +92,7 @@ class NatsPyConnection(Connection):
     def _failed(self, error: Exception, text: str = "") -> JetStreamProviderError:
         """Return the error for what the client couldn't do."""
         if self.client.is_closed and (reason := self.close_reason):
-            return type(reason)(str(reason))
+            return same_error(reason)
         return UnreachableError(f"{text}: {error}" if text else str(error))
 
     async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:

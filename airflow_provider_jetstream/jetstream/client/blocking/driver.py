@@ -27,6 +27,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     PermissionDeniedError,
     TransientError,
     UnreachableError,
+    same_error,
 )
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class CoroutineDriver:
     def _start(self, task: _RunningCoroutine, awaited: Any) -> None:
         match awaited:
             case Request() | RequestBatch() | RequestMany() if self.broken:
-                self._ready.append((task, None, type(self.broken)(str(self.broken))))
+                self._ready.append((task, None, same_error(self.broken)))
             case Request():
                 self._number += 1
                 self._pending[self._number] = _Pending(task, awaited.subject, self._number)
@@ -242,7 +243,7 @@ class CoroutineDriver:
         except TransientError as error:
             self._break(error)
             for pending in dict.fromkeys(self._pending.values()):
-                self._ready.append((pending.task, None, type(error)(str(error))))
+                self._ready.append((pending.task, None, same_error(error)))
             self._pending.clear()
 
     def _break(self, error: TransientError) -> None:
@@ -310,8 +311,7 @@ class CoroutineDriver:
         for number in denied:
             del self._pending[number]
         for pending in dict.fromkeys(denied.values()):
-            error = PermissionDeniedError(denial.action, denial.subject, denial.user)
-            self._ready.append((pending.task, None, error))
+            self._ready.append((pending.task, None, denial.again()))
         return bool(denied)
 
     def _deliver(self, number: int, header: bytes, body: bytes) -> None:

@@ -17,7 +17,12 @@ from uuid import uuid4
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, new_sid, next_frame
 from airflow_provider_jetstream.jetstream.client.connect import MINIMUM_SERVER
 from airflow_provider_jetstream.jetstream.client.credentials import check_credentials, connect_command
-from airflow_provider_jetstream.jetstream.client.denials import authentication_error, is_refusal, parse_denial
+from airflow_provider_jetstream.jetstream.client.denials import (
+    authentication_error,
+    connection_error,
+    is_refusal,
+    parse_denial,
+)
 from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.client.tls import require_certificate, tls_context, tls_problem
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
@@ -295,7 +300,7 @@ class NatsSocket:
             return denial
         if is_refusal(text):
             return authentication_error(server, self._settings.way, text)
-        return UnreachableError(f"{server} ended the connection: {text}")
+        return connection_error(server, text) or UnreachableError(f"{server} ended the connection: {text}")
 
     def _next_frame(self, deadline: float) -> Frame:
         while (frame := next_frame(self.buffer, 0, self.filled)) is None:
