@@ -137,6 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Recorder:
     def __init__(self, record: LineRecord) -> None:
         self._record = record
+        self._failed: set[str] = set()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -144,9 +145,13 @@ class _Recorder:
         try:
             return (yield)
         finally:
-            self._record.end(item.nodeid)
+            # One that failed has not run all of its lines.
+            if item.nodeid not in self._failed:
+                self._record.end(item.nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
         if report.when == "call":
             self._record.add_seconds(report.nodeid, report.duration)
 

@@ -113,6 +113,7 @@ def test_tests_are_chosen_by_the_lines_that_they_ran_those_that_run_little_else_
         assert (chosen.targets, chosen.left_out) == (["narrow"], 1)
 
 
+@pytest.mark.slow
 def test_a_module_is_tested_by_what_imports_it() -> None:
     assert "tests/testbed/test_tools.py" in found_by_imports("tools/changed_tests.py")
 
