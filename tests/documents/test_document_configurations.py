@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from testbed.face import NatsPyConnection
 
-# Fields that provisioning may change of a stream or consumer that the document made: copies of jobs and of entries,
-# direct reads of the dead letter queue, the report of acknowledgements, where the document leaves retries endless their
-# number, and the shorter life of urgent tasks.
-_ADDED = {"republish", "allow_direct", "sample_freq", "max_deliver", "max_age"}
+# Fields that provisioning may change of a stream or consumer that the document made: copies of jobs and of entries, the
+# report of acknowledgements, where the document leaves retries endless their number, and the shorter life of urgent
+# tasks.
+_ADDED = {"republish", "sample_freq", "max_deliver", "max_age"}
 
 
 @pytest.fixture(params=list(DOCUMENTS.values()), ids=list(DOCUMENTS))
