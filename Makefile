@@ -63,7 +63,7 @@ test-faults: $(UV) # killed redrives, random steps against the model of a queue,
 		tests/spark/test_spark_driver_kills.py tests/spark/test_exact_reads.py
 fuzz: $(UV) # a minute for each parser of what comes from outside
 	FUZZ_SECONDS=60 $(RUN) pytest -n 2 tests/unit/test_parser_fuzzing.py
-	FUZZ_EXAMPLES=5000 $(RUN) pytest -n 2 tests/spark/test_bulk_parser.py
+	FUZZ_EXAMPLES=5000 $(RUN) pytest -n 2 tests/unit/spark/test_bulk_parser.py
 test-mapped: $(UV)
 	MAPPED_RUNS=3 MAPPED_TASKS=60 $(RUN) pytest tests/airflow/test_airflow_mapped.py
 test-waiting-scale: $(UV)

@@ -17,6 +17,11 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.redrive_record import (
+    new_redrive_id,
+    redrive_control_subject,
+    redrive_subject,
+)
 from airflow_provider_jetstream.jetstream.cancellation.cache import follow_cancellations
 from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     Cancellation,
@@ -31,6 +36,7 @@ from airflow_provider_jetstream.jetstream.client.concurrency import gather
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
@@ -92,6 +98,7 @@ __all__ = [
     "Role",
     "RunRecord",
     "Scan",
+    "SequenceRanges",
     "StoredMessage",
     "Summary",
     "add_handle",
@@ -111,6 +118,7 @@ __all__ = [
     "is_cancelled",
     "job_id_of",
     "last_message",
+    "new_redrive_id",
     "next_message",
     "open_audit",
     "parse_advisory",
@@ -122,7 +130,9 @@ __all__ = [
     "read_range",
     "read_record",
     "record_headers",
+    "redrive_control_subject",
     "redrive_message_id",
+    "redrive_subject",
     "remove_entries",
     "resolve_origins",
     "stated_job_id",

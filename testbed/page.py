@@ -3,6 +3,7 @@
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings, monitor_settings
+from airflow_provider_jetstream.plugins.monitor.letter_history import read_records
 from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
 from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES
 from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
@@ -21,4 +22,5 @@ __all__ = [
     "make_app",
     "monitor_settings",
     "parse_task_query",
+    "read_records",
 ]

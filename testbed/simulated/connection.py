@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from nats.aio.msg import Msg
 from typing_extensions import override
 
+from airflow_provider_jetstream.jetstream import Connection
 from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS, STATUS, is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection
 
 # Seconds. Long beside what a request takes on a busy machine.
 ACK_WAIT: Final = 2.0

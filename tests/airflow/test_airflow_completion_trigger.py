@@ -18,7 +18,6 @@ from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
 from airflow_provider_jetstream.jetstream import Origin, take_cursor
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from testbed import seams
@@ -157,4 +156,5 @@ async def test_a_wait_takes_little_memory_beyond_its_trigger(connection: NatsPyC
 
 
 def waiter_count() -> int:
-    return sum(found.waiter_count for found in gc.get_objects() if type(found) is EndDispatcher)
+    dispatcher = seams.current(seams.END_DISPATCHER)
+    return sum(found.waiter_count for found in gc.get_objects() if type(found) is dispatcher)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow_steps import ROOT, wait_for
 
-from airflow_provider_jetstream.hooks.connection_settings import EXTRAS
+from airflow_provider_jetstream.jetstream import ConnectionSettings
 from testbed.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def test_the_connection_form_has_the_fields(airflow: Airflow) -> None:
     assert form["hook_name"] == "NATS JetStream"
     assert form["standard_fields"]["host"]["title"] == "Servers"
     assert form["standard_fields"]["url_schema"]["hidden"] is True
-    assert set(form["extra_fields"]) == set(EXTRAS)
+    assert set(form["extra_fields"]) == ConnectionSettings.model_fields.keys() - {"servers", "user", "password", "name"}
     hidden = {name for name, field in form["extra_fields"].items() if field["schema"].get("format") == "password"}
     assert hidden == {"token", "nkey_seed_secret", "credentials_secret"}
     # A field that may be empty must allow null, else the form requires it.

@@ -22,14 +22,13 @@ from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.spark.connection_options import VARIABLES, connection_options
 from airflow_provider_jetstream.worker import Worker
 from testbed.face import read_range
 from testbed.page import MonitorService, MonitorSettings
 from testbed.planted_secrets import files_with_secrets, places_of_secrets, planted, processes_with_secrets
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import eventually
-from testbed.spark_face import NatsSocket, run_on_own_connection
+from testbed.spark_face import VARIABLES, NatsSocket, connection_options, run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -12,6 +12,7 @@ from document_configurations import DOCUMENTS
 
 from airflow_provider_jetstream.jetstream import (
     Job,
+    Origin,
     WorkQueue,
     diagnose_dead_letters,
     find_dead_letters,
@@ -20,7 +21,6 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 # By document a subject of its jobs, and what its programs take back.
 SUBJECTS = {

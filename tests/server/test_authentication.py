@@ -14,7 +14,6 @@ import pytest
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, take_cursor
-from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, JetStreamProviderError, TLSError
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.worker import (
@@ -44,9 +43,13 @@ def airflow_connection(values: dict[str, Any]) -> str:
     return json.dumps({"conn_type": "nats", **fields, "extra": extra})
 
 
+# Those whose names differ from the settings'.
+_SUFFIXES = {"servers": "URL", "tls_ca_file": "CA", "tls_cert_file": "CERT", "tls_key_file": "KEY"}
+
+
 def environment(values: dict[str, Any], prefix: str) -> dict[str, str]:
     """Return the variables with these settings."""
-    return {prefix + VARIABLES[name]: str(value) for name, value in values.items() if value != ""}
+    return {prefix + _SUFFIXES.get(name, name.upper()): str(value) for name, value in values.items() if value != ""}
 
 
 @pytest.fixture

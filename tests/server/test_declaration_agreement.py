@@ -10,7 +10,6 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import WorkQueue, connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import ApiError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -135,13 +134,23 @@ async def test_a_name_is_valid_only_if_the_server_accepts_it(own: Connection, na
     assert good == taken
 
 
+_NANOSECONDS = {
+    "99ms": 99 * 10**6,
+    "100ms": 10**8,
+    "200ms": 2 * 10**8,
+    "1h": 3600 * 10**9,
+    "2h": 7200 * 10**9,
+    -1: 0,
+}
+
+
 @pytest.mark.parametrize(
     ("window", "age"), [("100ms", "100ms"), ("1h", "1h"), ("2h", "1h"), ("99ms", -1), ("1h", -1), ("200ms", "99ms")]
 )
 async def test_windows_and_ages_are_valid_if_and_only_if_the_server_accepts_them(
     own: Connection, window: str, age: str | int
 ) -> None:
-    config = {"duplicate_window": parse_duration(window), "max_age": max(parse_duration(age), 0)}
+    config = {"duplicate_window": _NANOSECONDS[window], "max_age": _NANOSECONDS[age]}
     declared = _declared(name="q", subjects=["s.>"], duplicate_window=window, max_age=age)
     assert declared == await _accepts_stream(own, name="q", subjects=["s.>"], **config)
 

@@ -19,9 +19,9 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
 from airflow_provider_jetstream.worker import Worker
+from testbed.face import stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, make_queue, pull_jobs, stored_count
 from testbed.spark_face import BlockingConnection, NatsSocket

@@ -23,8 +23,8 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
 from testbed.dead_letters import acknowledge_jobs, make_terminated_letters, request_for, stream_messages
+from testbed.face import authorization
 from testbed.nats_server import NatsServer
 from testbed.queues import (
     CONSUMER,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from nats.aio.client import Client
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _SECRET = "of-every-user"
 _ADMIN = "admin"

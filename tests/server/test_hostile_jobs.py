@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message, take_cursor, wait
 from airflow_provider_jetstream.worker import Delivery, Worker
-from airflow_provider_jetstream.worker.logs import TextFormatter
 from testbed.dead_letters import publish_raw
 from testbed.face import next_message, stated_job_id
 from testbed.nats_server import NatsServer
@@ -183,30 +181,6 @@ async def test_a_worker_reads_the_id_that_everybody_else_reads(
         await eventually(empty(connection, queue), within=30)
     assert [job.id for job in jobs] == ["one"] * 3
     assert [message and stated_job_id(message.headers, message.data) for message in stored] == ["one"] * 3
-
-
-async def test_no_job_forges_a_line_of_the_log(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 1})
-    forged = "x\r\n2026-01-01 00:00:00,000 INFO job ended worker=w job_id=forged\u2028\x85\x1b[2K"
-
-    def handle(job: Delivery) -> None:
-        raise RuntimeError(job.json()["id"])
-
-    caplog.set_level("INFO")
-    async with running_worker(Worker(queue, "worker", handle, settings, name="w")):
-        await publish_jobs(connection, queue, [json.dumps({"id": forged})])
-        await eventually(lambda: "outcome=dead" in caplog.text, within=30)
-    formatter = TextFormatter("%(asctime)s %(levelname)s %(message)s")
-    records = [record for record in caplog.records if record.name == "jetstream.worker"]
-    assert all("\n" not in record.getMessage() for record in records)
-    lines = [line for record in records for line in formatter.format(record).split("\n")]
-    assert any("RuntimeError: x" in line for line in lines)
-    starts = [line for line in lines if not line.startswith("    ")]
-    assert len(starts) == len(records)
-    assert all(re.match(r"\d{4}-\d\d-\d\d ", line) for line in starts)
-    assert "\x1b" not in "".join(lines)
 
 
 async def test_subjects_on_the_events_do_not_end_the_connection_of_whoever_waits(

@@ -20,7 +20,6 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.jetstream.waiting import letter_arrivals
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 from testbed import seams
 from testbed.nats_server import NatsServer
@@ -40,7 +39,7 @@ _LONG = 3_600.0
 def airflow_connection(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection of the triggers, a short pause after each event, and a process that has reported nothing."""
     monkeypatch.setenv("AIRFLOW_CONN_NATS_ARRIVALS", json.dumps({"conn_type": "nats", "host": nats.url}))
-    monkeypatch.setattr(letter_arrivals, "_PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(seams.LETTER_ARRIVALS_PAUSE_SECONDS, 0.2)
     monkeypatch.setattr(seams.REPORTED_LETTERS_STORED_AFTER, 0.2)
     monkeypatch.setattr(seams.REPORTED_LETTERS_REPORTED, {})
 
@@ -281,7 +280,7 @@ async def test_a_clock_that_is_behind_the_servers_delays_nothing(
         def now(cls, tz: tzinfo | None = None) -> Self:
             return cls.fromtimestamp(time.time() - 3_600, tz)
 
-    monkeypatch.setattr(letter_arrivals, "datetime", Behind)
+    monkeypatch.setattr(seams.LETTER_ARRIVALS_DATETIME, Behind)
     async with Events(watcher(queue)) as events:
         assert (await events.next())["arrived"] == 1
 

@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_jetstream.jetstream import (
     Job,
     WorkQueue,
+    diagnose_dead_letters,
     discover_queue,
     find_dead_letters,
     plan,
@@ -19,7 +20,6 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     running_warnings,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.errors import DriftError, QueueDeclarationError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
@@ -28,7 +28,7 @@ from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, runni
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 SECOND = 10**9
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.concurrency import sleep
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     PermissionDeniedError,
@@ -36,7 +35,7 @@ async def stream_of(connection: NatsPyConnection, name: str) -> None:
 async def test_what_is_written_arrives_in_order_and_as_it_is(connection: NatsPyConnection, name: str) -> None:
     received: Received = []
     subscription = await connection.subscribe_raw(f"{name}.>", lambda *fields: received.append(fields))
-    headers = encode_headers({"A": "1"})
+    headers = b"NATS/1.0\r\nA: 1\r\n\r\n"
     sent: Received = []
     for number in range(5_000):
         subject, body = f"{name}.{number % 7}".encode(), b"\xff\r\nMSG x 1 2\r\n" * (number % 50)
@@ -222,12 +221,15 @@ def test_a_blocking_connection_writes_encoded_messages_too(settings: ConnectionS
         blocking.write(b"".join(encode_message(f"{name}.{number}".encode(), b"") for number in range(2_000)))
         await blocking.wait_for_room()
         await blocking.drop_unsent()
-        # Received isn't stored yet.
-        while (stored := (await blocking.api(f"STREAM.INFO.{name}"))["state"]["messages"]) < 2_000:
-            await sleep(0.01)
-        return stored
+        return await blocking.api("INFO")
 
-    assert blocking.run(store()) == 2_000
+    async def stored() -> int:
+        return int((await blocking.api(f"STREAM.INFO.{name}"))["state"]["messages"])
+
+    assert blocking.run(store())
+    # Received isn't stored yet.
+    while blocking.run(stored()) < 2_000:
+        time.sleep(0.01)
     socket.close()
     with pytest.raises(UnreachableError):
         blocking.run(store())

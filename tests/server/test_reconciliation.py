@@ -23,9 +23,7 @@ from airflow_provider_jetstream.jetstream import (
     provision,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
-from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
-from testbed.face import NotDead, Scan, consumer_info, take_snapshot
+from testbed.face import NotDead, Scan, consumer_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -473,29 +471,6 @@ async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_
         await eventually(lambda: connection.client.is_connected and connection.client.stats["reconnects"] > 0)
         jobs = await scan.classify_again(letters)
         assert [job.status for job in jobs if isinstance(job, NotDead)] == [Status.UNCERTAIN] * 2
-
-
-async def test_a_death_after_the_count_makes_no_consumer_inconsistent(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, "abc")
-    dead, dying, _ = await pull_jobs(connection, queue, 3)
-    await dead.nak()
-    await eventually(lambda: _has_entries(connection, queue, 1))
-    snapshot = await take_snapshot(connection, queue)
-    await dying.nak()
-    await eventually(lambda: _has_entries(connection, queue, 2))
-    index = await read_index(connection, f"{name}-dead", name, snapshot.created)
-    reconciliation = await reconcile(connection, snapshot, index, None)
-    assert (reconciliation.inconsistent_consumers, reconciliation.uncertain, list(reconciliation.orphans)) == (
-        set(),
-        0,
-        [],
-    )
-
-
-async def _has_entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
-    await probe(connection, queue)
-    return await stored_count(connection, f"{queue.name}-dead") == count
 
 
 async def test_an_advisory_that_a_stored_job_was_deleted_is_ignored(connection: NatsPyConnection, name: str) -> None:

@@ -18,14 +18,8 @@ from airflow_provider_jetstream.jetstream import (
     read_redrive,
     resume_redrive,
 )
-from airflow_provider_jetstream.jetstream.audit.redrive_record import (
-    new_redrive_id,
-    redrive_control_subject,
-    redrive_subject,
-)
-from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, RedriveRequestError
-from testbed.face import stream_info
+from testbed.face import SequenceRanges, new_redrive_id, redrive_control_subject, redrive_subject, stream_info
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:

@@ -27,13 +27,10 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
     resume_redrive,
 )
-from airflow_provider_jetstream.jetstream.audit import redrive_record
-from airflow_provider_jetstream.jetstream.audit.redrive_record import redrive_control_subject
-from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueGoneError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive import supervision
+from testbed import seams
 from testbed.dead_letters import letter_records, request_for
-from testbed.face import advance_redrive
+from testbed.face import SequenceRanges, advance_redrive, redrive_control_subject
 from testbed.queues import eventually, make_dead_letters, make_queue
 
 if TYPE_CHECKING:
@@ -264,8 +261,8 @@ async def test_a_clock_that_is_an_hour_behind_changes_neither_order_nor_times(
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcd")
     first = await redrive_dead_letters(connection, queue, request_for([1]))
-    for module in (redrive_record, supervision):
-        monkeypatch.setattr(module, "datetime", Behind)
+    for clock in (seams.REDRIVE_RECORD_DATETIME, seams.SUPERVISION_DATETIME):
+        monkeypatch.setattr(clock, Behind)
     request = RedriveRequest(waves=[1, "rest"], stop_when={"within": 0.1})
     async with running(connection, queue, request) as task:
         stopped = await reached(connection, queue, "at_gate")

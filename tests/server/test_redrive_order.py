@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.order_key import key_of
 from testbed import seams
 from testbed.dead_letters import publish_raw, request_for
 from testbed.face import read_lease
@@ -281,27 +279,6 @@ async def cut_off_redrive(settings: ConnectionSettings, queue: WorkQueue, reques
             (await redrive_dead_letters(connection, queue, BY_CUSTOMER)).raise_for_failures()
             return left < 0
     return True
-
-
-@pytest.mark.parametrize(
-    ("order_key", "keys"),
-    [
-        ("header:Customer", ["ann", "ann", None]),
-        ("subject:3", ["plain", "plain", "other"]),
-        ("subject:4", [None, None, None]),
-        ("body:customer", ["7", "7", None]),
-    ],
-)
-async def test_where_a_key_is_stated(
-    connection: NatsPyConnection, name: str, order_key: str, keys: list[str | None]
-) -> None:
-    queue = await make_queue(connection, name)
-    for body in (json.dumps({"customer": 7}), json.dumps({"customer": "7"})):
-        await publish_jobs(connection, queue, [body], headers={"Customer": "ann"})
-    await publish_jobs(connection, queue, ["[" * 100_000], kind="other", headers={"customer": "ann"})
-    await exhaust_deliveries(connection, queue, 3)
-    letters = (await find_dead_letters(connection, queue)).letters
-    assert [key_of(letter, order_key) for letter in letters] == keys
 
 
 @pytest.mark.parametrize("order_key", ["customer", "header:", "subject:0", "subject:x", "subject:²", "Header:a", ""])

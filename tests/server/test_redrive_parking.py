@@ -18,7 +18,6 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, parked_filter, parked_subject
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive.copies import store_parked
 from testbed import seams
 from testbed.dead_letters import letter_records, make_terminated_letters, request_for, stored_message, stream_messages
 from testbed.face import Headers, record_headers
@@ -228,7 +227,7 @@ async def test_letters_that_were_parked_and_requeued_before_are_parked_again(
     for _ in range(cut_off):
         # A redrive that parks is killed before it records anything.
         for letter in (await find_dead_letters(connection, queue)).letters:
-            await store_parked(connection, letter, f"{name}-dead", "the customer is gone")
+            await seams.current(seams.STEPS_STORE_PARKED)(connection, letter, f"{name}-dead", "the customer is gone")
         report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
         assert len(report.redriven) == 10
         await exhaust_deliveries(connection, queue, 10)

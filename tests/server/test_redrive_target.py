@@ -23,10 +23,10 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, RedriveRequestError, UnsuitableQueueError
-from airflow_provider_jetstream.plugins.monitor.letter_history import read_records
 from testbed import seams
 from testbed.dead_letters import letter_records, make_terminated_letters, request_for
 from testbed.face import open_audit, redrive_message_id, stream_info
+from testbed.page import read_records
 from testbed.queues import (
     exhaust_deliveries,
     make_dead_letters,

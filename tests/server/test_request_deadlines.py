@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError, UnreachableError
 from testbed.certificates import make_tls
+from testbed.face import stream_info
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually, make_queue, publish_jobs, stored_count
@@ -55,7 +54,7 @@ async def test_nothing_that_is_requested_while_the_connection_is_lost_is_sent_la
         with pytest.raises(UnreachableError, match=r"lost for 0\.2 s already, so nothing was sent on"):
             await cut.request(*delete, time_limit=0.2)
         with pytest.raises(UnreachableError, match="nothing was sent"):
-            await store(cut, f"{name}.jobs.plain", b"c", {"Nats-Msg-Id": "c"}, time_limit=0.2)
+            await cut.publish_acknowledged(f"{name}.jobs.plain", b"c", {"Nats-Msg-Id": "c"}, time_limit=0.2)
         with pytest.raises(UnreachableError, match="nothing was sent"):
             await cut.publish(f"{name}.jobs.plain", b"d")
         proxy.mend()

@@ -38,7 +38,6 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.audit.redrive_record import new_redrive_id, redrive_subject
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -53,7 +52,17 @@ from airflow_provider_jetstream.spark.dead_letters.entry_table import scanned_jo
 from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.errors import GiveUpError
 from testbed import seams
-from testbed.face import ROLES, Role, Scan, authorization, inspect_all_queues, stream_info, summarise_dead_letters
+from testbed.face import (
+    ROLES,
+    Role,
+    Scan,
+    authorization,
+    inspect_all_queues,
+    new_redrive_id,
+    redrive_subject,
+    stream_info,
+    summarise_dead_letters,
+)
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, exhaust_deliveries, pull_jobs, small_queue, stored_count
 from testbed.spark_face import run_on_own_connection

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.queue.field_rules import RULES
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import (
@@ -24,7 +23,7 @@ from testbed.nats_server import NatsServer, find_nats_server
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream import Connection
     from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
 
 SECOND = 10**9

@@ -15,17 +15,17 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
 from airflow_provider_jetstream.jetstream.redrive import copies
 from testbed import seams
 from testbed.dead_letters import acknowledge_jobs, request_for, stream_messages
+from testbed.face import redrive_message_id
 from testbed.queues import make_dead_letters, make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _COPY = RedriveRequest(protocol=Protocol.COPY)
 _REQUESTS = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
+    Origin,
     diagnose_dead_letters,
     discover_queue,
     find_dead_letters,
@@ -21,16 +22,15 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
-from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.dead_letters import change_stream
+from testbed.face import consumer_info, stream_info
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, running_worker, small_queue
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 SECOND = 1_000_000_000
 HOUR = 3_600 * SECOND

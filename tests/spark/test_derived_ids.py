@@ -16,8 +16,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from spark_streams import make_stream, read_all
 
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError, SparkOptionError
-from airflow_provider_jetstream.spark.source.writer import JetStreamStreamWriter
-from testbed.spark_face import Publisher, RowEncoder, write_options
+from testbed.spark_face import JetStreamStreamWriter, Publisher, RowEncoder, write_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

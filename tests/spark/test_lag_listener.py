@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from testbed.spark_face import SourceStream
 
-_LOGGER = "airflow_provider_jetstream.spark.source.lag_listener"
+_LOGGER = "airflow_provider_jetstream"
 
 
 @pytest.fixture

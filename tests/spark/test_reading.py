@@ -1,34 +1,26 @@
 from __future__ import annotations
 
 import gzip
-import json
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
 import zlib
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from spark_streams import ALL, METHODS, make_stream, open_stream, publish, publish_numbers, read_all
+from spark_streams import METHODS, make_stream, open_stream, publish, publish_numbers, read_all
 from tcp_proxy import TcpProxy
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.partition_planner import Range
-from airflow_provider_jetstream.spark.source.source_stream import parse_time
 from testbed import seams
 from testbed.nats_server import NatsServer
-from testbed.spark_face import JetStreamDataSource, NatsSocket, RequestedColumns, plan_ranges, read_options, read_range
+from testbed.spark_face import JetStreamDataSource, NatsSocket, read_range
 
 if TYPE_CHECKING:
-    from pytest_mock import MockerFixture
-
     from testbed.spark_face import SourceStream
 
 _SPOOF = b"x\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1500\r\n\r\n"
@@ -65,37 +57,7 @@ def test_every_fetch_method_reads_the_same_messages(
     for row in rows:
         stored = stream.next_message(row["seq"])
         assert stored is not None
-        assert int(row["timestamp"].timestamp() * 1_000_000) == parse_time(stored.time) // 1000
-
-
-_IN_A_NEW_PROCESS = """
-import json, sys
-from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.partition_planner import Range
-from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_options import read_options
-
-raw, names, task = map(json.loads, sys.argv[1:])
-columns = RequestedColumns(tuple(names), (False,) * len(names))
-task["subjects"] = tuple(task["subjects"])
-rows = sum(batch.num_rows for batch in read_range(raw, read_options(raw, "read"), columns, Range(**task)))
-print(rows, "pandas" in sys.modules)
-"""
-
-
-@pytest.mark.parametrize("method", METHODS[:2])
-def test_a_new_process_reads_without_pandas_whose_import_takes_longer_than_the_read(
-    stream_options: dict[str, str], stream: SourceStream, method: str
-) -> None:
-    make_stream(stream)
-    headers = {"Key": "value"}
-    publish(stream, ((f"{stream.name}.a", headers, b"x" * (number % 7)) for number in range(3_000)))
-    options = {**stream_options, "includeHeaders": "true"}
-    (task,) = plan_ranges(1, 3_000, read_options(options, "read"), stream.info(), method, ())
-    arguments = (options, ALL, asdict(replace(task, planned=None)))
-    command = [sys.executable, "-c", _IN_A_NEW_PROCESS, *map(json.dumps, arguments)]
-    read = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert read.stdout.split() == ["3000", "False"], read.stderr
+        assert row["timestamp"].timestamp() == stored.stored_at.timestamp()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -152,27 +114,6 @@ def test_messages_beyond_the_servers_limit_of_today_are_read(own_nats: NatsServe
     for method in METHODS:
         rows = read_all({**options, "fetchMethod": method})
         assert [row["value"] for row in rows] == bodies
-
-
-def test_each_batch_is_weighed_once(mocker: MockerFixture, stream_options: dict[str, str]) -> None:
-    # To weigh all batches that are held for each new one took 32 s for 2,000 jobs.
-    weighed: list[int] = []
-
-    class Batch:
-        num_rows = 1
-
-        @property
-        def nbytes(self) -> int:
-            weighed.append(1)
-            return 100
-
-    mocker.patch(seams.PARTITION_READER_READ_SUBJECTS, lambda *_: (Batch() for _ in range(20_000)))
-    mocker.patch(seams.PARTITION_READER_JOINED, len)
-    options = read_options(stream_options, "read")
-    task = Range(options.stream, 1, 20_000, "api", (), "", detect_loss=False)
-    joined = read_range(stream_options, options, RequestedColumns(("seq",), (True,)), task)
-    assert [int(str(count)) for count in joined] == [5243, 5243, 5243, 4271]
-    assert len(weighed) == 20_000
 
 
 def test_bodies_are_not_sent_where_they_are_not_requested(

@@ -1,4 +1,4 @@
-"""Reads ranges of stored messages, and calls coroutine functions concurrently."""
+"""Coroutine functions are called concurrently, and the results come in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user isn't allowed to do: the request, the publication or the pull fails at once, and names the subject."""
+"""What a server says about a denied request is parsed; anything else is none."""
 
 from __future__ import annotations
 

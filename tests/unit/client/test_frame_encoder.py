@@ -1,4 +1,4 @@
-"""What is written encoded, and received as it is on the wire: the path of all that comes in numbers."""
+"""Headers and subjects are encoded as they may be on the wire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``jetstream-worker conform`` tries workers in any language, and says which lines of the contract they keep."""
+"""The frames that a client sends are parsed, however they are cut."""
 
 from __future__ import annotations
 

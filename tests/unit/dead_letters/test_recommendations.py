@@ -1,4 +1,4 @@
-"""What a diagnosis says about dead letters: causes, places, times, whether the cause is still there, and advice."""
+"""What a diagnosis recommends, by what died and what was completed since."""
 
 from __future__ import annotations
 

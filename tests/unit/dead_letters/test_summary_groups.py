@@ -1,4 +1,4 @@
-"""Summaries of dead letters: counts, ranges, groups and ages; and the bodies that a summary preserves."""
+"""Summaries count letters by groups, ranges and ages."""
 
 from __future__ import annotations
 

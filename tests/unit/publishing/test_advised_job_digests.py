@@ -1,4 +1,4 @@
-"""Workers of other makes report a job on the advisory subject that the job names; that is its end."""
+"""The digests of ids by which tasks and workers of other makes name a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The publish log outlives the server's duplicate window."""
+"""Runs of indexes in a report of publishing."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""The report of a redrive as it goes into an XCom."""
+
 from __future__ import annotations
 
 from array import array

@@ -1,3 +1,5 @@
+"""Bulk headers."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

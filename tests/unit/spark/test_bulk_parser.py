@@ -1,3 +1,5 @@
+"""Bulk parser."""
+
 from __future__ import annotations
 
 import asyncio

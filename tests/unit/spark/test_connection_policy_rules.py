@@ -1,4 +1,4 @@
-"""What an SQL user's options can't do: choose code, read files, send secrets to another server."""
+"""What an SQL user's options may not choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids that are made of rows don't depend on the rows' order, which a shuffle doesn't keep; no JVM."""
+"""Ids that are made of rows need rows that have them."""
 
 from __future__ import annotations
 

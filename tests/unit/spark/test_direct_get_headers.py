@@ -1,3 +1,5 @@
+"""Direct get headers."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta

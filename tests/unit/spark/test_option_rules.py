@@ -1,3 +1,5 @@
+"""Option rules."""
+
 from __future__ import annotations
 
 import re

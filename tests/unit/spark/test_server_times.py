@@ -1,3 +1,5 @@
+"""The server's times are parsed with their nanoseconds."""
+
 from __future__ import annotations
 
 from airflow_provider_jetstream.spark.source.source_stream import parse_time

@@ -1,7 +1,4 @@
-"""The mode payload of the message trigger: an event for each message, which is acknowledged once Airflow has stored it.
-
-The triggers run in Airflow's own manager of shared streams, without a database.
-"""
+"""Which consumers the watchers of a message trigger can share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One report per job: id, state, attempts, error and result, whoever did the job, and however many there are."""
+"""Reports of jobs as pages and as results: counted, bounded, parsed."""
 
 from __future__ import annotations
 

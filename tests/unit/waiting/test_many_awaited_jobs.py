@@ -1,4 +1,4 @@
-"""A wait for very many jobs, which is kept apart from those for few."""
+"""Very many awaited jobs are kept, reported and cut into slices."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 from testbed import seams
 
 CURSOR = Cursor("q", "2026-01-01T00:00:00Z", "q-events", 1, None, 1)
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a wait for ten jobs be one for many."""
+    monkeypatch.setattr(seams.AWAITED_JOBS_MANY, 10)
 
 
 def waiter_of(*sequences: int) -> Waiter:

@@ -1,4 +1,4 @@
-"""A watcher of dead letters fires for each letter once, whatever it is recreated for."""
+"""What a watcher has reported survives its own form in JSON."""
 
 from __future__ import annotations
 

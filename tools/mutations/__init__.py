@@ -1,0 +1,1 @@
+"""Changes of the package that the tests must notice, and a program that makes them."""
