@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStream
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
 from airflow_provider_jetstream.tasks.queue_source import dag_file, load_queue
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 from airflow_provider_jetstream.tasks.template_values import is_templated
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class _Notification:
     diagnosed: WorkQueue | None
 
 
-class JetStreamNotifier(BaseNotifier):
+class JetStreamNotifier(NamedMissingValues, BaseNotifier):
     """Publish a message about a task or a DAG run, from ``on_failure_callback`` and the like.
 
     Where a stream captures the subject, the message is a stored job with an id of its own: a callback that runs twice

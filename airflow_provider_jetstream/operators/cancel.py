@@ -16,6 +16,7 @@ from airflow_provider_jetstream.tasks.identity import origin_of
 from airflow_provider_jetstream.tasks.job_source import JobSource, require_jobs, resolve_jobs
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 from airflow_provider_jetstream.tasks.template_values import (
     is_templated,
     parse_job_ids,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 
-class JetStreamCancelOperator(BaseOperator):
+class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
     """Cancel the jobs of some ids that are stored now, and schedules of such jobs.
 
     The jobs are named in one of three ways. Jobs that are published later under the same id aren't cancelled. Workers

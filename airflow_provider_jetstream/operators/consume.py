@@ -20,6 +20,7 @@ from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
 from airflow_provider_jetstream.tasks.identity import origin_of
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count, parse_span
 from airflow_provider_jetstream.triggers.early_fire_guard import shortest_delay
 from airflow_provider_jetstream.triggers.waiting_messages import WaitingMessagesTrigger
@@ -40,7 +41,7 @@ _RETRY_SECONDS = 5.0
 _SHORTEST_WAIT = 2.0
 
 
-class JetStreamConsumeOperator(TaskAssets, BaseOperator):
+class JetStreamConsumeOperator(NamedMissingValues, TaskAssets, BaseOperator):
     """Pull a consumer's messages until it has no more, and do each as the worker does a job.
 
     A message is acknowledged after the handler has done it, and where the queue stores events, its completion is stored

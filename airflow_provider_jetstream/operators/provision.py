@@ -13,6 +13,7 @@ from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
 
 
-class JetStreamProvisionOperator(BaseOperator):
+class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
     """Create or update a work queue's streams and consumers; do nothing where they are as declared.
 
     Streams made by hand are adopted. A change that the server can't make is refused before anything is changed.

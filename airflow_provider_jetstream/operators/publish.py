@@ -70,8 +70,9 @@ class JetStreamPublishOperator(PublishArguments):
     :param rate: jobs a second at most; as fast as possible where absent
     :param room_timeout: how long a full queue (``discard: new``) may store no job before the task fails: a duration or
         seconds. Where absent, the task fails as soon as the queue is full. A retry publishes the rest
-    :param idempotency_key: publish each job once for this key, whatever the run, such as ``{{ ds }}``; needs events. A
-        task that is cleared publishes nothing again, and waits for the same jobs
+    :param idempotency_key: publish each job once for this key, whatever the run, such as
+        ``{{ dag_run.run_after | ds }}`` for a day; needs events. A task that is cleared publishes nothing again, and
+        waits for the same jobs
     :param job_id: what identifies a job that has no id of its own: a field of its body that is a JSON object, or a
         function that takes the job and returns its id
     :param wait_for_completion: wait until every job ended; not possible with scheduled jobs
@@ -103,7 +104,7 @@ class JetStreamPublishOperator(PublishArguments):
         """
         with fail_on_terminal_errors():
             queue, jobs = load_queue(self.work_queue, self), resolve_jobs(self.jobs, context)
-            self._check_rendered(jobs)
+            self._check_rendered(jobs, context)
             cursor, report, ends = JetStreamHook(self.nats_conn_id).blocking(
                 self._publish, queue, jobs, self._origin(context)
             )

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.tasks.known_jobs import check_known_jobs, check_
 from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_arguments
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import require_events
+from airflow_provider_jetstream.tasks.run_values import strict_environment
 from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_number, parse_time_limit
 from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, parse_wait_timeout
 
@@ -74,6 +75,12 @@ class PublishArguments(JobWaitingOperator):
         self.room_timeout = room_timeout
         self.idempotency_key = idempotency_key
         self._has_idempotency_key = idempotency_key is not None
+        # In these, a part that is nothing would be the same text for many runs.
+        self._whole_templates = {
+            name: value
+            for name, value in (("idempotency_key", idempotency_key), ("subject", subject))
+            if isinstance(value, str) and is_templated(value)
+        }
         self._killed = False
         self._names = JobIds()
         if not is_templated(rate):
@@ -110,11 +117,19 @@ class PublishArguments(JobWaitingOperator):
         render = super().render_template
         if not isinstance(content, Job):
             return render(content, context, jinja_env, seen_oids)
-        with fail_on_terminal_errors():
-            return rendered_job(content, lambda value: render(value, context, jinja_env, seen_oids))
+        environment = jinja_env or self.get_template_env()
 
-    def _check_rendered(self, jobs: object) -> None:
+        def render_field(value: Any, field: str) -> Any:
+            strict = strict_environment(environment, f"{field} of a job", context) if field else environment
+            return render(value, context, strict, seen_oids)
+
+        with fail_on_terminal_errors():
+            return rendered_job(content, render_field)
+
+    def _check_rendered(self, jobs: object, context: Context) -> None:
         """Parse all that may be a template before the first job is sent."""
+        for name, template in self._whole_templates.items():
+            strict_environment(self.get_template_env(), name, context).from_string(template).render(**context)
         self._policy()
         self._stall_policy()
         self._parsed_defer_after()

@@ -243,7 +243,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
                 return self.redrive_in_waves(hook, context, queue, request)
             if self.engine == SPARK:
                 cursor, report, awaited = self._redrive_with_spark(hook, context, queue, request)
-                ends = hook.blocking(self._wait, queue, request, cursor, awaited) if cursor else None
+                ends = hook.blocking(self._wait, queue, request, cursor, awaited, report) if cursor else None
             else:
                 cursor, report, awaited, ends = hook.blocking(self._redrive, queue, request)
         summary = report | {"run": request.run if self.retry_resumes_waiting else None}
@@ -265,7 +265,8 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         self.retry_resumes_waiting = bool(event and event.get("summary", {}).get("run"))
         if self.retry_resumes_waiting and event and event["status"] == "ended":
             finish = partial(finish_run, run=task_key(context), outcomes=RedriveOutcomes.of_wait(event["report"]))
-            JetStreamHook(self.nats_conn_id).blocking(finish, load_queue(self.work_queue, self))
+            end = JetStreamHook(self.nats_conn_id).blocking(finish, load_queue(self.work_queue, self))
+            event = event | {"summary": event["summary"] | end}
         return super().execute_complete(context, event)
 
     def on_kill(self) -> None:
@@ -306,7 +307,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         if cursor is None:
             return None, summary, awaited, None
         cursor = _including_earlier_tries(cursor, summary)
-        return cursor, summary, awaited, await self._wait(connection, queue, request, cursor, awaited)
+        return cursor, summary, awaited, await self._wait(connection, queue, request, cursor, awaited, summary)
 
     def _redrive_with_spark(
         self, hook: JetStreamHook, context: Context, queue: WorkQueue, request: RedriveRequest
@@ -329,11 +330,17 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         return cursor
 
     async def _wait(
-        self, connection: Connection, queue: WorkQueue, request: RedriveRequest, cursor: Cursor, awaited: set[int]
+        self,
+        connection: Connection,
+        queue: WorkQueue,
+        request: RedriveRequest,
+        cursor: Cursor,
+        awaited: set[int],
+        summary: dict[str, Any],
     ) -> WaitReport | None:
         ends = await self.wait_inline(connection, cursor, awaited)
         if ends:
-            await finish_run(connection, queue, str(request.run), RedriveOutcomes.of_wait(ends.as_json()))
+            summary |= await finish_run(connection, queue, str(request.run), RedriveOutcomes.of_wait(ends.as_json()))
         return ends
 
     async def _audit_log(self, connection: Connection, queue: WorkQueue) -> AuditLog | None:

@@ -19,6 +19,7 @@ from airflow_provider_jetstream.tasks.arguments import check_optional_text, chec
 from airflow_provider_jetstream.tasks.identity import task_key
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue, require_dead_letter_queue
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION, spark_properties
 from airflow_provider_jetstream.tasks.spark_process import CONNECTION_FIELDS, SparkApplication
 from airflow_provider_jetstream.tasks.template_values import (
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
 
 
-class JetStreamDeadLetterReportOperator(TaskAssets, BaseOperator):
+class JetStreamDeadLetterReportOperator(NamedMissingValues, TaskAssets, BaseOperator):
     """Store a queue's dead letters as Parquet, group them by cause, and report on them as Parquet and one HTML page.
 
     Nothing is changed in the queue. A later redrive can start from the stored letters (``letters`` of

@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_span
 from airflow_provider_jetstream.tasks.wait_limits import (
     DEFAULT_RECONCILE,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _NAMED_RANGES = 5
 
 
-class WaitArguments(BaseOperator):
+class WaitArguments(NamedMissingValues, BaseOperator):
     """An operator with limits for a wait for jobs.
 
     :param max_dead: dead letters to tolerate; ``None`` for any number

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.assets.task_assets import StreamUse
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes, RedriveState
+from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_gates, advance_redrive
@@ -168,8 +168,7 @@ class WavedRedriveOperator(SparkRedrivingOperator):
 
         :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated
         """
-        outcomes = RedriveOutcomes.of_wait(report).model_dump()
-        send_redrive_metrics(load_queue(self.work_queue, self).name, {**summary, "outcomes": outcomes})
+        send_redrive_metrics(load_queue(self.work_queue, self).name, summary)
         return super().finish(summary, report)
 
     def is_in_waves(self, event: Mapping[str, Any] | None) -> bool:

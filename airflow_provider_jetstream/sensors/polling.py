@@ -23,6 +23,7 @@ from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
 from airflow_provider_jetstream.triggers.early_fire_guard import shortest_delay
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 
-class PollingSensor(BaseSensorOperator):
+class PollingSensor(NamedMissingValues, BaseSensorOperator):
     """Polls a queue until a condition holds.
 
     :param work_queue: the queue

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.tasks.run_values import require_run_values
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -101,15 +102,26 @@ def _check_callable(function: Callable[..., Any]) -> None:
         return
     context = _context_names()
     for parameter in parameters:
-        is_optional = parameter.default is not parameter.empty or parameter.kind in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if not is_optional and (parameter.kind is parameter.POSITIONAL_ONLY or parameter.name not in context):
+        if _is_required(parameter) and (parameter.kind is parameter.POSITIONAL_ONLY or parameter.name not in context):
             raise JobError(
-                f"expected jobs as a function whose parameters name values of the task's context, such as ds or params,"
-                f" found {parameter.name} among those of {function!r}: rename it, or give it a default"
+                "expected jobs as a function whose parameters name values of the task's context, such as dag_run or"
+                f" params, found {parameter.name} among those of {function!r}: rename it, or give it a default"
             )
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty and parameter.kind not in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
+
+
+def _required_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return [name for name, parameter in inspect.signature(function).parameters.items() if _is_required(parameter)]
+    except (TypeError, ValueError):
+        # A function of an extension module may have no signature.
+        return []
 
 
 def _context_names() -> frozenset[str]:
@@ -124,5 +136,6 @@ def _call_arguments(function: Callable[..., Any], context: Context) -> Mapping[s
     except ImportError:  # Airflow 3.1
         from airflow.utils.operator_helpers import KeywordParameters  # type: ignore[attr-defined]
 
+    require_run_values(_required_parameters(function), f"jobs, {function!r},", context)
     arguments: Mapping[str, Any] = KeywordParameters.determine(function, (), context).unpacking()
     return arguments

@@ -18,10 +18,10 @@ _FREE_FIELDS = ("body", "headers")
 _TEXTS = ("subject", "id", "advisory", "partition_key")
 
 
-def rendered_job(job: Job, render: Callable[[Any], Any]) -> Job:
+def rendered_job(job: Job, render: Callable[[Any, str], Any]) -> Job:
     """Return the job with its templates rendered; what holds none stays as it is.
 
-    :param render: renders one value
+    :param render: renders one value, strictly where it is given the name of a field in which nothing may be nothing
     :raises JobError: a field but the body rendered to nothing, or to a value that it can't have
     """
     values: dict[str, Any] = {}
@@ -29,8 +29,9 @@ def rendered_job(job: Job, render: Callable[[Any], Any]) -> Job:
         value = getattr(job, field.name)
         if not is_templated(value):
             continue
-        rendered = render(dict(value) if isinstance(value, Mapping) else value)
-        if field.name not in _FREE_FIELDS and is_absent(rendered):
+        is_free = field.name in _FREE_FIELDS
+        rendered = render(dict(value) if isinstance(value, Mapping) else value, "" if is_free else field.name)
+        if not is_free and is_absent(rendered):
             raise JobError(
                 f"expected a value for {field.name} of a job, found that its template {value!r} rendered to nothing:"
                 " see why, or leave it out"

@@ -42,7 +42,15 @@ TERMINAL = {
     "unserialisable_job": "expected a body of bytes, text or JSON values, found dict: Object of type object is not JSON"
     " serializable; convert it before publishing",
     "text_for_a_rate": "JS120 expected a number for rate, found 'fast'",
-    "nothing_for_a_key": "JS120 expected an idempotency_key, found that its template rendered to nothing",
+    "nothing_for_a_key": "JS120 expected a value for idempotency_key, found that its template, or a part of it,"
+    " rendered to nothing",
+    "ds_for_a_key": "expected ds for the template '{{{{ ds }}}}', found that this run has none: it has no logical date,"
+    " as runs of assets and runs that a person triggers without one; use dag_run.run_id, or dag_run.run_after",
+    "no_date_in_a_key": "rendered to nothing, which would be the same for many runs: see why, or leave it out; it has"
+    " no logical date, as runs of assets and runs that a person triggers without one; use dag_run.run_id",
+    "ds_for_jobs": "JS120 expected ds for jobs, <function <lambda> at ",
+    "ts_for_an_id": "expected ts_nodash for the template '{{{{ ts_nodash }}}}', found that this run has none",
+    "interval_for_a_selection": "expected data_interval_start for the template '{{{{ data_interval_start }}}}', found",
     "cancel_of_unknown_stream": "JS113 expected stream refusing_events to capture cancelled.refusing.>, found",
     "cancel_without_ids": "JS120 job 0 has no id to cancel it by: give it one where it is published",
     "cancel_without_events": "expected events that capture cancelled.refusing.>, so that cancellations are stored",

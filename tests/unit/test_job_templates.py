@@ -16,19 +16,19 @@ FIELDS = ("subject", "id", "advisory", "partition_key", "at", "delay", "every", 
 
 def test_a_job_without_a_template_stays_the_same_object() -> None:
     job = Job({"text": "as it is\n"}, id="a", headers={"A": "b"})
-    assert rendered_job(job, lambda _: pytest.fail("nothing is to be rendered")) is job
+    assert rendered_job(job, lambda *_: pytest.fail("nothing is to be rendered")) is job
 
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("nothing", [None, "", " ", "None"])
 def test_a_field_that_renders_to_nothing_is_refused(field: str, nothing: object) -> None:
     with pytest.raises(JobError, match=f"expected a value for {field} of a job, found that its template"):
-        rendered_job(Job(b"", **{field: TEMPLATE}), lambda _: nothing)
+        rendered_job(Job(b"", **{field: TEMPLATE}), lambda *_: nothing)
 
 
 def test_a_number_of_a_native_template_becomes_text_where_text_is_needed() -> None:
     job = Job(TEMPLATE, id=TEMPLATE, partition_key=TEMPLATE, headers={"A": TEMPLATE, "B": "b"})
-    rendered = rendered_job(job, lambda value: {**value, "A": 7} if isinstance(value, dict) else 7)
+    rendered = rendered_job(job, lambda value, _: {**value, "A": 7} if isinstance(value, dict) else 7)
     assert (rendered.body, rendered.id, rendered.partition_key) == (7, "7", "7")
     assert rendered.headers == {"A": "7", "B": "b"}
     # The job of the DAG stays as it is, for other instances of a mapped task.
@@ -39,8 +39,8 @@ def test_a_number_of_a_native_template_becomes_text_where_text_is_needed() -> No
 def test_a_value_that_the_field_can_not_have_is_refused(field: str, value: object) -> None:
     fields: dict[str, Any] = {field: {"A": TEMPLATE} if field == "headers" else TEMPLATE}
     with pytest.raises(JobError, match="of a job"):
-        rendered_job(Job(b"", **fields), lambda _: value)
+        rendered_job(Job(b"", **fields), lambda *_: value)
 
 
 def test_a_body_may_render_to_nothing() -> None:
-    assert rendered_job(Job(TEMPLATE), lambda _: None).body is None
+    assert rendered_job(Job(TEMPLATE), lambda *_: None).body is None

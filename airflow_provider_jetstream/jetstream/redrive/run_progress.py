@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.redrive_control import read_record
@@ -124,25 +124,28 @@ async def finish_run(
     run: str,
     outcomes: RedriveOutcomes | None = None,
     state: RedriveState = RedriveState.FINISHED,
-) -> None:
+) -> dict[str, Any]:
     """Record that a redrive is complete which was left open; nothing is raised where that isn't possible.
 
     :param run: its key
     :param outcomes: what became of its letters, where they were awaited
     :param state: ``failed`` where another redrive of the key goes on
+    :return: state, reason and outcomes as the audit has them, under the names of :meth:`RedriveReport.as_json`
     """
+    update: dict[str, Any] = {"state": state, "reason": "", **({"outcomes": outcomes} if outcomes else {})}
     try:
         created = (await stream_info(connection, queue.name))["created"]
-        if (audit := await AuditLog.open(connection, queue, created)) is None:
-            return
-        record = await audit.open_run(run)
-        if state.is_over:
-            await audit.finish_run(run)
-        redrive = (record.redrive if record else None) or run
-        found = await read_record(connection, audit, redrive)
-        if found and not found.state.is_over:
-            update = {"state": state, "reason": "", **({"outcomes": outcomes} if outcomes else {})}
-            body = found.model_copy(update=update).model_dump_json(exclude={"at"}).encode()
-            await audit.store(redrive_subject(audit.queue, redrive), body)
+        if audit := await AuditLog.open(connection, queue, created):
+            record = await audit.open_run(run)
+            if state.is_over:
+                await audit.finish_run(run)
+            redrive = (record.redrive if record else None) or run
+            found = await read_record(connection, audit, redrive)
+            if found and not found.state.is_over:
+                body = found.model_copy(update=update).model_dump_json(exclude={"at"}).encode()
+                await audit.store(redrive_subject(audit.queue, redrive), body)
+            elif found:
+                update = {"state": found.state, "reason": found.reason, "outcomes": found.outcomes}
     except (ApiError, TransientError) as error:
         log.warning("The end of the redrive couldn't be recorded, so another one of its key would go on: %s", error)
+    return {name: value.model_dump() if name == "outcomes" else str(value) for name, value in update.items()}

@@ -65,6 +65,11 @@ with DAG("refusing", schedule=None, params={"files": "queues"}, max_active_tasks
     publish("unserialisable_job", jobs=lambda: [{"when": object()}])
     publish("text_for_a_rate", rate="{{ 'fast' }}")
     publish("nothing_for_a_key", idempotency_key="{{ none }}")
+    # A run without a logical date has none of these.
+    publish("ds_for_a_key", idempotency_key="{{ ds }}")
+    publish("no_date_in_a_key", idempotency_key="sales-{{ dag_run.logical_date }}")
+    publish("ds_for_jobs", jobs=lambda ds: [ds])
+    publish("ts_for_an_id", jobs=[Job("one", id="{{ ts_nodash }}")])
     publish("reserved_header", jobs=lambda: [Job("one", headers={"Nats-Msg-Id": "mine"})])
     JetStreamDeadLetterSensor(task_id="sensor_of_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
     JetStreamDeadLetterSensor(task_id="sensor_of_no_dead_letters", work_queue=NO_LETTERS, **RETRY)
@@ -81,4 +86,7 @@ with DAG("refusing", schedule=None, params={"files": "queues"}, max_active_tasks
     JetStreamCancelOperator(task_id="cancel_of_unknown_stream", work_queue=GOOD, job_ids="a", **RETRY)
     JetStreamCancelOperator(task_id="cancel_without_ids", work_queue=GOOD, jobs=lambda: ["no id"], **RETRY)
     JetStreamCancelOperator(task_id="cancel_without_events", work_queue=WITHOUT_EVENTS, job_ids="a", **RETRY)
+    JetStreamRedriveOperator(
+        task_id="interval_for_a_selection", work_queue=GOOD, select={"run_id": "{{ data_interval_start }}"}, **RETRY
+    )
     JetStreamRedriveOperator(task_id="redrive_of_unknown_stream", work_queue=GOOD, **RETRY)
