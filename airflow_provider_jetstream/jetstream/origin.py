@@ -14,6 +14,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN_ID, TASK_ID
+from airflow_provider_jetstream.jetstream.task_values import TaskValue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,7 +30,7 @@ _KEY = re.compile(f"[0-9a-f]{{{_KEY_DIGITS}}}")
 
 
 @dataclass(frozen=True, slots=True)
-class TaskTry:
+class TaskTry(TaskValue):
     """What Airflow tells a try of a task about itself, which tells runs of one name apart.
 
     A run has no id of its own: a run that was deleted and made again, and the run of another Airflow deployment with
@@ -75,7 +76,7 @@ class TaskTry:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(TaskValue):
     """The Airflow task that publishes.
 
     :param dag_id: the id of its DAG

@@ -108,15 +108,7 @@ class JetStreamPublishOperator(PublishArguments):
             cursor, report, ends = JetStreamHook(self.nats_conn_id).blocking(
                 self._publish, queue, jobs, self._origin(context)
             )
-        summary = {
-            "stream": report.stream or queue.name,
-            "published": report.stored,
-            "duplicates": report.duplicates,
-            "scheduled": len(report.scheduled),
-            "sequences": sequence_ranges(report.sequences),
-            **({"extra": sequence_ranges(report.extra)} if report.extra else {}),
-            **({"handle": report.handle} if report.handle else {}),
-        }
+        summary = report.as_json()
         self.log.info("%d jobs are stored in %s (%d were already)", report.stored, queue.name, report.duplicates)
         if cursor is None:
             self.note_work(summary)

@@ -52,12 +52,25 @@ _DEEP = {
     "jetstream.errors": 400,
     # One table: the sentence of each rule about a field of the server, and the rules.
     "jetstream.queue.field_rules": 730,
+    # Most of it documents the arguments of one operator.
+    "operators.redrive": 370,
 }
 _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 # From the lowest level to the highest. A room imports its own level and those below.
 _CORE_LEVELS = (
-    {"errors", "contract", "units", "advisories", "origin", "limits", "line_text", "function_problem", "field_names"}
+    {
+        "errors",
+        "contract",
+        "units",
+        "advisories",
+        "origin",
+        "limits",
+        "line_text",
+        "function_problem",
+        "field_names",
+        "task_values",
+    }
     | {"needed_permissions", "evidence"},
     {"client"},
     {"queue"},

@@ -33,6 +33,7 @@ from airflow_provider_jetstream.jetstream.limits import EVENT_ID
 from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.publishing.schedules import remove_schedules
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +67,7 @@ class Cancellation:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelReport:
+class CancelReport(TaskReport):
     """The result of cancelling jobs.
 
     :param cancellation: what workers read

@@ -39,6 +39,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, St
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ALL_SAMPLED, ack_metric_filter, sampled_percent
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -56,7 +57,7 @@ _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class JobAccount:
+class JobAccount(TaskReport):
     """What became of the jobs that a queue has ever stored.
 
     :param queue: the work queue

@@ -8,6 +8,8 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -36,7 +38,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class Death(TaskReport):
     """What is known about the death of one job.
 
     :param stream: the job's stream

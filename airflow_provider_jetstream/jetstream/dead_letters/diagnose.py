@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
 )
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +83,7 @@ class DiagnosedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(TaskReport):
     """What a queue's dead letters died of.
 
     :param queue: the queue's name

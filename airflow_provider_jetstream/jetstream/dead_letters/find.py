@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyP
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(TaskReport):
     """All that a scan of a queue found; use :class:`~.scan.Scan` where there are too many letters to hold in memory.
 
     :param letters: dead letters, in the order of the jobs
@@ -71,7 +72,7 @@ _PAGE = 128
 
 
 @dataclass(slots=True)
-class Summary:
+class Summary(TaskReport):
     """The dead letters of a queue, counted.
 
     :param at: when the scan ended, by the server's clock; ages refer to it

@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +40,7 @@ class BodySource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(TaskReport):
     """A job whose death is proved, with everything that a redrive needs.
 
     :param death: what is known about its death

@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dea
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_queue
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ _NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class DrainReport:
+class DrainReport(TaskReport):
     """Whether a queue is drained, and what is left in it.
 
     :param queue: its name

@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import subject_matcher
 from airflow_provider_jetstream.jetstream.contract import PARTITIONS, reserved_subjects, schedule_filter
 from airflow_provider_jetstream.jetstream.inspection.absent_letters import count_absent_letters
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ConsumerHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueHealth:
+class QueueHealth(TaskReport):
     """A work queue as numbers.
 
     The numbers of the stream and of each consumer are of slightly different moments, so sums are exact only while

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.queue.differences import (
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields, field_findings, refusals
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(TaskReport):
     """The steps that make the server match a declaration, in their order.
 
     :param steps: the streams that capture the events of the queue's jobs come first, so that no end of a job is missed

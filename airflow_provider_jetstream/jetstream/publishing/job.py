@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.publishing.job_fields import field_problem
 from airflow_provider_jetstream.jetstream.publishing.job_keys import text_or_none
 from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE
+from airflow_provider_jetstream.jetstream.task_values import TaskValue, packed_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +26,7 @@ _encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 @checked_field_names(JobError)
 @dataclass(frozen=True, slots=True)
-class Job:
+class Job(TaskValue):
     """One message of a work queue.
 
     :param body: bytes and text are published as they are, anything else as JSON
@@ -73,6 +74,10 @@ class Job:
         if isinstance(item, dict):
             return cls(item, advisory=text_or_none(item.get("advisory")))
         return cls(item)
+
+    def serialize(self) -> dict[str, Any]:
+        """Return what an XCom stores of the job."""
+        return TaskValue.serialize(self) | {"body": packed_body(self.body)}
 
     def payload(self) -> bytes:
         """Encode the body.

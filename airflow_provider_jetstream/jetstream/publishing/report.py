@@ -14,6 +14,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
     WrongStreamError,
 )
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,7 +97,7 @@ def _place(stream: str, domain: str | None) -> str:
 
 
 @dataclass(slots=True)
-class PublishReport:
+class PublishReport(TaskReport):
     """The fate of every job of one call.
 
     :param stream: the stream that stored the jobs
@@ -178,6 +179,18 @@ class PublishReport:
     def awaited(self) -> set[int]:
         """Return the sequences of all jobs of the task: those of the list, and those that it doesn't name any more."""
         return {*self.sequences, *self.extra} - {0}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report in a form that fits an XCom: counts, sequences as ranges, and the handle."""
+        return {
+            "stream": self.stream or (self.destination.stream if self.destination else None),
+            "published": self.stored,
+            "duplicates": self.duplicates,
+            "scheduled": len(self.scheduled),
+            "sequences": sequence_ranges(self.sequences),
+            **({"extra": sequence_ranges(self.extra)} if self.extra else {}),
+            **({"handle": self.handle} if self.handle else {}),
+        }
 
     def raise_for_failures(self) -> None:
         """Return if all jobs are stored.

@@ -47,6 +47,13 @@ class Declaration(BaseModel):
             shown = name if isinstance(name, str) else shown_value(name)
             raise QueueDeclarationError(shown, _problem_texts(error), self.kind) from None
 
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return the declared fields; one that isn't declared keeps its value on the server, so none is added.
+
+        :param options: as pydantic takes them
+        """
+        return super().model_dump(**{"exclude_unset": True} | options)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if problems := self._problems():

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.redrive.json_text import (
     json_text,
     parse_json,
 )
+from airflow_provider_jetstream.jetstream.task_values import TaskValue
 
 if TYPE_CHECKING:
     from jsonpatch import JsonPatch as LibraryPatch
@@ -41,7 +42,7 @@ _TOO_LARGE = f"the patched body would have more than {LARGEST_RESULT} bytes"
 
 
 @dataclass(frozen=True, slots=True)
-class JsonPatch:
+class JsonPatch(TaskValue):
     """Operations on JSON bodies by RFC 6902: ``add``, ``remove``, ``replace``, ``move``, ``copy`` and ``test``.
 
     What no operation addresses stays byte for byte. A body that lacks an addressed place, or fails a ``test``, isn't

@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget, own_request, read_target
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ BY_CAUSE: tuple[GroupField, ...] = ("reason", "error_class", "fingerprint")
 
 
 @dataclass(slots=True)
-class Preview:
+class Preview(TaskReport):
     """What a redrive would do.
 
     :param protocol: how letters would be brought back

@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import check_headers
+from airflow_provider_jetstream.jetstream.task_values import TaskValue, packed_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,7 @@ _FAULTS: Final = (Exception, asyncio.CancelledError, GeneratorExit)
 
 @checked_field_names(JobError)
 @dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(TaskValue):
     """The changes that a transform makes to a letter.
 
     :param body: the new body, as :class:`~airflow_provider_jetstream.jetstream.Job` takes it; unchanged where absent
@@ -65,6 +66,11 @@ class Repair:
     body: Any = UNCHANGED
     headers: Mapping[str, str | tuple[str, ...] | None] = field(default_factory=dict)
     subject: str | None = None
+
+    def serialize(self) -> dict[str, Any]:
+        """Return what an XCom stores of the changes."""
+        values = TaskValue.serialize(self)
+        return values | {"body": packed_body(self.body)} if "body" in values else values
 
 
 Transform: TypeAlias = "Callable[[DeadLetter], Repair | None]"

@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOut
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 _NAMED_FAILURES = 1_000
 _REPORTED_FAILURES = 20
@@ -66,7 +67,7 @@ class SequenceMap(Mapping[int, int]):
 
 
 @dataclass(slots=True)
-class RedriveReport:
+class RedriveReport(TaskReport):
     """What a redrive did.
 
     :param protocol: how letters were brought back

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.order_key import order_key_problem
 from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen, WaveSize, checked_waves
+from airflow_provider_jetstream.jetstream.task_values import TaskValue
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Protocol(StrEnum):
 
 @checked_field_names(RedriveRequestError)
 @dataclass(frozen=True, slots=True)
-class RedriveRequest:
+class RedriveRequest(TaskValue):
     """The request for a redrive.
 
     :param selection: which letters; all in circulation where absent

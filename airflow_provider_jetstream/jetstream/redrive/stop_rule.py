@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
+from airflow_provider_jetstream.jetstream.task_values import TaskValue
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ WaveSize: TypeAlias = 'int | Literal["rest"]'
 
 @checked_field_names(RedriveRequestError)
 @dataclass(frozen=True, slots=True)
-class StopWhen:
+class StopWhen(TaskValue):
     """When a redrive in waves stops at the gate after a wave, until a person resumes or aborts it.
 
     Whatever it says, a wave of which it isn't known how its jobs ended stops there too.

@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
+
 Action: TypeAlias = Literal["publish", "subscribe"]
 
 
@@ -14,7 +16,7 @@ _NSC_OPTIONS: Final = {"publish": "pub", "subscribe": "sub"}
 
 
 @dataclass(frozen=True, slots=True)
-class Permission:
+class Permission(TaskReport):
     """One line of a policy.
 
     :param action: ``publish`` or ``subscribe``
@@ -28,7 +30,7 @@ class Permission:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(TaskReport):
     """What one user may do; the server refuses everything else.
 
     :param user: a name for the user

@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, Permissio
 from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, undeclared_changes
+from airflow_provider_jetstream.jetstream.task_values import TaskValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,7 @@ _NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Cursor:
+class Cursor(TaskValue):
     """The stream positions from which the ends of jobs that aren't published yet can be read.
 
     :param queue: the work queue's stream

@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _SHOWN_TEXT = 300
 
 
 @dataclass(frozen=True, slots=True)
-class JobReport:
+class JobReport(TaskReport):
     """What became of one job.
 
     :param id: the id under which it was published; ``None`` where only its sequence is known

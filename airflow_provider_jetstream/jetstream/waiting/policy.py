@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsVanishedError,
 )
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
+from airflow_provider_jetstream.jetstream.task_values import TaskValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ _LEAST = {"max_dead": 0, "max_cancelled": 0, "max_vanished": 0, "min_completed":
 
 @checked_field_names(ArgumentError)
 @dataclass(frozen=True, slots=True)
-class WaitPolicy:
+class WaitPolicy(TaskValue):
     """Which ends of jobs are acceptable.
 
     :param max_dead: accepted dead letters; ``None`` for any number

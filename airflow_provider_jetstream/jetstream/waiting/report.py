@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
+from airflow_provider_jetstream.jetstream.task_values import TaskReport
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 from airflow_provider_jetstream.jetstream.waiting.many_sequences import ManySequences
 
@@ -40,7 +41,7 @@ def _nothing() -> Mapping[Any, Any]:
 
 
 @dataclass(slots=True)
-class WaitReport:
+class WaitReport(TaskReport):
     """The state of awaited jobs, by their stream sequences.
 
     :param awaited: jobs that haven't ended

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from airflow import __version__ as airflow_version
 
 from airflow_provider_jetstream.airflow_compat import AirflowPlugin, conf
+from airflow_provider_jetstream.tasks.xcom_classes import allow_classes
 
 _PAGE = "jetstream"
 _STATIC = Path(__file__).parent / "static"
@@ -39,6 +40,10 @@ _TABS = {
     "dag_run": (_JOBS, f"{_PAGE}_run"),
     "task_instance": (_JOBS, f"{_PAGE}_task"),
 }
+
+
+# In each process that runs tasks, before it reads an XCom.
+allow_classes()
 
 
 class JetStreamMonitorPlugin(AirflowPlugin):
