@@ -1,4 +1,4 @@
-"""DAGs that functions of another folder make; the queue's file is beside this file."""
+"""DAGs of Airflow that functions of another folder make; the queue's file is beside this file."""
 
 from __future__ import annotations
 
