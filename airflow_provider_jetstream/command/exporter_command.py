@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.command.connection_options import connection_options, settings_of
@@ -111,7 +112,9 @@ async def _export(options: argparse.Namespace, out: Output) -> ExitCode:
         raise ArgumentError(f"expected a free port for metrics, found {options.port}: {error}") from None
     out.note(f"serves metrics on port {server.server_port}")
     try:
-        await _sample_repeatedly(settings, collector, options.interval, out)
+        # A signal is how it ends.
+        with suppress(asyncio.CancelledError):
+            await _sample_repeatedly(settings, collector, options.interval, out)
     finally:
         server.shutdown()
         server.server_close()

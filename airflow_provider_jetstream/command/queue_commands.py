@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
 
+# Of subjects without a consumer: a line each is for people.
+_SHOWN_SUBJECTS = 20
 _YAML_HEAD = "# Made by jetstream-queue queue import from the stream {name} as it is.\n"
 
 
@@ -176,8 +178,12 @@ async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
         for item in health.consumers.values()
     ]
     out.table(("CONSUMER", "FILTERS", "PENDING", "IN FLIGHT", "WORKERS PULL", "PAUSED"), rows)
-    for subject, count in left_over.undeliverable.items():
+    subjects = list(left_over.undeliverable.items())
+    for subject, count in subjects[:_SHOWN_SUBJECTS]:
         out.text(f"{count} jobs on {subject} match no consumer")
+    if others := subjects[_SHOWN_SUBJECTS:]:
+        jobs = sum(count for _, count in others)
+        out.text(f"{jobs} jobs on {len(others)} other subjects match no consumer (--json lists all)")
     return ExitCode.DONE
 
 

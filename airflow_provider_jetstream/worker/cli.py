@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="text, or one JSON object a line"
     )
     run.add_argument("--metrics-port", type=_port, default=None, help="port on which to serve metrics for Prometheus")
+    run.add_argument("--metrics-address", default="0.0.0.0", help="on which address; all where absent")  # noqa: S104
     conform = commands.add_parser("conform", help="try a worker in any language against docs/worker-contract.md")
     conform.add_argument("--limit", type=_seconds, default=120.0, help="seconds for a trial; five run at once")
     conform.add_argument("--json", action="store_true", help="print the lines as JSON")
@@ -115,6 +116,7 @@ async def _run(options: argparse.Namespace) -> None:
         processes=options.processes,
         batch=options.batch,
         metrics_port=options.metrics_port,
+        metrics_address=options.metrics_address,
     )
     loop = asyncio.get_running_loop()
     for signal_number in (signal.SIGTERM, signal.SIGINT):

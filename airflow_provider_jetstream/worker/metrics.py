@@ -78,7 +78,7 @@ class PrometheusMetrics:
     :raises WorkerSetupError: prometheus-client isn't installed, or the port is taken
     """
 
-    def __init__(self, port: int, worker: str) -> None:
+    def __init__(self, port: int, worker: str, address: str = "0.0.0.0") -> None:  # noqa: S104
         try:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
         except ImportError as error:
@@ -93,7 +93,7 @@ class PrometheusMetrics:
         self._running = Gauge(*_form("jetstream_worker_running_jobs"), registry=registry)
         self._abandoned = Gauge(*_form("jetstream_worker_abandoned_jobs"), registry=registry)
         try:
-            self._server, self._thread = start_http_server(port, registry=registry)
+            self._server, self._thread = start_http_server(port, address, registry=registry)
         except (OSError, OverflowError) as error:
             raise WorkerSetupError(f"expected a free port for metrics, found {port}: {error}") from None
 

@@ -63,6 +63,7 @@ class Worker:
         them where none has a result. What it raises is the outcome of every job. ``concurrency`` counts calls, and a
         call starts with the jobs that are there
     :param metrics_port: the port on which to serve Prometheus metrics; ``None`` to serve none
+    :param metrics_address: on which address; all where absent
     :raises QueueDeclarationError: the declaration can't be used, or has no such consumer
     :raises WorkerSetupError: the handler takes something else, or can't run in processes; or a consumer is named twice
     """
@@ -83,6 +84,7 @@ class Worker:
         processes: bool = False,
         batch: int | None = None,
         metrics_port: int | None = None,
+        metrics_address: str = "0.0.0.0",  # noqa: S104
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"expected a concurrency of at least 1, found {concurrency}")
@@ -107,6 +109,7 @@ class Worker:
         self._grace = parse_seconds(grace)
         self._deadline = deadline_seconds
         self._metrics_port = metrics_port
+        self._metrics_address = metrics_address
         self._stopping = asyncio.Event()
         self._wake = asyncio.Event()
 
@@ -166,7 +169,7 @@ class Worker:
     def _metrics(self) -> Metrics:
         if self._metrics_port is None:
             return NoMetrics()
-        metrics = PrometheusMetrics(self._metrics_port, self.name)
+        metrics = PrometheusMetrics(self._metrics_port, self.name, self._metrics_address)
         log.info("%s serves metrics on port %d under /metrics", self.name, metrics.port)
         return metrics
 
