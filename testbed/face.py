@@ -53,7 +53,11 @@ from airflow_provider_jetstream.jetstream.publishing.origins import resolve_orig
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
-from airflow_provider_jetstream.jetstream.queue.discovery import DeadLetterQueueInfo, find_dead_letter_queues
+from airflow_provider_jetstream.jetstream.queue.discovery import (
+    DeadLetterQueueInfo,
+    find_dead_letter_queues,
+    known_queue,
+)
 from airflow_provider_jetstream.jetstream.queue.finding import Finding
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
@@ -117,6 +121,7 @@ __all__ = [
     "inspect_all_queues",
     "is_cancelled",
     "job_id_of",
+    "known_queue",
     "last_message",
     "new_redrive_id",
     "next_message",

@@ -18,14 +18,22 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
-from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest, PauseRequest, SteerRequest
-from airflow_provider_jetstream.plugins.monitor.sampler import Sampler
-from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 from testbed import seams
 from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
-from testbed.page import PLACES, Hiding, LetterQuery, MonitorService, MonitorSettings
+from testbed.page import (
+    PLACES,
+    EditRequest,
+    Hiding,
+    LetterQuery,
+    LettersUnreadError,
+    MonitorService,
+    MonitorSettings,
+    PauseRequest,
+    Sampler,
+    ServerPoller,
+    SteerRequest,
+)
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 

@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream import account_for_jobs, find_dead_let
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _LEVELS = 100_000
 _DEEP = {

@@ -15,7 +15,6 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.redrive import copies
 from testbed import seams
 from testbed.dead_letters import acknowledge_jobs, request_for, stream_messages
 from testbed.face import redrive_message_id
@@ -52,7 +51,7 @@ class _Killed(BaseException):
 @contextmanager
 def _killed(monkeypatch: pytest.MonkeyPatch, *, after: bool, at_call: int = 1) -> Iterator[None]:
     """End a redrive just after it has stored new jobs for the given time, or in place of that."""
-    store, calls = copies.store_jobs, [0]
+    store, calls = seams.current(seams.STEPS_STORE_JOBS), [0]
 
     async def store_and_end(*args: Any) -> Any:
         calls[0] += 1

@@ -22,10 +22,9 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.dead_letters import change_stream
-from testbed.face import consumer_info, stream_info
+from testbed.face import consumer_info, known_queue, stream_info
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, running_worker, small_queue
 
 if TYPE_CHECKING:
