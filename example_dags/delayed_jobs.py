@@ -1,8 +1,10 @@
 r"""Jobs that start later: after a delay or at a time, and one that is cancelled before its time.
 
 The server keeps each job until it is due. No task and no worker waits for that, and a restart of any of them changes
-nothing: ``publish`` ends as soon as the schedules are stored. Workers send the surveys when they are due::
+nothing: ``publish`` ends as soon as the schedules are stored. A mover takes the surveys to their queue when they are
+due, and workers send them::
 
+    jetstream-queue schedules run example_dags/queues/surveys.yaml
     jetstream-worker run --queue example_dags/queues/surveys.yaml --consumer sender \
         --handler example_workers.surveys:send
 """

@@ -7,14 +7,22 @@ can say: ``jetstream-queue lint``.
 import re
 from typing import Any
 
-from airflow_provider_jetstream.jetstream import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
+from airflow_provider_jetstream.jetstream import (
+    Archive,
+    Audit,
+    Consumer,
+    DeadLetterQueue,
+    Events,
+    Schedules,
+    WorkQueue,
+)
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 
 _PARAM = re.compile(r":(?:param|ivar) (\w+): (.*?)(?=\n\s*:|\Z)", re.DOTALL)
-_MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit)
+_MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit, Schedules)
 _ONE_OR_MORE = ("subjects", "advisory_subjects")
 # They have a name by default, and may be declared by True and False.
-_NAMED_BY_DEFAULT = ("archive", "audit")
+_NAMED_BY_DEFAULT = ("archive", "audit", "schedules")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -27,7 +35,7 @@ def queue_schema() -> dict[str, Any]:
         # What a model says of a field counts before what its base says.
         for model in (Stream, described[name]):
             _describe(definition, model.__doc__ or "")
-    for name in ("Archive", "Audit"):
+    for name in ("Archive", "Audit", "Schedules"):
         definitions[name].pop("required")
     # It follows from partitions.
     definitions["Consumer"]["properties"].pop("partition")

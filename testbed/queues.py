@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from nats.aio.msg import Msg
 from nats.errors import ConnectionReconnectingError
 
-from airflow_provider_jetstream.jetstream import WorkQueue, provision
+from airflow_provider_jetstream.jetstream import WorkQueue, move_due_jobs, provision
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
@@ -240,4 +240,17 @@ async def running_worker(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
     finally:
         worker.stop()
         async with asyncio.timeout(10):
+            await task
+
+
+@asynccontextmanager
+async def running_mover(connection: NatsPyConnection, queue: WorkQueue) -> AsyncIterator[asyncio.Task[int]]:
+    """Move jobs that are due to a queue until the block ends; the task returns how many were moved."""
+    stop = asyncio.Event()
+    task = asyncio.create_task(move_due_jobs(connection, queue, stop=stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        async with asyncio.timeout(15):
             await task

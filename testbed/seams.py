@@ -33,6 +33,10 @@ _INSPECTION: Final = "airflow_provider_jetstream.jetstream.inspection"
 DRAINED_SUMMARISE_DEAD_LETTERS: Final = f"{_INSPECTION}.drained.summarise_dead_letters"
 DRAINED_PAUSE: Final = f"{_INSPECTION}.drained.PAUSE"
 
+MOVER_KEEP: Final = "airflow_provider_jetstream.jetstream.mover._Mover._keep"
+MOVER_STORE_EACH: Final = "airflow_provider_jetstream.jetstream.mover.store_each"
+DUE_JOBS_MOVED_WITHIN: Final = "airflow_provider_jetstream.jetstream.publishing.due_jobs._MOVED_WITHIN"
+
 _PROVISIONING: Final = "airflow_provider_jetstream.jetstream.provisioning"
 APPLY_PLAN: Final = f"{_PROVISIONING}.apply.plan"
 CONSUMER_PLAN_LIST_CONSUMERS: Final = f"{_PROVISIONING}.consumer_plan.list_consumers"

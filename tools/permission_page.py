@@ -18,6 +18,7 @@ QUEUE = {
     "dead_letters": "orders-dead",
     "events": "orders-events",
     "archive": True,
+    "schedules": True,
 }
 
 

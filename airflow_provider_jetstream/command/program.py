@@ -19,6 +19,7 @@ from airflow_provider_jetstream.command.output import Output
 from airflow_provider_jetstream.command.permission_command import add_permission_command
 from airflow_provider_jetstream.command.queue_commands import add_queue_commands
 from airflow_provider_jetstream.command.redrive_commands import add_redrive_commands
+from airflow_provider_jetstream.command.schedule_commands import add_schedule_commands
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def command_parser() -> argparse.ArgumentParser:
     add_letter_commands(commands)
     add_redrive_commands(commands)
     add_job_commands(commands)
+    add_schedule_commands(commands)
     add_exporter_command(commands)
     add_permission_command(commands)
     add_dev_command(commands)

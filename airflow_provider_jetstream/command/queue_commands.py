@@ -98,6 +98,8 @@ async def _queues(options: argparse.Namespace, out: Output) -> ExitCode:
             out.note(f"warning: {overview.name}: {overview.problem}")
         elif overview.uncounted:
             out.note(f"warning: {overview.uncounted}")
+        if overview.due and overview.due.problem:
+            out.note(f"warning: {overview.due.problem}")
     is_incomplete = any(overview.problem or overview.uncounted for overview in overviews)
     return ExitCode.FINDINGS if is_incomplete else ExitCode.DONE
 
@@ -151,11 +153,15 @@ def _consumer_json(consumer: ConsumerHealth) -> dict[str, Any]:
 async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
     from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
     from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_consumers
+    from airflow_provider_jetstream.jetstream.publishing.due_jobs import inspect_due_jobs
+    from airflow_provider_jetstream.jetstream.publishing.schedules import find_schedules
 
     name = stream_name(options.queue)
     async with opened(options, out) as connection:
         health = await inspect_consumers(connection, await stream_info(connection, name))
-        left_over = await count_left_over(connection, health)
+        schedules = await find_schedules(connection, name)
+        left_over = await count_left_over(connection, health, schedules)
+        due = await inspect_due_jobs(connection, name, schedules) if schedules else None
     if out.as_json:
         out.document(
             {
@@ -165,6 +171,8 @@ async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
                 "dead": left_over.dead,
                 "undeliverable": dict(left_over.undeliverable),
                 "schedules": left_over.schedules,
+                "due": due.count if due else 0,
+                "is_moved": due.is_moved if due else None,
             }
         )
         return ExitCode.DONE
@@ -173,6 +181,8 @@ async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
     out.text(f"{health.pending} pending, {health.in_flight} in flight, {left_over.dead} dead and stored")
     if left_over.schedules:
         out.text(f"{left_over.schedules} scheduled")
+    if due and due.problem:
+        out.note(f"warning: {due.problem}")
     rows = [
         (item.name, " ".join(item.filters), item.pending, item.in_flight, item.pulls, "yes" if item.paused else "")
         for item in health.consumers.values()

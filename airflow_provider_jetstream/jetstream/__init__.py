@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
     from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth, inspect_queue
     from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
+    from airflow_provider_jetstream.jetstream.mover import move_due_jobs
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
@@ -93,7 +94,14 @@ if TYPE_CHECKING:
         PublishRefusedError,
         PublishReport,
     )
-    from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
+    from airflow_provider_jetstream.jetstream.queue.declaration import (
+        Archive,
+        Audit,
+        Consumer,
+        DeadLetterQueue,
+        Events,
+        Schedules,
+    )
     from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
     from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -184,6 +192,7 @@ __all__ = [
     "RedriveRequestError",
     "RedriveState",
     "Repair",
+    "Schedules",
     "Selection",
     "SelectionError",
     "ServerTooOldError",
@@ -215,6 +224,7 @@ __all__ = [
     "get_message",
     "inspect_queue",
     "list_redrives",
+    "move_due_jobs",
     "pause_redrive",
     "permissions",
     "plan",
@@ -305,9 +315,10 @@ __getattr__ = lazy_exports(
         "provisioning.apply": ["apply", "plan", "provision"],
         "provisioning.plan": ["Plan"],
         "publishing.job": ["Job"],
+        "mover": ["move_due_jobs"],
         "publishing.publisher": ["publish"],
         "publishing.report": ["PublishError", "PublishIncompleteError", "PublishRefusedError", "PublishReport"],
-        "queue.declaration": ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events"],
+        "queue.declaration": ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "Schedules"],
         "queue.discovery": ["discover_queue"],
         "queue.queue_warning": ["QueueWarning"],
         "queue.work_queue": ["WorkQueue"],

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 VERSION: Final = 3
 MAX_DELIVERIES = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
@@ -24,6 +27,8 @@ MIGRATION = "migration"
 MSG_ID = "Nats-Msg-Id"
 # The server stores a message with it, without a body, where the last one of a subject has expired (ADR-43).
 MARKER_REASON = "Nats-Marker-Reason"
+# The message id of the job that a schedule makes; the server drops Nats-Msg-Id from the job that is due.
+SCHEDULED_MSG_ID = "Scheduled-Msg-Id"
 JOB_ID = "Job-Id"
 JOB_ADVISORY = "Job-Advisory"
 JOB_DEADLINE = "Job-Deadline"
@@ -200,12 +205,55 @@ def handed_over_subject(queue: str, consumer: str) -> str:
     return f"handed_over.{queue}.{consumer}"
 
 
-def schedule_filter(queue: object) -> str:
-    """Return the filter of the schedules from which the server makes jobs.
+# The consumer of a stream of schedules by which movers take jobs that are due.
+MOVER = "mover"
 
-    No consumer may match it.
-    """
+
+def schedule_filter(queue: object) -> str:
+    """Return the filter of the schedules from which the server makes jobs; the queue's schedules stream has them."""
     return f"scheduled.{queue}.>"
+
+
+def due_subject(queue: object, subject: str) -> str:
+    """Return the subject on which the server stores a job that is due, beside its schedule.
+
+    A mover stores it in the work queue, on the job's own subject.
+
+    :param subject: the job's own subject, or a filter of such
+    """
+    return f"due.{queue}.{subject}"
+
+
+def is_schedules_stream(config: Mapping[str, Any]) -> bool:
+    """Return whether a stream holds schedules and jobs that are due, and nothing else: it is no work queue.
+
+    :param config: its configuration on the server
+    """
+    subjects: list[str] = config.get("subjects") or []
+    return bool(config.get("allow_msg_schedules")) and all(
+        subject.startswith(("scheduled.", "due.")) for subject in subjects
+    )
+
+
+def schedules_stream(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapping[str, Any] | None:
+    """Return the configuration of the stream that stores the schedules of a queue, if there is one.
+
+    :param configs: configurations of streams on the server
+    """
+    captured = schedule_filter(queue)
+    # A queue of before may have its schedules in itself, where nobody moves them.
+    return next(
+        (config for config in configs if captured in (config.get("subjects") or ()) and config["name"] != queue), None
+    )
+
+
+def due_message_id(created: str, sequence: int) -> str:
+    """Return the message id of a job that is due, where its schedule states none.
+
+    :param created: when the stream of schedules was created
+    :param sequence: of the message that is due, in that stream
+    """
+    return f"due:{sha256(created.encode()).hexdigest()[:16]}:{sequence}"
 
 
 def id_token(job_id: str) -> str:
@@ -226,7 +274,7 @@ def schedule_once_subject(queue: str, job_id: str, message_id: str) -> str:
 
 
 def schedule_repeated_subject(queue: str, job_id: str) -> str:
-    """Return the subject of a repeated schedule; a work queue has one for each job id."""
+    """Return the subject of a repeated schedule; a schedules stream has one for each job id."""
     return f"scheduled.{queue}.every.{id_token(job_id)}"
 
 
@@ -250,10 +298,7 @@ class Reserved(NamedTuple):
 
 def reserved_subjects(queue: object) -> tuple[Reserved, ...]:
     """Return the subjects that a work queue may have besides those of its jobs."""
-    return (
-        Reserved(marker_filter(queue), "the markers of atomic redrives", "atomic_redrive"),
-        Reserved(schedule_filter(queue), "schedules", "schedules"),
-    )
+    return (Reserved(marker_filter(queue), "the markers of atomic redrives", "atomic_redrive"),)
 
 
 def death_filter(queue: str) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_EVERY: Final = ("publisher", "waiter", "worker", "redriver", "monitor", "spark-reader", "provisioner")
+_EVERY: Final = (
+    *("publisher", "scheduler", "mover", "waiter", "worker", "redriver", "monitor", "spark-reader", "provisioner"),
+)
 _SCAN: Final = ("redriver", "monitor", "spark-reader")
-_PULLS: Final = ("waiter", "worker", *_SCAN)
+_PULLS: Final = ("mover", "waiter", "worker", *_SCAN)
 
 # Requests of JetStream's API, after the prefix that a domain may change.
 _REQUESTS: Final[dict[str, tuple[str, ...]]] = {
@@ -26,7 +28,7 @@ _REQUESTS: Final[dict[str, tuple[str, ...]]] = {
     "STREAM.PURGE": ("publisher", "redriver"),
     "DIRECT.GET": (*_SCAN, "provisioner"),
     "CONSUMER.LIST": ("waiter", *_SCAN, "provisioner"),
-    "CONSUMER.INFO": ("worker", *_SCAN, "provisioner"),
+    "CONSUMER.INFO": ("scheduler", "mover", "worker", *_SCAN, "provisioner"),
     "CONSUMER.CREATE": ("waiter", *_SCAN, "provisioner"),
     "CONSUMER.DELETE": ("waiter",),
     "CONSUMER.MSG.NEXT": (*_PULLS, "provisioner"),
@@ -35,15 +37,15 @@ _REQUESTS: Final[dict[str, tuple[str, ...]]] = {
 }
 # What other subjects begin with.
 _SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
-    "$JS.ACK.": ("worker", "redriver"),
+    "$JS.ACK.": ("mover", "worker", "redriver"),
     "completed.": ("worker",),
-    "cancelled.": ("worker",),
+    "cancelled.": ("mover",),
     "dead.": ("worker", "redriver"),
     "published.": ("publisher", "redriver"),
     "parked.": ("redriver",),
     "audit.": ("redriver", "monitor"),
     "requeued.": ("redriver",),
-    "scheduled.": ("publisher",),
+    "scheduled.": ("scheduler",),
 }
 # Of the stream of all queues' history.
 _SAMPLES: Final = (".airflow_monitor", "airflow_monitor.samples")

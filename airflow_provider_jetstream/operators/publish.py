@@ -236,7 +236,7 @@ class JetStreamPublishOperator(PublishArguments):
         async with begun:
             report = await send(reserved, known=known, progress=begun.save_progress)
         await begun.complete(report, send)
-        self._names.locate(report.sequences)
+        self._names.locate(report.queue_sequences())
         await pages.record(report.advised)
         return report
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.delivery_run import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.client.headers import first_values
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 from airflow_provider_jetstream.jetstream.contract import MARKER_REASON
@@ -18,12 +18,6 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Self
-
-# $JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>.<token>;
-# domain and account together, and the token, are missing in some versions.
-_REPLY: Final = re.compile(
-    rb"\$JS\.ACK\.(?:[^.]+\.[^.]+\.)?([^.]+)\.([^.]+)\.(\d{1,18})\.(\d{1,18})\.\d{1,20}\.(\d{1,19})\.\d{1,20}(?:\..*)?"
-)
 
 # Many jobs have the same.
 _decode_name = lru_cache(maxsize=256)(decode_text)
@@ -58,7 +52,7 @@ class PulledMessage:
 
         :raises WireError: no consumer has delivered it
         """
-        if (match := _REPLY.fullmatch(reply)) is None:
+        if (match := DELIVERY_REPLY.fullmatch(reply)) is None:
             raise WireError(
                 f"expected the acknowledgement subject of a delivery, found {shown_value(decode_text(reply))}"
             )

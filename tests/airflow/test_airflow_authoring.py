@@ -93,7 +93,7 @@ async def test_jobs_are_cancelled_by_id_as_jobs_and_by_sequence(airflow: Airflow
         assert cancellation is not None
         by = cancellation.by or ""
         assert by.startswith(f"cancelling/{RUN}/by_")
-    schedules = await connection.api("STREAM.INFO.doomed", {"subjects_filter": "scheduled.doomed.>"})
+    schedules = await connection.api("STREAM.INFO.doomed-schedules", {"subjects_filter": ">"})
     assert not schedules["state"].get("subjects")
 
 

@@ -22,11 +22,13 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDecl
 from testbed.face import (
     Cancellation,
     cancelled_message,
+    consumer_info,
     find_cancellation,
     follow_cancellations,
     is_cancelled,
     prepare_jobs,
     publish_prepared,
+    read_range,
     store,
 )
 from testbed.queues import (
@@ -35,6 +37,7 @@ from testbed.queues import (
     make_queue,
     publish_jobs,
     pull_jobs,
+    running_mover,
     small_queue,
     store_completion,
     stored_count,
@@ -137,39 +140,82 @@ async def test_schedules_of_the_job_are_removed_and_others_stay(
     connection: NatsPyConnection, name: str, *, deny_delete: bool
 ) -> None:
     queue = await make_queue(connection, name, schedules=True, deny_delete=deny_delete)
-    await _publish_scheduled(
-        connection,
-        queue,
-        Job(b"first", id="a", delay="1s"),
-        Job(b"second", id="a", delay="1s"),
-        Job(b"again", id="a", every="1s"),
-        Job(b"other", id="b", delay="1s"),
-    )
-    assert (await cancel(connection, queue, "a")).schedules == 3
-    assert [message.data for message in await pull_jobs(connection, queue, 1)] == [b"other"]
-    with pytest.raises(TimeoutError):
-        await pull_jobs(connection, queue, 1, within=1.5)
-    assert (await cancel(connection, queue, "a")).schedules == 0
-    await _publish_scheduled(connection, queue, Job(b"anew", id="a", every="1s"))
-    (message,) = await pull_jobs(connection, queue, 1)
-    assert message.data == b"anew"
-    assert not await is_cancelled(connection, queue, "a", message.metadata.timestamp)
+    async with running_mover(connection, queue):
+        await _publish_scheduled(
+            connection,
+            queue,
+            Job(b"first", id="a", delay="1s"),
+            Job(b"second", id="a", delay="1s"),
+            Job(b"again", id="a", delay="1s"),
+            Job(b"other", id="b", delay="1s"),
+        )
+        assert (await cancel(connection, queue, "a")).schedules == 3
+        assert [message.data for message in await pull_jobs(connection, queue, 1)] == [b"other"]
+        with pytest.raises(TimeoutError):
+            await pull_jobs(connection, queue, 1, within=1.5)
+        assert (await cancel(connection, queue, "a")).schedules == 0
+        await _publish_scheduled(connection, queue, Job(b"anew", id="a", delay="1s"))
+        (message,) = await pull_jobs(connection, queue, 1)
+        assert message.data == b"anew"
+        assert not await is_cancelled(connection, queue, "a", message.metadata.timestamp)
+
+
+async def test_jobs_that_are_due_and_not_moved_yet_are_removed(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    ids = ["a", "a", "b", None]
+    jobs = [Job(b"%d" % place, id=own, delay="100ms") for place, own in enumerate(ids)]
+    await _publish_scheduled(connection, queue, *jobs)
+    await eventually(lambda: _are_due(connection, name, 4))
+    assert (await cancel(connection, queue, "a")).schedules == 2
+    async with running_mover(connection, queue):
+        assert {message.data for message in await pull_jobs(connection, queue, 2)} == {b"2", b"3"}
+        with pytest.raises(TimeoutError):
+            await pull_jobs(connection, queue, 1, within=0.5)
+
+
+async def _are_due(connection: NatsPyConnection, name: str, count: int) -> bool:
+    found = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+    return len(found) == count
+
+
+async def test_a_job_that_a_mover_has_in_its_hands_when_it_is_cancelled_does_not_run(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, max_msgs=1, discard="new")
+    await publish_jobs(connection, queue, ["in the way"])
+    async with running_mover(connection, queue):
+        await _publish_scheduled(connection, queue, Job(b"held", id="a", delay="100ms"), Job(b"other", delay="100ms"))
+
+        async def held() -> bool:
+            return int((await consumer_info(connection, f"{name}-schedules", "mover"))["num_ack_pending"]) == 2
+
+        await eventually(held)
+        await cancel(connection, queue, "a")
+        seen = []
+        for _ in range(2):
+            (message,) = await pull_jobs(connection, queue, 1)
+            seen.append(message.data)
+            await message.ack_sync()
+        assert seen == [b"in the way", b"other"]
+        with pytest.raises(TimeoutError):
+            await pull_jobs(connection, queue, 1, within=2)
 
 
 async def test_a_job_that_a_schedule_made_before_the_cancellation_is_cancelled_too(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
-    await _publish_scheduled(connection, queue, Job(b"tick", id="a", every="1s"))
+    async with running_mover(connection, queue):
+        await _publish_scheduled(connection, queue, *[Job(b"%d" % place, id="a", delay="100ms") for place in range(3)])
 
-    async def made() -> int:
-        info = await connection.api(f"CONSUMER.INFO.{name}.worker")
-        return int(info["num_pending"])
+        async def made() -> int:
+            info = await connection.api(f"CONSUMER.INFO.{name}.worker")
+            return int(info["num_pending"])
 
-    await eventually(made)
-    await cancel(connection, queue, "a")
-    for message in await pull_jobs(connection, queue, await made()):
-        assert await is_cancelled(connection, queue, "a", message.metadata.timestamp)
+        await eventually(made)
+        await cancel(connection, queue, "a")
+        for message in await pull_jobs(connection, queue, await made()):
+            assert await is_cancelled(connection, queue, "a", message.metadata.timestamp)
 
 
 async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: NatsPyConnection, name: str) -> None:

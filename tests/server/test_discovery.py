@@ -243,7 +243,7 @@ async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
         description="for tests",
     )
     discovered = await discover_queue(connection, name)
-    assert (discovered.atomic_redrive, discovered.schedules) == (atomic, schedules)
+    assert (discovered.atomic_redrive, discovered.schedules is not None) == (atomic, schedules)
     assert (discovered.subjects, discovered.description, discovered.max_age) == (
         declared.subjects,
         "for tests",

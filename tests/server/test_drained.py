@@ -23,6 +23,7 @@ from testbed.queues import (
     process_all,
     publish_jobs,
     pull_jobs,
+    running_mover,
     small_queue,
     stored_count,
 )
@@ -71,6 +72,7 @@ async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: NatsPy
         "undeliverable": 0,
         "undeliverable_subjects": {},
         "schedules": 0,
+        "due": 0,
         "dead_in_queue": 0,
         "dead_letters": None,
         "uncertain": 0,
@@ -204,17 +206,26 @@ async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: NatsP
 async def test_scheduled_jobs_do_not_count(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG, schedules=True)
     at = (datetime.now(UTC) + timedelta(seconds=3)).isoformat().replace("+00:00", "Z")
-    headers = {"Nats-Schedule": f"@at {at}", "Nats-Schedule-Target": f"{name}.jobs.later"}
+    headers = {"Nats-Schedule": f"@at {at}", "Nats-Schedule-Target": f"due.{name}.{name}.jobs.later"}
     await connection.client.jetstream().publish(f"scheduled.{name}.once.a.b", b"job", headers=headers)
     report = await check_drained(connection, queue)
     assert (report.drained, report.schedules, report.dead_in_queue) == (True, 1, 0)
     assert str(report) == f"{name} is drained: 1 jobs for later"
 
     async def due() -> bool:
-        return (await inspect_queue(connection, name)).pending == 1
+        return (await check_drained(connection, queue)).due == 1
 
     await eventually(due)
+    assert (
+        str(await check_drained(connection, queue, "worker")) == f"{name} is not drained: 1 scheduled jobs that are due"
+    )
+    async with running_mover(connection, queue):
+        await eventually(lambda: _is_pending(connection, name))
     assert not await drained(connection, queue)
+
+
+async def _is_pending(connection: NatsPyConnection, name: str) -> bool:
+    return (await inspect_queue(connection, name)).pending == 1
 
 
 async def test_only_the_consumers_that_are_named_count(connection: NatsPyConnection, name: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import nats as nats_py
 import pytest
+from nats.js.errors import APIError
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
@@ -212,18 +213,20 @@ async def test_no_other_role_publishes_ends_of_jobs(server: NatsServer, admin: N
 
 
 async def test_an_atomic_redrive_believes_only_markers_of_redrives(connection: NatsPyConnection, name: str) -> None:
-    """Whoever may store schedules chooses the subject of what the server makes of one, within the stream."""
+    """Whoever may store schedules can't have the server store what it makes of one among the markers."""
     queue = small_queue(name, atomic_redrive=True, schedules=True)
     await provision(connection, queue)
     assert await make_dead_letters(connection, queue, ["answered", "scheduled"]) == [1, 2]
     await connection.client.publish(f"{name}.jobs.plain", b"a job", reply=f"requeued.{name}.1")
     at = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    headers = {"Nats-Schedule": f"@at {at}", "Nats-Schedule-Target": f"requeued.{name}.2"}
-    await connection.client.jetstream().publish(f"scheduled.{name}.once.a", b"", headers=headers)
+    for target in (f"requeued.{name}.2", f"due.{name}.requeued.{name}.2"):
+        headers = {"Nats-Schedule": f"@at {at}", "Nats-Schedule-Target": target}
+        with pytest.raises(APIError, match="target is invalid"):
+            await connection.client.jetstream().publish(f"scheduled.{name}.once.a", b"", headers=headers)
 
     async def stored() -> bool:
         subjects = (await connection.api(f"STREAM.INFO.{name}", {"subjects_filter": f"requeued.{name}.*"}))["state"]
-        return len(subjects.get("subjects") or {}) == 2
+        return len(subjects.get("subjects") or {}) == 1
 
     await eventually(stored, 30)
     findings = await find_dead_letters(connection, queue)

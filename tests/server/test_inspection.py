@@ -123,12 +123,12 @@ async def test_left_over_messages_are_counted_by_kind(connection: NatsPyConnecti
     for kind in ("x", "y", "y"):
         await publish(connection, f"{name}.other.{kind}")
     await publish(connection, marker_subject(name, 1))
-    schedule = {"Nats-Schedule": "@at 2099-01-01T00:00:00Z", "Nats-Schedule-Target": f"{name}.jobs.later"}
+    schedule = {"Nats-Schedule": "@at 2099-01-01T00:00:00Z", "Nats-Schedule-Target": f"due.{name}.{name}.jobs.later"}
     await publish(connection, f"scheduled.{name}.once.a.b", schedule)
     await publish_jobs(connection, queue, ["waiting"])
     health = await inspect_queue(connection, name)
-    assert (health.stored, health.pending, health.left_over) == (9, 1, 8)
-    left_over = await count_left_over(connection, health)
+    assert (health.stored, health.pending, health.left_over) == (8, 1, 7)
+    left_over = await count_left_over(connection, health, f"{name}-schedules")
     assert left_over == LeftOver({f"{name}.other.y": 2, f"{name}.other.x": 1}, schedules=1, dead=3)
 
 

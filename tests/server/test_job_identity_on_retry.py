@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.publishing.publication import Publicat
 from testbed import seams
 from testbed.face import Destination, Manifest, last_message, prepare_jobs, publish_prepared, read_range, stream_info
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, make_queue, pull_jobs, store_completion, stored_count
+from testbed.queues import eventually, make_queue, pull_jobs, running_mover, store_completion, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
@@ -309,7 +309,7 @@ def variant_of(message: StoredMessage) -> tuple[str | None, ...]:
     return tuple((message.header(name) or "")[:17] for name in names)
 
 
-@pytest.mark.since_server("2.12", "schedules")
+@pytest.mark.since_server("2.14", "schedules")
 async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_exchanged(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -319,12 +319,98 @@ async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_excha
     report = await run_try(connection, queue, VARIANTS[::-1])
     assert report is not None
     assert (report.stored, report.duplicates, list(report.extra)) == (8, 4, [])
-    stored = [variant_of(message) async for message in read_range(connection, name, ">")]
+    streams = (name, f"{name}-schedules")
+    stored = [variant_of(message) for stream in streams async for message in read_range(connection, stream, ">")]
     assert len(stored) == 8
     assert len(set(stored)) == 7, "two of them are equal, and no other is twice"
 
 
-@pytest.mark.since_server("2.12", "schedules")
+@pytest.mark.since_server("2.14", "schedules")
+@pytest.mark.parametrize("found", ["in the queue", "done", "due, and not taken by a full queue"])
+@pytest.mark.parametrize("job_id", [None, "7"])
+async def test_a_schedule_that_has_fired_is_not_stored_again(
+    connection: NatsPyConnection, name: str, found: str, job_id: str | None
+) -> None:
+    limits: dict[str, Any] = {"discard": "new", "max_msgs": 1} if found.startswith("due") else {}
+    queue = await make_queue(connection, name, schedules=True, **limits, **WINDOW)
+    if limits:
+        await publish(connection, queue, [b"before"], subject=f"{name}.jobs.x")
+    jobs = [Job("a", delay="100ms", id=job_id), Job("b", delay="1h", id="8")]
+    async with running_mover(connection, queue):
+        await run_try(connection, queue, jobs, killed_after=2)
+
+        async def has_fired() -> bool:
+            in_queue = [message async for message in read_range(connection, name, ">")]
+            due = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+            return bool(due if limits else in_queue)
+
+        await eventually(has_fired)
+        if found == "done":
+            # By a worker of any make, which only acknowledges: no completion has the message id.
+            (message,) = await pull_jobs(connection, queue, 1)
+            await message.ack_sync()
+    await asyncio.sleep(AFTER_WINDOW)
+    for _ in range(2):
+        report = await run_try(connection, queue, jobs[::-1])
+        assert report is not None
+        assert (report.stored, report.duplicates, list(report.extra)) == (2, 2, [])
+        assert report.scheduled == ({0, 1} if limits else {0})
+        assert report.awaited() == (set() if limits else {1})
+        await asyncio.sleep(AFTER_WINDOW)
+    assert await bodies_of(connection, f"{name}-schedules") in ([b"b"], [b"b", b"a"])
+
+
+@pytest.mark.since_server("2.14", "schedules")
+@pytest.mark.parametrize("killed_after", [2, None])
+async def test_sequences_of_schedules_are_never_taken_for_those_of_the_queue(
+    connection: NatsPyConnection, name: str, killed_after: int | None
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, **WINDOW)
+    await publish(connection, queue, [b"x", b"y", b"z"], subject=f"{name}.jobs.x")
+    jobs = [Job("a", delay="1h"), Job("b")]
+    await run_try(connection, queue, jobs, killed_after=killed_after)
+    await asyncio.sleep(AFTER_WINDOW)
+    # The list has neither any more.
+    report = await run_try(connection, queue, ["d"])
+    assert report is not None
+    assert (list(report.sequences), list(report.extra), report.awaited()) == ([5], [4], {4, 5})
+    await asyncio.sleep(AFTER_WINDOW)
+    sequences = await read_manifest_sequences(connection, f"{name}-events", name, ORIGIN.key)
+    assert sorted(sequences or []) == [4, 5]
+    report = await run_try(connection, queue, [*jobs, "d"])
+    assert report is not None
+    assert (list(report.sequences), report.scheduled, report.duplicates) == ([1, 4, 5], {0}, 3)
+
+
+@pytest.mark.since_server("2.14", "schedules")
+@pytest.mark.parametrize("window", ["100ms", "1m"])
+@pytest.mark.parametrize("killed", [True, False])
+async def test_a_schedule_with_another_body_under_a_known_id_is_refused(
+    connection: NatsPyConnection, name: str, window: str, *, killed: bool
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, duplicate_window=window)
+    await run_try(connection, queue, [Job(b"charge", id="7", delay="1h")], killed_after=1 if killed else None)
+    await asyncio.sleep(AFTER_WINDOW)
+    with pytest.raises(JobError, match="job 0 has the id '7', under which this task has stored another body"):
+        await run_try(connection, queue, [Job(b"refund", id="7", delay="1h")])
+    assert await bodies_of(connection, f"{name}-schedules") == [b"charge"]
+
+
+@pytest.mark.since_server("2.14", "schedules")
+async def test_a_schedule_with_another_body_that_nothing_records_is_refused(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    subject, origin = f"{name}.jobs.x", replace(ORIGIN, idempotency_key="key")
+    await publish(connection, queue, [b"a", b"b"], subject=subject)
+    await run_try(connection, queue, [Job(b"charge", id="7", delay="1h")], origin=origin, killed_after=1)
+    await connection.api(f"STREAM.PURGE.{name}-events", {})
+    with pytest.raises(PublishRefusedError, match=r"under its id '7'.*another one there.*with another body"):
+        await run_try(connection, queue, [Job(b"refund", id="7", delay="1h")], origin=origin)
+    assert await bodies_of(connection, f"{name}-schedules") == [b"charge"]
+
+
+@pytest.mark.since_server("2.14", "schedules")
 async def test_a_trace_or_another_time_of_the_try_is_no_other_job(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True, **WINDOW)
     for number, (stored, duplicates) in enumerate([(2, 0), (2, 2)]):

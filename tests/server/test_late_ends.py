@@ -148,6 +148,8 @@ async def purge(connection: NatsPyConnection, queue: WorkQueue) -> None:
 
 
 async def roll_up(connection: NatsPyConnection, queue: WorkQueue) -> None:
+    config = (await stream_info(connection, queue.name))["config"]
+    await connection.api(f"STREAM.UPDATE.{queue.name}", config | {"allow_rollup_hdrs": True})
     await publish_jobs(connection, queue, ["rolled up"], headers={"Nats-Rollup": "all"})
 
 
@@ -168,7 +170,7 @@ async def test_nobody_is_blamed_for_jobs_that_no_worker_ended(
     name: str,
     remove: Callable[[NatsPyConnection, WorkQueue], Awaitable[None]],
 ) -> None:
-    limits = {"max_msgs": JOBS, "discard": "old", "allow_rollup_hdrs": True}
+    limits = {"max_msgs": JOBS, "discard": "old"}
     queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, **limits)
     # Of an earlier job, which a worker acknowledged in time.
     await publish_jobs(connection, queue, ["done", *map(str, range(JOBS - 1))])

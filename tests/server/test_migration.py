@@ -16,7 +16,7 @@ from testbed import seams
 from testbed.crash_points import crash_at_every_call
 from testbed.face import consumer_info, consumer_names, update_consumer
 from testbed.foreign_programs import acknowledge, attempt_of, create_or_update_consumer, pull
-from testbed.queues import eventually, exhaust_deliveries, probe, pull_jobs, stored_count
+from testbed.queues import eventually, exhaust_deliveries, probe, pull_jobs, running_mover, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -464,7 +464,7 @@ async def test_a_scheduled_job_keeps_a_consumer(connection: NatsPyConnection, na
     await apply(connection, planned)
     assert (await config(connection, name))["filter_subject"] == f"{name}.*"
     workers = Workers(connection, name)
-    async with workers.running("worker", "worker-0"):
+    async with running_mover(connection, partitioned(name, schedules=True)), workers.running("worker", "worker-0"):
         await eventually(lambda: len(workers.done) == 2, 20)
     assert workers.by_consumer == {"worker": 1, "worker-0": 1}
 

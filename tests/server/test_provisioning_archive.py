@@ -140,15 +140,6 @@ async def test_jobs_of_an_atomic_batch_have_copies(connection: NatsPyConnection,
     assert await _archived(connection, name) == ["marker", "copy"]
 
 
-async def test_a_job_that_rolls_up_has_no_copy_and_removes_none(connection: NatsPyConnection, name: str) -> None:
-    queue = _queue(name, allow_rollup_hdrs=True)
-    assert any("Nats-Rollup" in warning for warning in queue.warnings())
-    await provision(connection, queue)
-    await _publish(connection, f"{name}.jobs.a", b"one")
-    await _publish(connection, f"{name}.jobs.a", b"rolled", Nats_Rollup="all")
-    assert await _archived(connection, name) == ["one"]
-
-
 async def test_a_job_that_is_stored_again_after_the_queue_forgot_its_id_has_a_copy_again(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from unittest.mock import PropertyMock
 from uuid import uuid4
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -17,21 +18,48 @@ from airflow_provider_jetstream.jetstream import (
     Selection,
     connect,
     connection_settings,
+    discover_queue,
     find_dead_letters,
-    get_message,
-    plan,
     provision,
+    redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
-from testbed.face import prepare_jobs, publish_prepared, stream_info
-from testbed.queues import eventually, exhaust_deliveries, make_queue, pull_jobs, small_queue, stored_count
+from airflow_provider_jetstream.jetstream.errors import ServerTooOldError
+from testbed.face import prepare_jobs, publish_prepared, read_range
+from testbed.queues import (
+    eventually,
+    exhaust_deliveries,
+    make_queue,
+    pull_jobs,
+    running_mover,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
+
+
+class _MakeQueue(Protocol):
+    async def __call__(self, **fields: Any) -> WorkQueue: ...
+
+
+@pytest.fixture
+async def make_scheduling(connection: NatsPyConnection, name: str) -> AsyncIterator[_MakeQueue]:
+    """Make the queue with schedules, and move its jobs that are due until the test ends."""
+    async with AsyncExitStack() as movers:
+
+        async def make(**fields: Any) -> WorkQueue:
+            queue = await make_queue(connection, name, schedules=True, **fields)
+            await movers.enter_async_context(running_mover(connection, queue))
+            return queue
+
+        yield make
 
 
 async def _publish(
@@ -45,28 +73,31 @@ async def _publish(
 
 
 async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their_schedules_removed(
-    connection: NatsPyConnection, name: str
+    connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
-    queue = await make_queue(connection, name, schedules=True)
+    queue = await make_scheduling()
     origin = Origin("dag", "run", "task", 2)
     at = datetime.now(UTC) + timedelta(seconds=1)
     job = Job({"n": 1}, f"{name}.jobs.later", id="order-1", at=at, advisory="told", headers={"X": "y"})
     report = await _publish(connection, queue, job, Job(b"now"), Job(b"past", at=at - timedelta(days=1)), origin=origin)
-    assert (report.scheduled, report.stored, list(report.sequences)) == ({0, 2}, 3, [1, 2, 3])
+    # Those of the schedules are of their own stream.
+    assert (report.scheduled, report.stored, list(report.sequences)) == ({0, 2}, 3, [1, 1, 2])
+    assert (report.stream, report.awaited_ranges()) == (name, [(1, 1)])
     assert sorted([message.data for message in await pull_jobs(connection, queue, 2)]) == [b"now", b"past"]
     (message,) = await pull_jobs(connection, queue, 1)
     assert (message.subject, message.data) == (f"{name}.jobs.later", b'{"n":1}')
     assert message.metadata.timestamp >= at
-    headers = {key: value for key, value in (message.headers or {}).items() if not key.startswith("Nats-Schedule")}
+    headers = {key: value for key, value in (message.headers or {}).items() if not key.startswith("Nats-")}
     assert headers == {"X": "y", "Job-Id": "order-1", "Job-Advisory": "told", **origin.headers()}
     assert await stored_count(connection, name) == 3
+    await eventually(lambda: _is_taken(connection, f"{name}-schedules"))
 
 
 @pytest.mark.slow
 async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(
-    connection: NatsPyConnection, name: str
+    connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
-    queue = await make_queue(connection, name, schedules=True)
+    queue = await make_scheduling()
     origin = Origin("dag", "run", "task")
     for _ in range(3):
         report = await _publish(connection, queue, Job(b"once", id="a", delay="1s"), origin=origin)
@@ -77,9 +108,9 @@ async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(
 
 
 async def test_a_schedule_published_again_after_the_duplicate_window_replaces_the_first(
-    connection: NatsPyConnection, name: str
+    connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
-    queue = await make_queue(connection, name, schedules=True, duplicate_window="100ms")
+    queue = await make_scheduling(duplicate_window="100ms")
     origin = Origin("dag", "run", "task")
 
     async def stored_again() -> bool:
@@ -88,14 +119,14 @@ async def test_a_schedule_published_again_after_the_duplicate_window_replaces_th
 
     await stored_again()
     await eventually(stored_again)
-    assert await stored_count(connection, name) == 1
+    assert await stored_count(connection, f"{name}-schedules") == 1
 
 
 @pytest.mark.slow
 async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_it(
-    connection: NatsPyConnection, name: str
+    connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
-    queue = await make_queue(connection, name, schedules=True)
+    queue = await make_scheduling()
     await _publish(connection, queue, Job(b"first", id="tick", every="1s"))
     for message in await pull_jobs(connection, queue, 2):
         assert (message.data, (message.headers or {})["Job-Id"]) == (b"first", "tick")
@@ -112,7 +143,8 @@ async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_i
         assert message.data == b"second"
         await message.ack_sync()
     await _publish(connection, queue, Job(b"third", id="tick", every="@yearly"))
-    schedules = (await connection.api(f"STREAM.INFO.{name}", {"subjects_filter": f"scheduled.{name}.>"}))["state"]
+    request = {"subjects_filter": f"scheduled.{name}.>"}
+    schedules = (await connection.api(f"STREAM.INFO.{name}-schedules", request))["state"]
     assert sum(schedules["subjects"].values()) == 1
 
 
@@ -120,31 +152,41 @@ async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_i
 async def test_schedules_outlive_a_kill_of_the_server(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, schedules=True)
-        await _publish(connection, queue, Job(b"later", delay="2s"))
-        own_nats.kill()
-        own_nats.restart()
-        await eventually(lambda: connection.client.is_connected)
-        (message,) = await pull_jobs(connection, queue, 1, within=15)
-        assert message.data == b"later"
+        async with running_mover(connection, queue):
+            await _publish(connection, queue, Job(b"later", delay="2s"))
+            own_nats.kill()
+            own_nats.restart()
+            await eventually(lambda: connection.client.is_connected)
+            (message,) = await pull_jobs(connection, queue, 1, within=15)
+            assert message.data == b"later"
 
 
-async def test_a_scheduled_job_has_a_copy_and_its_schedule_has_none(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, schedules=True)
-    await _publish(connection, queue, Job(b"later", delay="500ms"), Job(b"never", delay="1d"))
+async def test_a_scheduled_job_that_a_worker_terminates_is_redriven_from_its_archive_copy(
+    connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
+) -> None:
+    queue = await make_scheduling()
+    await _publish(connection, queue, Job(b"later", id="a", delay="200ms"), Job(b"never", delay="1d"))
     (message,) = await pull_jobs(connection, queue, 1)
-    sequence = message.metadata.sequence.stream
+    # By a worker that stores no body.
+    await message.term()
+    await eventually(lambda: _has_entry(connection, queue))
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    assert (letter.body, letter.subject, letter.job_id) == (b"later", f"{name}.jobs.a", "a")
+    report = await redrive_dead_letters(connection, queue)
+    assert list(report.redriven) == [letter.sequence]
+    (message,) = await pull_jobs(connection, queue, 1)
+    assert message.data == b"later"
+    assert (message.headers or {})["Job-Id"] == "a"
 
-    async def copied() -> bool:
-        return await stored_count(connection, f"{name}-archive") == 1
 
-    await eventually(copied)
-    copy = await get_message(connection, f"{name}-archive", 1)
-    assert copy is not None
-    assert (copy.data, copy.header("Nats-Sequence")) == (b"later", str(sequence))
+async def _has_entry(connection: NatsPyConnection, queue: WorkQueue) -> bool:
+    return bool((await find_dead_letters(connection, queue)).letters)
 
 
-async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, schedules=True)
+async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(
+    connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
+) -> None:
+    queue = await make_scheduling()
     await _publish(connection, queue, Job(b"never", delay="1d"), Job(b"poison", id="p", delay="200ms"))
 
     async def came() -> bool:
@@ -162,42 +204,16 @@ async def test_an_existing_queue_gets_schedules_and_keeps_them_when_the_flag_is_
 ) -> None:
     await make_queue(connection, name)
     done = await provision(connection, small_queue(name, schedules=True))
-    assert "allow_msg_schedules: unset → True" in str(done)
-    config = (await connection.api(f"CONSUMER.INFO.{name}.worker"))["config"]
-    assert config["filter_subject"] == f"{name}.jobs.>"
+    assert f"create stream {name}-schedules" in str(done)
     await _publish(connection, small_queue(name, schedules=True), Job(b"later", delay="1s"))
     assert (await provision(connection, small_queue(name))).changes == ()
-    assert (await pull_jobs(connection, small_queue(name), 1))[0].data == b"later"
+    assert (await discover_queue(connection, name)).schedules is not None
+    async with running_mover(connection, await discover_queue(connection, name)):
+        assert (await pull_jobs(connection, small_queue(name), 1))[0].data == b"later"
 
 
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        (
-            {"discard": "new"},
-            'it has discard "new", and the server allows no schedules with that: declare discard "old"',
-        ),
-        ({"deny_purge": True}, "it has deny_purge, which can't be reset, and the server purges fired schedules"),
-    ],
-)
-async def test_a_queue_that_cannot_have_schedules_is_not_changed(
-    connection: NatsPyConnection, name: str, field: dict[str, Any], message: str
-) -> None:
-    await make_queue(connection, name, **field)
-    before = (await stream_info(connection, name))["config"]
-    with pytest.raises(DriftError) as caught:
-        await provision(connection, small_queue(name, schedules=True))
-    assert message in str(caught.value)
-    assert (await stream_info(connection, name))["config"] == before
-
-
-async def test_discard_new_is_replaced_for_schedules_where_that_is_declared(
-    connection: NatsPyConnection, name: str
-) -> None:
-    await make_queue(connection, name, discard="new")
-    queue = small_queue(name, schedules=True, discard="old")
-    await provision(connection, queue)
-    assert (await plan(connection, queue)).changes == ()
+async def _is_taken(connection: NatsPyConnection, schedules: str) -> bool:
+    return await stored_count(connection, schedules) == 0
 
 
 async def test_a_server_that_makes_no_jobs_of_schedules_gets_none(
@@ -240,9 +256,14 @@ async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: NatsP
         Job(b"misread", id="misread", every=each_second_of(now), time_zone=zone),
         Job(b"unread", id="unread", every=each_second_of(there)),
     )
-    next_times = {
-        message.data: (message.headers or {})["Nats-Schedule-Next"] for message in await pull_jobs(connection, queue, 4)
-    }
+    next_times: dict[bytes, str] = {}
+
+    async def came() -> bool:
+        async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>"):
+            next_times[message.data] = message.header("Nats-Schedule-Next") or ""
+        return len(next_times) >= 2
+
+    await eventually(came)
     assert set(next_times) == {b"there", b"in UTC"}
     assert datetime.fromisoformat(next_times[b"there"]).utcoffset() == timedelta(hours=5, minutes=45)
     assert datetime.fromisoformat(next_times[b"in UTC"]).utcoffset() == timedelta()

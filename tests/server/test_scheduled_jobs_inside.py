@@ -52,7 +52,7 @@ async def test_a_cron_expression_is_refused_exactly_where_the_server_would_refus
     valid = {cron: cron_problem(cron.split()) is None for cron in _crons()}
     codes: dict[str, int | None] = {}
     for number, cron in enumerate(valid):
-        headers = {"Nats-Schedule": cron, "Nats-Schedule-Target": f"{name}.jobs.a"}
+        headers = {"Nats-Schedule": cron, "Nats-Schedule-Target": f"due.{name}.{name}.jobs.a"}
         try:
             await publish(f"scheduled.{name}.every.{number}", b"", headers=headers)
             codes[cron] = None

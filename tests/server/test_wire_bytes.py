@@ -106,7 +106,9 @@ async def test_a_parked_job_comes_back_byte_by_byte(connection: NatsPyConnection
 async def test_a_line_that_hides_a_header_of_the_server_has_no_effect(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name, allow_rollup_hdrs=True)
+    queue = await make_queue(connection, name)
+    config = (await connection.api(f"STREAM.INFO.{name}"))["config"]
+    await connection.api(f"STREAM.UPDATE.{name}", config | {"allow_rollup_hdrs": True})
     await publish_jobs(connection, queue, ["dead"])
     await exhaust_deliveries(connection, queue, 1)
     record = json.dumps([["A", "b\r\nNats-Rollup: all"], ["B", "c\nNats-Rollup: all", "B: c\nNats-Rollup: all"]])

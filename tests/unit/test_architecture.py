@@ -39,10 +39,14 @@ _DEEP = {
     # Records of letters and of ranges, with the condition and the check of what was stored before.
     "jetstream.audit.log": 400,
     # All names of the wire contract.
-    "jetstream.contract": 370,
+    "jetstream.contract": 410,
     "jetstream.redrive.steps": 400,
     # What is read of one job, and in which order it is judged.
     "jetstream.dead_letters.classifier": 540,
+    # One loop: what is pulled, looked for, stored and acknowledged.
+    "jetstream.mover": 560,
+    # All roles, side by side.
+    "jetstream.roles.permissions": 400,
     # What becomes of each row in flight, and of the connection under it.
     "spark.source.publisher": 450,
     "spark.source.row_encoder": 400,
@@ -51,7 +55,7 @@ _DEEP = {
     # The tree of the core's errors.
     "jetstream.errors": 400,
     # One table: the sentence of each rule about a field of the server, and the rules.
-    "jetstream.queue.field_rules": 730,
+    "jetstream.queue.field_rules": 750,
     # Most of it documents the arguments of one operator.
     "operators.redrive": 370,
 }
@@ -75,7 +79,7 @@ _CORE_LEVELS = (
     {"client"},
     {"queue"},
     {"archive", "audit", "publishing", "cancellation", "roles"},
-    {"dead_letters"},
+    {"dead_letters", "mover"},
     {"waiting"},
     {"redrive", "inspection"},
     # A consumer that is created would run dead letters again: they are found, and parked, before.

@@ -78,7 +78,7 @@ def test_the_file_is_checked_by_docker_compose_which_refuses_a_broken_one(tmp_pa
 
 
 def test_all_services_are_declared(services: dict[str, Service]) -> None:
-    assert set(services) == AIRFLOW | ONE_SHOT | SPARK | set(WORKERS) | {"nats", "postgres"}
+    assert set(services) == AIRFLOW | ONE_SHOT | SPARK | set(WORKERS) | {"mover-surveys", "nats", "postgres"}
     assert services["worker-orders"]["deploy"]["replicas"] == 2
     commands = {name: services[name]["command"][:2] for name in AIRFLOW - {"airflow-apiserver"}}
     assert commands == {name: ["airflow", name.removeprefix("airflow-")] for name in commands}
@@ -103,7 +103,7 @@ def test_services_start_after_those_they_depend_on(services: dict[str, Service])
     dependencies = {name: set(service.get("depends_on", {})) for name, service in services.items()}
     assert dependencies["airflow-init"] == {"postgres"}
     assert dependencies["provision"] == {"nats"}
-    assert all(dependencies[name] == {"provision"} for name in WORKERS)
+    assert all(dependencies[name] == {"provision"} for name in (*WORKERS, "mover-surveys"))
     assert dependencies["spark-worker"] == {"nats", "spark-master"}
     assert dependencies["airflow-scheduler"] == {"airflow-apiserver"}
     others = AIRFLOW - {"airflow-scheduler"}

@@ -60,16 +60,15 @@ def _size_warnings(**fields: Any) -> list[str]:
         ),
         ({"max_msg_size": 194, "dead_letters": None}, []),
         (
-            {"max_msg_size": 565, "schedules": True},
+            {"max_msg_size": 295, "schedules": True},
             [
                 (
-                    "max_msg_size 565: the headers of a DAG's job take 97 bytes, and those of its redriven copy 140,"
-                    " and those of a job that the server makes of a schedule 283, which leaves 282 bytes for its body;"
-                    " raise the limit"
+                    "max_msg_size 295: the headers of a DAG's job take 97 bytes, and those of its redriven copy 140,"
+                    " and those of a scheduled job 148, which leaves 147 bytes for its body; raise the limit"
                 )
             ],
         ),
-        ({"max_msg_size": 566, "schedules": True}, []),
+        ({"max_msg_size": 296, "schedules": True}, []),
     ],
 )
 def test_a_limit_that_leaves_less_for_the_body_than_the_headers_need(

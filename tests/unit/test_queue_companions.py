@@ -235,10 +235,7 @@ def test_conflicting_companions_are_refused(changes: dict[str, Any], message: st
             ],
         ),
         ({"archive": {"max_msg_size": "1MB"}, "max_msg_size": "512KB"}, []),
-        (
-            {"allow_rollup_hdrs": True},
-            ["allow_rollup_hdrs: a job published with Nats-Rollup has no copy in q-archive, which refuses it"],
-        ),
+        ({"schedules": True}, []),
         (
             {"atomic_redrive": True},
             [

@@ -17,6 +17,8 @@ from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_
 from airflow_provider_jetstream.jetstream.publishing.schedules import schedule_once, schedule_repeated
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
+_LIMITS = ("max_msgs", "max_msgs_per_subject", "max_bytes", "max_msg_size")
+_UNREMOVABLE: dict[str, Any] = {"discard": "new", "deny_purge": True, "deny_delete": True}
 _NOW = datetime(2026, 11, 21, 9, tzinfo=UTC)
 
 
@@ -127,7 +129,7 @@ def test_a_cron_expression_can_have_a_time_zone(every: str, time_zone: str | Zon
     schedule = {key: value for key, value in job.headers.items() if key.startswith("Nats-")}
     assert schedule == {
         "Nats-Schedule": every,
-        "Nats-Schedule-Target": "q.a",
+        "Nats-Schedule-Target": "due.q.q.a",
         "Nats-Schedule-Time-Zone": "Europe/Vienna",
     }
 
@@ -179,9 +181,10 @@ def test_a_schedule_is_the_job_with_its_headers_on_a_subject_of_its_own() -> Non
         "X": "y",
         **origin.headers(),
         "Nats-Msg-Id": origin.message_id("order-1"),
+        "Scheduled-Msg-Id": origin.message_id("order-1"),
         "Job-Id": "order-1",
         "Nats-Schedule": "@at 2026-11-21T09:00:00Z",
-        "Nats-Schedule-Target": "q.b",
+        "Nats-Schedule-Target": "due.q.q.b",
     }
     assert (job.scheduled, job.api_level) == (True, 2)
     plain = _prepared(Job(b""), _queue())
@@ -204,7 +207,7 @@ def test_a_repeated_job_has_one_schedule_for_its_id_whoever_publishes_it() -> No
 def test_a_scheduled_job_can_have_a_partition() -> None:
     worker = {"name": "w", "filter_subject": "q.{partition}.>", "partitions": 1, "max_deliver": 2}
     job = _prepared(Job(b"", "q.{partition}.a", delay="1h", partition_key="x"), _queue(consumers=[worker]))
-    assert job.headers["Nats-Schedule-Target"] == "q.0.a"
+    assert job.headers["Nats-Schedule-Target"] == "due.q.q.0.a"
 
 
 @pytest.mark.parametrize(
@@ -213,14 +216,9 @@ def test_a_scheduled_job_can_have_a_partition() -> None:
         (
             Job(b"", delay="1h"),
             None,
-            "job 0 has a schedule: pass the queue too, which declares the subject of schedules",
+            "job 0 has a schedule: pass the queue too, which declares the stream of schedules",
         ),
         (Job(b"", delay="1h"), _queue(schedules=False), "and q takes none: declare schedules: true"),
-        (
-            Job(b"", at=_NOW),
-            _queue(schedules=False, discard="new"),
-            'impossible with discard "new": declare discard "old" without limits that could drop waiting jobs; or do',
-        ),
         (Job(b"", at=_NOW, delay="1h"), _queue(), "job 0 has several of at, delay and every: keep one"),
         (Job(b"", every="30s"), _queue(), "job 0 has a repeating schedule: give it an id"),
         (Job(b"", id="a", every="soon"), _queue(), "job 0: expected a duration of at least a second"),
@@ -233,48 +231,36 @@ def test_a_scheduled_job_that_the_queue_cannot_have_is_refused(job: Job, queue: 
     assert message in str(caught.value)
 
 
-def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_accepts_the_jobs_made_of_them() -> None:
-    queue = _queue(dead_letters="dead", consumers=[{"name": "w", "max_deliver": 2}])
-    assert queue.captured_subjects() == ("q.>", "scheduled.q.>")
-    assert queue.config()["allow_msg_schedules"]
-    assert queue.archive is not None
-    assert queue.archive.config()["allow_msg_schedules"]
+def test_schedules_are_a_stream_of_their_own_and_neither_queue_nor_archive_has_them() -> None:
+    queue = _queue(dead_letters="dead", consumers=[{"name": "w", "max_deliver": 2}], max_msg_size=5_000)
+    assert queue.schedules is not None
+    assert (queue.captured_subjects(), queue.companions()[-1]) == (("q.>",), queue.schedules)
+    assert queue.schedules.captured_subjects() == ("scheduled.q.>", "due.q.q.>")
+    for stream in (queue, *queue.companions()):
+        flags = stream.config().get("allow_msg_schedules"), stream.config()["allow_rollup_hdrs"]
+        assert flags == ((True, True) if stream is queue.schedules else (None, False))
     assert WorkQueue(**json.loads(json.dumps(queue.model_dump(mode="json", exclude_unset=True)))) == queue
+    assert _queue(schedules="later").companion_names()[-1] == "later"
+    assert _queue(schedules={"storage": "memory"}).companion_names()[-1] == "q-schedules"
     plain = _queue(dead_letters="dead", schedules=False)
-    assert plain.archive is not None
-    assert "allow_msg_schedules" not in plain.config() | plain.archive.config()
-    assert any(warning.startswith("schedules: the server purges") for warning in queue.warnings())
-    assert not any(warning.startswith("schedules") for warning in plain.warnings())
+    assert plain.schedules is None
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"discard": "new"},
-            'schedules and discard "new" of stream q exclude each other on the server: declare discard "old"',
-        ),
-        (
-            {"archive": {"discard": "new"}},
-            'schedules and discard "new" of stream q-archive exclude each other',
-        ),
-        ({"deny_purge": True}, "schedules and deny_purge of stream q exclude each other: the server purges fired ones"),
-        (
-            {"allow_rollup_hdrs": False},
-            "schedules need allow_rollup_hdrs, which stream q declares as false",
-        ),
-        (
-            {"subjects": ["scheduled.*.a"]},
-            "subject scheduled.*.a of stream q overlaps scheduled.q.>, which is for schedules: narrow it",
-        ),
-        (
-            {"consumers": [{"name": "w", "filter_subject": "*.q.a", "max_deliver": 1}], "subjects": ["x.q.>"]},
-            "filter *.q.a of consumer w would deliver schedules (scheduled.q.>) as jobs: narrow it, or drop schedules",
-        ),
+        *(({"schedules": {field: value}}, "can't have discard") for field, value in _UNREMOVABLE.items()),
+        *(({"schedules": {field: 5}}, "can't have max_msgs") for field in _LIMITS),
+        ({"schedules": {"subjects": ["scheduled.q.>"]}}, "the schedules stream q-schedules doesn't capture due.q.q.>"),
+        ({"schedules": {"subjects": ["due.q.>"]}}, "the schedules stream q-schedules doesn't capture scheduled.q.>"),
+        ({"schedules": "q"}, "are both named q"),
+        ({"subjects": ["scheduled.*.a"]}, "overlaps scheduled.*.a of q"),
+        ({"schedules": 5}, "schedules"),
+        ({"allow_rollup_hdrs": True}, "allow_rollup_hdrs of stream q would let whoever publishes to it remove all"),
+        ({"archive": {"allow_rollup_hdrs": True}}, "allow_rollup_hdrs of stream q-archive would let"),
     ],
 )
-def test_settings_that_exclude_schedules_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_settings_that_exclude_schedules_or_protect_nobody_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(QueueDeclarationError) as caught:
         _queue(**changes)
     assert message in str(caught.value)
-    _queue(**changes | {"schedules": False})

@@ -10,6 +10,7 @@ which a worker starts.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -71,7 +72,7 @@ class CancelReport(TaskReport):
     """The result of cancelling jobs.
 
     :param cancellation: what workers read
-    :param schedules: how many schedules of such jobs were removed
+    :param schedules: how many schedules of such jobs, and jobs that were due, were removed
     """
 
     cancellation: Cancellation
@@ -107,19 +108,21 @@ async def cancel_jobs(
     """
     events = events_stream(queue)
     await _require_capture(connection, queue.name, events)
-    has_schedules = bool((await stream_info(connection, queue.name))["config"].get("allow_msg_schedules"))
+    unique = dict.fromkeys(job_ids)
+    removed: Counter[str] = Counter()
+    if queue.schedules:
+        # In this order: the cancellation covers a job that was moved before its removal; a mover that has one in its
+        # hands looks for the cancellation.
+        removed = await remove_schedules(connection, queue.name, queue.schedules.name, unique)
 
     async def cancel_one(job_id: str) -> CancelReport:
-        # In this order: a job that a schedule makes before its removal is stored before the cancellation, which covers
-        # it.
-        schedules = await remove_schedules(connection, queue.name, job_id) if has_schedules else 0
         requested_at = datetime.now(UTC)
         ack = await _store(connection, queue.name, job_id, why, by)
         message = await get_message(connection, events, ack.sequence)
         cancellation = read_cancellation(message) if message else None
-        return CancelReport(cancellation or Cancellation(job_id, requested_at, why, by), schedules)
+        return CancelReport(cancellation or Cancellation(job_id, requested_at, why, by), removed[job_id])
 
-    return await map_concurrently(cancel_one, dict.fromkeys(job_ids))
+    return await map_concurrently(cancel_one, unique)
 
 
 async def cancel_stored(
@@ -253,6 +256,11 @@ def cancelled_message(
         event.model_dump_json(exclude_none=True).encode(),
         Headers([(MSG_ID, end_id(queue, sequence, stored_nanoseconds))]),
     )
+
+
+async def repeat_cancellation(connection: Connection, queue: WorkQueue, cancellation: Cancellation) -> None:
+    """Store a cancellation once more, so that it covers a job that was on its way to the queue."""
+    await _store(connection, queue.name, cancellation.job_id, cancellation.why, cancellation.by)
 
 
 def events_stream(queue: WorkQueue) -> str:

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 # $JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>, without the domain, the account
 # and the token that some versions have besides.
 _REPLY: Final = rb"\$JS\.ACK\.([^. \t\r\n]+)\.([^. \t\r\n]+)\.(\d{1,18})\.(\d{1,18})\.\d{1,20}\.(\d{1,19})\.\d{1,20}"
+# $JS.ACK.<domain>.<account>.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<time>.<pending>.<token>;
+# domain and account together, and the token, are missing in some versions.
+DELIVERY_REPLY: Final = re.compile(
+    rb"\$JS\.ACK\.(?:[^.]+\.[^.]+\.)?([^.]+)\.([^.]+)\.(\d{1,18})\.(\d{1,18})\.\d{1,20}\.(\d{1,19})\.\d{1,20}(?:\..*)?"
+)
 _END: Final = b"\r\n"
 
 _Message = TypeVar("_Message")

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import due_subject
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
@@ -48,6 +50,7 @@ class DrainReport(TaskReport):
     :param dead_in_queue: stored jobs that will never be delivered again, known likewise
     :param dead_letters: dead letters in circulation, terminated ones included; known if they were requested and nothing
         else is left
+    :param due: scheduled jobs that are due and not moved to the queue yet, for consumers that are inspected
     :param uncertain: how many more dead letters there may be, known likewise
     :param risks: what could be lost with the queue as it is, and what isn't known of it, known likewise
     """
@@ -60,6 +63,7 @@ class DrainReport(TaskReport):
     schedules: int | None = None
     dead_in_queue: int | None = None
     dead_letters: int | None = None
+    due: int = 0
     uncertain: int = 0
     risks: tuple[str, ...] = ()
 
@@ -74,6 +78,7 @@ class DrainReport(TaskReport):
             *([_joined(busy)] if busy else []),
             *([f"{sum(undeliverable.values())} jobs that no consumer takes ({subjects})"] if undeliverable else []),
             *(dead if self.dead_letters or self.dead_in_queue else []),
+            *([f"{self.due} scheduled jobs that are due"] if self.due else []),
             *([f"{self.uncertain} jobs that may be dead"] if self.uncertain else []),
             *([f"{self.schedules} jobs for later"] if self.schedules else []),
         ]
@@ -95,6 +100,7 @@ class DrainReport(TaskReport):
             "undeliverable": None if undeliverable is None else sum(undeliverable.values()),
             "undeliverable_subjects": dict(list((undeliverable or {}).items())[:_NAMED]),
             "schedules": self.schedules,
+            "due": self.due,
             "dead_in_queue": self.dead_in_queue,
             "dead_letters": self.dead_letters,
             "uncertain": self.uncertain,
@@ -124,10 +130,13 @@ async def check_drained(
         await _require_dead_letter_queue(connection, queue)
     health, report = await _inspect(connection, queue.name, names)
     for _ in range(_MAX_INSPECTIONS):
+        if queue.schedules and (due := await _due_jobs(connection, queue.name, queue.schedules.name, report, names)):
+            report = replace(report, due=due)
+            break
         if any(map(_is_busy, report.consumers)):
             break
         if names is None:
-            left = await count_left_over(connection, health)
+            left = await count_left_over(connection, health, queue.schedules.name if queue.schedules else None)
             report = replace(
                 report, undeliverable=left.undeliverable, schedules=left.schedules, dead_in_queue=left.dead
             )
@@ -144,6 +153,18 @@ async def check_drained(
             return replace(report, drained=True)
         report = later
     return report
+
+
+async def _due_jobs(
+    connection: Connection, queue: str, schedules: str, report: DrainReport, names: Sequence[str] | None
+) -> int:
+    """Count the jobs that are due and on their way to the queue; with names of consumers, to theirs."""
+    filters = [filter_ for consumer in report.consumers for filter_ in consumer.filters]
+    prefix, count = due_subject(queue, ""), 0
+    async for subject, jobs in subject_counts(connection, schedules, due_subject(queue, ">")):
+        if names is None or covered_by_any(filters, subject.removeprefix(prefix)):
+            count += jobs
+    return count
 
 
 def chosen_consumers(names: Sequence[str] | str | None) -> tuple[str, ...] | None:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import subject_matcher
-from airflow_provider_jetstream.jetstream.contract import PARTITIONS, reserved_subjects, schedule_filter
+from airflow_provider_jetstream.jetstream.contract import PARTITIONS, reserved_subjects
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.absent_letters import count_absent_letters
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
@@ -89,7 +90,7 @@ class QueueHealth(TaskReport):
     :param queue: its name
     :param created: when it was created, in the server's own text
     :param consumers: its consumers by name
-    :param stored: messages in the stream: jobs, dead letters that used up their deliveries, schedules, markers
+    :param stored: messages in the stream: jobs, dead letters that used up their deliveries, markers
     :param oldest: when the first message was stored
     :param last_sequence: the sequence of the last message ever stored
     :param taken_at: when this was so, by the server's clock
@@ -120,16 +121,16 @@ class QueueHealth(TaskReport):
 
     @property
     def left_over(self) -> int:
-        """What else is stored: dead letters, jobs that match no consumer, schedules, markers."""
+        """What else is stored: dead letters, jobs that match no consumer, markers."""
         return max(0, self.stored - self.pending - self.in_flight)
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """What a queue stores besides the jobs that are pending or in flight.
+    """What is stored of a queue besides the jobs that are pending or in flight.
 
     :param undeliverable: subjects that match no consumer, with their number of jobs that aren't dead
-    :param schedules: scheduled jobs
+    :param schedules: scheduled jobs, and those that are due and not moved to the queue yet
     :param dead: jobs that will never be delivered again, those of absent consumers included; terminated jobs aren't
         stored and aren't counted
     """
@@ -167,25 +168,24 @@ async def inspect_consumers(connection: Connection, info: Mapping[str, Any]) -> 
     )
 
 
-async def count_left_over(connection: Connection, health: QueueHealth) -> LeftOver:
+async def count_left_over(connection: Connection, health: QueueHealth, schedules: str | None = None) -> LeftOver:
     """Count what :attr:`QueueHealth.left_over` consists of, by a request per 100,000 subjects if it isn't 0.
 
     Where jobs match no consumer, the dead letters among them are looked for.
 
     :param health: the queue's numbers, just read; the counts are exact while nothing moves
+    :param schedules: the stream of its schedules, whose messages are counted too
     :raises ApiError: the server refused
     """
+    scheduled = await _count_scheduled(connection, schedules) if schedules else 0
     if not health.left_over:
-        return LeftOver({}, 0, 0)
-    is_schedule = subject_matcher([schedule_filter(health.queue)])
+        return LeftOver({}, scheduled, 0)
     is_reserved = subject_matcher(reserved.subjects for reserved in reserved_subjects(health.queue))
     is_consumed = subject_matcher(filter_ for consumer in health.consumers.values() for filter_ in consumer.filters)
     undeliverable: Counter[str] = Counter()
-    schedules = markers = compared = 0
+    markers = compared = 0
     async for subject, count in subject_counts(connection, health.queue, ">"):
-        if is_schedule(subject):
-            schedules += count
-        elif is_reserved(subject):
+        if is_reserved(subject):
             markers += count
         elif not is_consumed(subject):
             undeliverable[subject] = count
@@ -194,8 +194,15 @@ async def count_left_over(connection: Connection, health: QueueHealth) -> LeftOv
             await asyncio.sleep(0)
     if undeliverable:
         undeliverable -= await count_absent_letters(connection, health.queue, health.consumers, undeliverable)
-    dead = health.left_over - undeliverable.total() - schedules - markers
-    return LeftOver(dict(undeliverable.most_common()), schedules, max(0, dead))
+    dead = health.left_over - undeliverable.total() - markers
+    return LeftOver(dict(undeliverable.most_common()), scheduled, max(0, dead))
+
+
+async def _count_scheduled(connection: Connection, stream: str) -> int:
+    try:
+        return int((await stream_info(connection, stream))["state"]["messages"])
+    except NotFoundError:
+        return 0
 
 
 def _health(info: Mapping[str, Any]) -> ConsumerHealth:

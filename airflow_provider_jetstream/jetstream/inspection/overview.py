@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.contract import is_schedules_stream, schedules_stream
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.health import (
     MAX_SUBJECTS,
@@ -16,6 +17,7 @@ from airflow_provider_jetstream.jetstream.inspection.health import (
     count_left_over,
     inspect_consumers,
 )
+from airflow_provider_jetstream.jetstream.publishing.due_jobs import DueJobs, inspect_due_jobs
 from airflow_provider_jetstream.jetstream.queue.discovery import (
     ANY_QUEUE,
     captured_queues,
@@ -38,6 +40,7 @@ class QueueOverview:
     :param dead_letter_queue: the server's STREAM.INFO of the stream that captures its dead letters, if there is one
     :param health: its numbers; ``None`` where they are missing
     :param left_over: what it stores besides pending jobs and jobs in flight; ``None`` where that isn't known
+    :param due: its scheduled jobs that are due and not moved yet; ``None`` where it has no scheduled jobs
     :param problem: why numbers are missing
     """
 
@@ -47,6 +50,7 @@ class QueueOverview:
     health: QueueHealth | None
     left_over: LeftOver | None
     problem: UnreachableError | PermissionDeniedError | None = None
+    due: DueJobs | None = None
 
     @property
     def name(self) -> str:
@@ -90,7 +94,7 @@ async def inspect_all_queues(
 ) -> list[QueueOverview]:
     """Inspect all streams of work-queue retention by name, those that were made by hand included.
 
-    Dead letter queues are left out, whatever their retention.
+    Dead letter queues are left out, whatever their retention, and so are streams of schedules.
 
     :param before: the last overview by queue, so that an unchanged queue isn't counted again
     :raises ApiError: the server refused
@@ -98,7 +102,8 @@ async def inspect_all_queues(
     """
     streams = await list_streams(connection)
     by_name = {info["config"]["name"]: info for info in streams}
-    capturing = _capturing_streams(info["config"] for info in streams)
+    configs = [info["config"] for info in streams]
+    capturing, captured = _capturing_streams(configs), list(filter(is_schedules_stream, configs))
 
     async def inspect(info: Mapping[str, Any]) -> QueueOverview | None:
         config, state = info["config"], info["state"]
@@ -107,7 +112,12 @@ async def inspect_all_queues(
         try:
             health = await inspect_consumers(connection, info)
             overview = QueueOverview(config, state, dead_letter_queue, health, None)
-            return await _with_left_over(connection, overview, (before or {}).get(overview.name))
+            schedules = by_name.get((schedules_stream(captured, config["name"]) or {}).get("name", ""))
+            scheduled = schedules["state"]["messages"] if schedules else 0
+            if schedules and scheduled:
+                due = await inspect_due_jobs(connection, overview.name, schedules["config"]["name"])
+                overview = replace(overview, due=due)
+            return await _with_left_over(connection, overview, (before or {}).get(overview.name), scheduled)
         except NotFoundError:
             return None
         except (UnreachableError, PermissionDeniedError) as error:
@@ -120,8 +130,9 @@ async def inspect_all_queues(
 
 
 def is_work_queue(config: Mapping[str, Any]) -> bool:
-    """Return whether a stream is a work queue, and no dead letter queue."""
-    return config["retention"] == "workqueue" and not has_dead_letter_mark(config) and not captured_queues(config)
+    """Return whether a stream is a work queue, and neither a dead letter queue nor a stream of schedules."""
+    is_companion = has_dead_letter_mark(config) or captured_queues(config) or is_schedules_stream(config)
+    return config["retention"] == "workqueue" and not is_companion
 
 
 def _capturing_streams(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:
@@ -134,11 +145,12 @@ def _capturing_streams(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str,
 
 
 async def _with_left_over(
-    connection: Connection, overview: QueueOverview, before: QueueOverview | None
+    connection: Connection, overview: QueueOverview, before: QueueOverview | None, scheduled: int
 ) -> QueueOverview:
     health = overview.health
     if health is None or (health.left_over and overview.state.get("num_subjects", 0) > MAX_SUBJECTS):
         return overview
     is_unchanged = before is not None and before.fingerprint == overview.fingerprint
     left_over = before.left_over if before and is_unchanged else None
-    return replace(overview, left_over=left_over or await count_left_over(connection, health))
+    left_over = left_over or await count_left_over(connection, health)
+    return replace(overview, left_over=replace(left_over, schedules=scheduled))

@@ -59,6 +59,9 @@ METRICS: Final[Mapping[str, Metric]] = {
     "jetstream_queue_stored_jobs": Metric("counter", "Messages that it has ever stored", _QUEUE),
     "jetstream_queue_dead_letters": Metric("gauge", "Stored jobs that are never delivered again", _QUEUE),
     "jetstream_queue_undeliverable_jobs": Metric("gauge", "Jobs that match no consumer", _QUEUE),
+    "jetstream_queue_due_jobs": Metric(
+        "gauge", "Scheduled jobs that are due and that no mover has moved to it", _QUEUE
+    ),
     "jetstream_queue_consumers": Metric("gauge", "Its consumers", _QUEUE),
     "jetstream_queue_dead_letter_entries": Metric("gauge", "Entries of its dead letter queue", _QUEUE),
     "jetstream_queue_dead_letter_entries_stored": Metric("counter", "Entries that were ever stored there", _QUEUE),
@@ -176,6 +179,7 @@ def queue_samples(overview: QueueOverview) -> Iterator[Sample]:
     if health is None:
         return
     yield Sample("jetstream_queue_counted", labels, float(left_over is not None))
+    yield Sample("jetstream_queue_due_jobs", labels, overview.due.count if overview.due else 0)
     age = (health.taken_at - health.oldest).total_seconds() if health.oldest else 0.0
     yield Sample("jetstream_queue_oldest_seconds", labels, max(0.0, age))
     yield Sample("jetstream_queue_consumers", labels, len(health.consumers))

@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.inspection.health import MAX_SUBJECTS, count_left_over, inspect_consumers
+from airflow_provider_jetstream.jetstream.publishing.due_jobs import inspect_due_jobs
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
@@ -75,6 +76,9 @@ async def running_warnings(connection: Connection, queue: WorkQueue) -> list[Que
     streams = {queue.name: info, **await read_streams(connection, queue.companion_names())}
     changed = undeclared_changes(queue, streams, consumers)
     found += [QueueWarning("not-as-declared", str(finding)) for finding in changed.values() if finding]
+    if queue.schedules:
+        due = await inspect_due_jobs(connection, queue.name, queue.schedules.name)
+        found += [QueueWarning("due-jobs", due.problem)] if due.problem else []
     measured = await _measure(connection, queue)
     if queue.execute_at_header:
         # Waiting for their time costs these jobs a delivery each.

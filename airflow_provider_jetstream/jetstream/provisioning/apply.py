@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream.provisioning.companion_owner import ow
 from airflow_provider_jetstream.jetstream.provisioning.consumer_plan import (
     dead_letter_consumer_steps,
     existing_consumers,
+    mover_steps,
     work_queue_consumer_steps,
 )
 from airflow_provider_jetstream.jetstream.provisioning.migration import migrate, update_consumer
@@ -97,6 +98,8 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
         steps.append(_own_step(queue, existing, config, queue.companion_kind(stream)))
         if stream is queue.dead_letters:
             steps += await dead_letter_consumer_steps(connection, queue.dead_letters, existing)
+        elif stream is queue.schedules:
+            steps += await mover_steps(connection, queue.name, stream.name, existing)
     info = await _existing_info(connection, queue.name)
     existing = info["config"] if info else None
     reserved = reserved_subjects_in_use(queue, existing)
@@ -206,7 +209,11 @@ def _is_noted(queue: WorkQueue, executed: Plan) -> bool:
 
 def _own_step(queue: WorkQueue, existing: Mapping[str, Any] | None, declared: dict[str, Any], role: Kind) -> Step:
     step = stream_step(existing, declared, role)
-    return replace(step, blocked=(*step.blocked, *owner_blockers(queue, existing, step)))
+    has_own: tuple[str, ...] = ()
+    if role == "queue" and queue.schedules and (existing or {}).get("allow_msg_schedules"):
+        # The queue's own schedules keep the stream of schedules from having their subjects, and nobody moves them.
+        has_own = tuple(note for note in step.notes if "allow_msg_schedules" in note)
+    return replace(step, blocked=(*step.blocked, *has_own, *owner_blockers(queue, existing, step)))
 
 
 def _require_features(connection: Connection, queue: WorkQueue) -> None:

@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_filter,
     manifest_filter,
     parked_filter,
+    schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.provisioning.plan import listed
 
@@ -36,7 +37,7 @@ _EVENTS = ("$JS.EVENT.ADVISORY", "$JS.EVENT.METRIC")
 _EVENT_QUEUE = MAX_DELIVERIES.count(".") + 1
 _COMPANION_FILTERS = (
     *(copy_filter, parked_filter, archive_filter, entry_copies_filter, handled_filter, audit_filter),
-    *(completion_filter, cancellation_filter, manifest_filter),
+    *(completion_filter, cancellation_filter, manifest_filter, schedule_filter),
 )
 
 

@@ -10,6 +10,7 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_order import in_
 from airflow_provider_jetstream.jetstream.provisioning.migration_plan import ConsumerChanges
 from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
 from airflow_provider_jetstream.jetstream.provisioning.plan import consumer_step, undeclared_consumer_steps
+from airflow_provider_jetstream.jetstream.queue.declaration import mover_consumer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,19 @@ async def dead_letter_consumer_steps(
     steps = [consumer_step(stream.name, configs.get(consumer.name), consumer.config()) for consumer in stream.consumers]
     # With another retention, consumers share messages.
     return in_accepted_order(steps, configs) if (existing or stream.config())["retention"] == "workqueue" else steps
+
+
+async def mover_steps(
+    connection: Connection, queue: str, stream: str, existing: Mapping[str, Any] | None
+) -> list[Step]:
+    """Return the step for the consumer by which movers take jobs that are due.
+
+    :param stream: the queue's stream of schedules
+    :param existing: the server's configuration of the stream, if it has it
+    """
+    configs = await existing_consumers(connection, stream) if existing else {}
+    declared = mover_consumer(queue)
+    return [consumer_step(stream, configs.get(declared.name), declared.config())]
 
 
 async def work_queue_consumer_steps(

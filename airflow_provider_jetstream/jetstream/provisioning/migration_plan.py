@@ -92,7 +92,7 @@ class ConsumerChanges:
         ]
         self._excluded = tuple(reserved.subjects for reserved in reserved)
         self._jobs: dict[str, Counter[str]] = {}
-        self._scheduled = None if any(own.flag == "schedules" for own in reserved) else Counter[str]()
+        self._scheduled: Counter[str] | None = None
 
     async def migrations(self) -> dict[str, Migration]:
         """Return by name what consumers have to pass on to declared ones, or began to pass on."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_jetstream.jetstream.client.subjects import overlaps
-from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.differences import (
     Difference,
@@ -144,11 +143,14 @@ def stream_step(existing: Mapping[str, Any] | None, declared: dict[str, Any], ro
     name = declared["name"]
     if existing is None:
         return Step("stream", name, "create", declared, blocked=tuple(_unfed(declared)), role=role)
+    if existing.get("allow_msg_schedules") and not declared.get("allow_msg_schedules"):
+        # The server keeps roll-ups with it; they are named as a risk.
+        declared = {field: value for field, value in declared.items() if field != "allow_rollup_hdrs"}
     differences = stream_differences(existing, declared)
     blocked = tuple(reason for difference in differences if (reason := _stream_blocker(name, difference)) is not None)
     action: Literal["update", "keep"] = "update" if differences else "keep"
     merged = merged_stream(existing, declared)
-    blocked += (*_schedule_blockers(existing, merged), *_unfed(merged))
+    blocked += tuple(_unfed(merged))
     blocked += tuple(refusals(field_findings(role, {"config": merged}, "plan")))
     return Step("stream", name, action, merged, differences, blocked, role=role)
 
@@ -225,15 +227,6 @@ def _unfed(config: Mapping[str, Any]) -> Iterator[str]:
             "it has no subjects, and no sources or mirror that feed it, so it would never get a job: name its subjects,"
             " or create the stream with its sources first"
         )
-
-
-def _schedule_blockers(existing: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[str]:
-    if not merged.get("allow_msg_schedules") or existing.get("allow_msg_schedules"):
-        return
-    if merged.get("discard") == "new":
-        yield f'it has discard "new", and the server allows no schedules with that: {NO_SCHEDULES_WITH_DISCARD_NEW}'
-    if merged.get("deny_purge"):
-        yield "it has deny_purge, which can't be reset, and the server purges fired schedules; use another stream"
 
 
 def _stream_blocker(name: str, difference: Difference) -> str | None:

@@ -293,13 +293,14 @@ class JobsInFlight:
 
     def _record(self, index: int, flight: JobInFlight, ack: PubAck) -> None:
         self.away = None
-        if self.report.destination and (problem := self.report.destination.problem(ack)):
+        if self.report.destination and (problem := self.report.destination.problem(ack, flight.job.schedules)):
             self.misplaced = problem
             self.fail(index, flight.job, problem)
             return
         self._stored(1 + len(self))
         if ack.duplicate:
-            self.report.stream = ack.stream
+            if not flight.job.scheduled:
+                self.report.stream = ack.stream
             self.report.repeated.append(RepeatedJob(index, flight.job, ack.stream, ack.sequence))
             return
         self.full_since = None

@@ -106,6 +106,7 @@ class OutgoingJob:
     :param job_id: the id by which it is known
     :param message_id: the value of ``Nats-Msg-Id``
     :param api_level: the JetStream API level that the server must have
+    :param schedules: the stream that stores it, where it is a schedule
     """
 
     job: Job
@@ -116,6 +117,7 @@ class OutgoingJob:
     message_id: str
     headers: dict[str, str]
     api_level: int = 0
+    schedules: str | None = None
 
     @property
     def scheduled(self) -> bool:

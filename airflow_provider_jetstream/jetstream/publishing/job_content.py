@@ -3,7 +3,8 @@
 A message id proves nothing: it is made of names and of the job, so others can compute it, and whoever may publish to a
 subject of the queue can use it first. What counts is the subject, the id by which the job is known, the task that it
 names, its other headers and its body. Headers of a trace say which try has sent a job, so they don't count; nor does
-the time of a schedule, which a delay gives anew at each try.
+the time of a schedule, which a delay gives anew at each try. So a schedule, the message that is due and the job in the
+queue have the same content.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from airflow_provider_jetstream.jetstream.contract import (
     MAP_INDEX,
     MSG_ID,
     RUN_ID,
+    SCHEDULED_MSG_ID,
     TASK_ID,
     TRACE_PARENT,
     TRACE_STATE,
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
-from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE
+from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, TARGET, TIME_ZONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,10 +40,16 @@ if TYPE_CHECKING:
 CONTENT_BYTES: Final = 16
 
 _INDEX: Final = re.compile(r"-?[0-9]{1,18}")
+# The server adds it to a message that is due.
+_SCHEDULER: Final = "Nats-Scheduler"
 _TASK: Final = (DAG_ID, RUN_ID, TASK_ID, MAP_INDEX)
 # The names in lower case of headers that aren't compared as they are.
 _NOT_COMPARED: Final = frozenset(
-    name.lower() for name in (TRACE_PARENT, TRACE_STATE, "baggage", SCHEDULE, MSG_ID, JOB_ID, AIRFLOW_TASK, *_TASK)
+    name.lower()
+    for name in (
+        *(TRACE_PARENT, TRACE_STATE, "baggage", MSG_ID, SCHEDULED_MSG_ID, JOB_ID, AIRFLOW_TASK, *_TASK),
+        *(SCHEDULE, TARGET, TIME_ZONE, _SCHEDULER, "Nats-Schedule-Next"),
+    )
 )
 
 
@@ -78,7 +86,10 @@ def _content(subject: str, headers: tuple[tuple[str, str], ...], body: bytes, *,
     compared = (pair for pair in headers if pair[0].lower() not in _NOT_COMPARED and pair != added)
     # Readers leave white space around a value out.
     others = sorted([name, value.strip()] for name, value in compared)
-    fields = [subject, job_id, None if of_any_task else task, others]
+    target = first(headers, TARGET) or (subject if first(headers, _SCHEDULER) else None)
+    # Behind "due" and the name of the queue.
+    own_subject = subject if target is None else target.split(".", 2)[-1]
+    fields = [own_subject, job_id, None if of_any_task else task, others]
     return sha256(json.dumps(fields).encode() + b"\n" + body).digest()[:CONTENT_BYTES]
 
 

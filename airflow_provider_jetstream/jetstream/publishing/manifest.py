@@ -34,7 +34,7 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_reading import rea
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import UNVERIFIED, ManifestRows
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import CONFLICTS, ManifestStore, StoredHead
-from airflow_provider_jetstream.jetstream.publishing.report import index_runs
+from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED, index_runs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class Manifest:
     def note_unverified(self, job: OutgoingJob, sequence: int) -> None:
         """Note that it isn't known whether a job was the message that has its message id, so that no try sends it."""
         if digest := digest_of(job.message_id):
-            self._rows.add(digest, job.key.body_digest, sequence | UNVERIFIED)
+            self._rows.add(digest, job.key.body_digest, sequence | UNVERIFIED | (SCHEDULED if job.scheduled else 0))
 
     @property
     def salts(self) -> Sequence[str]:
@@ -325,13 +325,15 @@ class Manifest:
     def extra(self) -> array[int]:
         """Return the sequences of jobs that an earlier try has stored and that :meth:`sequence_of` wasn't asked for.
 
-        What other runs with the task's idempotency key have published isn't this run's.
+        What other runs with the task's idempotency key have published isn't this run's, and schedules aren't in the
+        queue.
         """
         if self._is_of_other_runs:
             return array("Q")
         extra = self._known.extra()
         for digest, body_digest, sequence in self._known.not_listed():
-            extra.append(sequence)
+            if sequence < SCHEDULED:
+                extra.append(sequence)
             if not self._takes_extra:
                 self._rows.add(digest, body_digest, sequence)
         self._takes_extra = True
@@ -398,11 +400,11 @@ class Manifest:
 
     def _recorded(self, head: ManifestHead, report: PublishReport) -> ManifestHead:
         """Return a head with what a call has published."""
-        runs = index_runs(report.sequences)
+        runs = index_runs(report.queue_sequences())
         is_known = all(failure.certain for failure in report.failures)
         # A try that Airflow has given up goes on beside the one that has begun since.
         is_latest = self._begun is not None and head.begun_by == self._begun.begun_by
-        stored = sum(length for _, _, length in runs) + len(report.extra)
+        stored = report.job_count
         count = len(self._known) + self._rows.added if self._idempotency_key is not None else stored
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
         recorded = self._rows.recorded(published_head(head, report))

@@ -241,7 +241,7 @@ def following_head(record: ManifestHead, earlier: ManifestHead, *, number: int) 
 
 def published_head(record: ManifestHead, report: PublishReport) -> ManifestHead:
     """Return a record with the jobs that a call has published."""
-    covering = record.covering(report.sequences)
+    covering = record.covering(report.queue_sequences())
     return covering.model_copy(update={"scheduled": True}) if report.scheduled else covering
 
 

@@ -20,11 +20,11 @@ from airflow_provider_jetstream.jetstream.contract import (
     copy_filter,
     manifest_filter,
     parked_filter,
-    schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead, parse_manifest_head
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import TTL_LEVEL, ManifestStore
+from airflow_provider_jetstream.jetstream.publishing.schedules import find_schedules
 from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
@@ -173,9 +173,8 @@ async def _recorded_letters(connection: Connection, queue: WorkQueue) -> list[in
 
 
 async def _has_schedules(connection: Connection, queue: str) -> bool:
-    async for _ in subject_counts(connection, queue, schedule_filter(queue)):
-        return True
-    return False
+    stream = await find_schedules(connection, queue)
+    return stream is not None and (await stream_info(connection, stream))["state"]["messages"] > 0
 
 
 async def _end_schedules(

@@ -1,9 +1,10 @@
 """The rows of a manifest: for each stored job its message id, the digest of its body and its stream sequence.
 
 A row is 32 bytes: the 16 of the message id, the first 8 of the SHA-256 of the body, and the sequence, big-endian. The
-highest bit of the sequence is set where it isn't known whether the message of that sequence was the job. The manifest's
-head holds the last rows; those before are in pages, messages of up to a few thousand rows each, which the head names by
-their sequences in the events stream. Nobody else can add one.
+highest bit of the sequence is set where it isn't known whether the message of that sequence was the job, and the next
+one where the sequence is that of a schedule, which another stream than the queue has. The manifest's head holds the
+last rows; those before are in pages, messages of up to a few thousand rows each, which the head names by their
+sequences in the events stream. Nobody else can add one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead, parse_manifest_head
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
+from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -154,7 +156,8 @@ class ManifestRows:
         sequences = report.sequences
         self._take_runs(sequences, only_full=only_full)
         for index in [index for index in self._noted if index < len(sequences) and sequences[index]]:
-            self._inline += self._noted.pop(index) + sequences[index].to_bytes(8)
+            place = sequences[index] | (SCHEDULED if index in report.scheduled else 0)
+            self._inline += self._noted.pop(index) + place.to_bytes(8)
             self.added += 1
         self.postpone()
         stored = False
@@ -249,6 +252,8 @@ async def read_rows(
 async def read_manifest_sequences(connection: Connection, events: str, queue: str, key: str) -> array[int] | None:
     """Return the stream sequences of the jobs in a manifest; ``None`` where not all are known.
 
+    Schedules are left out: they are in another stream.
+
     :param events: the events stream of the queue
     :param key: the manifest's key
     """
@@ -266,5 +271,5 @@ async def read_manifest_sequences(connection: Connection, events: str, queue: st
     async for rows in read_rows(connection, events, queue, key, head):
         if rows is None:
             return None
-        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < UNVERIFIED)
+        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < SCHEDULED)
     return sequences

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
     JOB_ID,
@@ -34,9 +35,9 @@ from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
 )
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import ListedRun, UniformRun
 from airflow_provider_jetstream.jetstream.publishing.reading_thread import iterate
-from airflow_provider_jetstream.jetstream.publishing.scheduled_job import headers_of_made_job, scheduled_job
+from airflow_provider_jetstream.jetstream.publishing.scheduled_job import moved_headers, scheduled_job
 from airflow_provider_jetstream.jetstream.publishing.uniform_runs import UniformRuns
-from airflow_provider_jetstream.jetstream.queue.message_size import Measured
+from airflow_provider_jetstream.jetstream.queue.message_size import LONGEST_DUE_ID, Measured
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator, Sequence
@@ -282,11 +283,10 @@ class _Preparation:
         outgoing = OutgoingJob(job, target, body, key, job_id, message_id, headers)
         if is_scheduled:
             outgoing = scheduled_job(index, outgoing, queue)
-        if limit and (problem := limit.problem(measured, outgoing.headers)):
+        # The stream of schedules has no limit; what counts is the job that the queue gets.
+        stored = moved_headers(Headers(outgoing.headers.items()), LONGEST_DUE_ID) if is_scheduled else outgoing.headers
+        if limit and (problem := limit.problem(measured, stored)):
             raise JobTooLargeError(f"job {index} {problem}")
-        if limit and is_scheduled and (problem := limit.problem(measured, headers_of_made_job(outgoing))):
-            # The server would try to store it for ever.
-            raise JobTooLargeError(f"job {index}, as the server makes it of its schedule, {problem}")
         return outgoing
 
 

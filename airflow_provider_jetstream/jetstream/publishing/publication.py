@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
+from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID, SCHEDULED_MSG_ID
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     JobError,
@@ -17,12 +17,13 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs
+from airflow_provider_jetstream.jetstream.publishing.due_jobs import warn_unless_moved
 from airflow_provider_jetstream.jetstream.publishing.job_content import named_identity
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS
 from airflow_provider_jetstream.jetstream.publishing.known_jobs import RUN_SIZE, SINGLE_JOBS, NothingKnown
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.report import Destination, PublishFailure, RepeatedJob
+from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED, Destination, PublishFailure, RepeatedJob
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, salted_id
 from airflow_provider_jetstream.jetstream.publishing.verification import (
     MessageIs,
@@ -196,7 +197,8 @@ class Publication:
             return None
         if self.queue and (sequence := self.manifest.unverified(job)):
             # It isn't sent, but looked for once more.
-            self._unverified.append(RepeatedJob(index, job, self.queue.name, sequence))
+            stream = job.schedules or self.queue.name
+            self._unverified.append(RepeatedJob(index, job, stream, sequence & ~SCHEDULED))
             return sequence
         return self.manifest.sequence_of(index, job)
 
@@ -285,8 +287,10 @@ class Publication:
         job, begun = repeated.job, self.info["state"]["last_seq"] if self.info else 0
         if message is None or job.key.given_id is None or message.data == job.body:
             return False
-        if repeated.sequence < before.first or (repeated.sequence > begun and not before.of_any_task):
-            # This try stores the same body whenever it sends the job.
+        if not job.scheduled and (
+            repeated.sequence < before.first or (repeated.sequence > begun and not before.of_any_task)
+        ):
+            # This try stores the same body whenever it sends the job. Schedules have sequences of another stream.
             return False
         job_id, task = named_identity(message.headers, message.data)
         own_id, own_task = named_identity(job.headers.items(), job.body or b"")
@@ -312,6 +316,8 @@ class Publication:
         self._taken.clear()
         report.advised = self.advised.sequences(report)
         report.events_from = self.events_from
+        if report.scheduled and self.queue and self.queue.schedules:
+            await warn_unless_moved(self.connection, self.queue.name, self.queue.schedules.name)
         if self.manifest and self.origin:
             report.manifest_key = self.origin.manifest_key
             if report.source_error is None and not report.failures:
@@ -334,7 +340,8 @@ def _with_salt(job: OutgoingJob, salt: str) -> OutgoingJob:
     message_id = salted_id(salt, job.message_id)
     # Without another name, it stays known by its first message id.
     name = {JOB_ID: job.job_id} if job.job_id == job.message_id else {}
-    return replace(job, message_id=message_id, headers={**job.headers, MSG_ID: message_id, **name})
+    made = {SCHEDULED_MSG_ID: message_id} if SCHEDULED_MSG_ID in job.headers else {}
+    return replace(job, message_id=message_id, headers={**job.headers, MSG_ID: message_id, **made, **name})
 
 
 def _not_verified(repeated: RepeatedJob) -> JetStreamProviderError:

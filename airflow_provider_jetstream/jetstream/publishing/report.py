@@ -6,7 +6,7 @@ import logging
 from array import array
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# In the sequence of a job that is stored already: it is that of its schedule, in the queue's stream of schedules.
+SCHEDULED: Final = 1 << 62
 _NAMED_FAILURES = 5
 _COMPARED_AT_ONCE = 1_024
 # Jobs a run, on average, from which on ranges are made of runs.
@@ -81,14 +83,18 @@ class Destination:
         """
         return cls(queue, info["created"], info.get("domain", "")) if info else cls(queue)
 
-    def problem(self, ack: PubAck) -> JetStreamProviderError | None:
-        """Return what is wrong if another stream has stored a job."""
-        if ack.stream == self.stream and (self.domain is None or ack.domain == self.domain):
+    def problem(self, ack: PubAck, schedules: str | None = None) -> JetStreamProviderError | None:
+        """Return what is wrong if another stream has stored a job.
+
+        :param schedules: the stream that is to store it instead, where it is a schedule
+        """
+        stream = schedules or self.stream
+        if ack.stream == stream and (self.domain is None or ack.domain == self.domain):
             return None
-        expected, found = _place(self.stream, self.domain), _place(ack.stream, ack.domain)
+        expected, found = _place(stream, self.domain), _place(ack.stream, ack.domain)
         return WrongStreamError(
             f"expected {expected} to store it, found that {found} did, as sequence {ack.sequence}: its workers may do"
-            f" this job; delete it there, and publish on a subject of {self.stream}"
+            f" this job; delete it there, and publish on a subject of {stream}"
         )
 
 
@@ -101,10 +107,12 @@ class PublishReport(TaskReport):
     """The fate of every job of one call.
 
     :param stream: the stream that stored the jobs
-    :param sequences: by index, the stream sequence; 0 where a job isn't known to be stored
+    :param sequences: by index, the stream sequence, that of its schedule for one of ``scheduled``; 0 where a job isn't
+        known to be stored
     :param duplicates: how many jobs were stored already
     :param failures: the jobs not known to be stored
-    :param scheduled: the indexes of jobs whose schedule is stored; the job made of it gets a sequence of its own
+    :param scheduled: the indexes of jobs whose schedule is stored, in the queue's stream of schedules; the job made of
+        it gets a sequence of its own
     :param source_error: what the source of the jobs raised, after the jobs of the report
     :param is_cut: whether further jobs weren't read any more, since too many had failed, or none could be sent
     :param advised: the jobs that name one of the queue's advisory subjects: stream sequences by digests of subject and
@@ -133,19 +141,23 @@ class PublishReport(TaskReport):
     events_from: int = 1
     handle: dict[str, Any] | None = None
 
-    def add_stored(self, sequence: int, *, scheduled: bool) -> None:
-        """Append a job that was stored before this call."""
-        if scheduled:
+    def add_stored(self, sequence: int) -> None:
+        """Append a job that was stored before this call.
+
+        :param sequence: marked where it is that of its schedule
+        """
+        if sequence & SCHEDULED:
             self.scheduled.add(len(self.sequences))
-        self.sequences.append(sequence)
+        self.sequences.append(sequence & ~SCHEDULED)
         self.duplicates += 1
 
     def add_acknowledged(self, index: int, ack: PubAck, *, scheduled: bool) -> None:
         """Record the server's acknowledgement of the job at an index."""
-        self.stream = ack.stream
         self.sequences[index] = ack.sequence
         if scheduled:
             self.scheduled.add(index)
+        else:
+            self.stream = ack.stream
 
     def add_verified(self, repeated: RepeatedJob) -> None:
         """Record that the message with a job's message id is the job."""
@@ -170,15 +182,25 @@ class PublishReport(TaskReport):
         """How many jobs of the task are stored, those included that it doesn't name any more."""
         return len(self.sequences) - self.sequences.count(0) + len(self.extra)
 
-    def awaited_ranges(self) -> list[tuple[int, int]]:
-        """Return the sequences of :meth:`awaited` as ranges, without those of schedules."""
+    def queue_sequences(self) -> array[int]:
+        """Return by index the sequence in the queue; 0 for a schedule, and where a job isn't known to be stored."""
         if not self.scheduled:
-            return sequence_ranges(self.sequences + self.extra)
-        return sequence_ranges(self.awaited() - {self.sequences[index] for index in self.scheduled})
+            return self.sequences
+        sequences = self.sequences[:]
+        for index in self.scheduled:
+            sequences[index] = 0
+        return sequences
+
+    def awaited_ranges(self) -> list[tuple[int, int]]:
+        """Return the sequences of :meth:`awaited` as ranges."""
+        return sequence_ranges(self.queue_sequences() + self.extra)
 
     def awaited(self) -> set[int]:
-        """Return the sequences of all jobs of the task: those of the list, and those that it doesn't name any more."""
-        return {*self.sequences, *self.extra} - {0}
+        """Return the sequences of all jobs of the task: those of the list, and those that it doesn't name any more.
+
+        Those of schedules are left out: they are of another stream.
+        """
+        return {*self.queue_sequences(), *self.extra} - {0}
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in a form that fits an XCom: counts, sequences as ranges, and the handle."""
@@ -187,7 +209,7 @@ class PublishReport(TaskReport):
             "published": self.stored,
             "duplicates": self.duplicates,
             "scheduled": len(self.scheduled),
-            "sequences": sequence_ranges(self.sequences),
+            "sequences": sequence_ranges(self.queue_sequences()),
             **({"extra": sequence_ranges(self.extra)} if self.extra else {}),
             **({"handle": self.handle} if self.handle else {}),
         }
@@ -225,7 +247,7 @@ class PublishReport(TaskReport):
         raise (PublishRefusedError if terminal else PublishIncompleteError)(message, self)
 
     def _stored_ranges(self) -> str:
-        spans = sequence_ranges(self.sequences)
+        spans = sequence_ranges(self.queue_sequences())
         if not spans:
             return ""
         shown = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in spans[:_NAMED_FAILURES])

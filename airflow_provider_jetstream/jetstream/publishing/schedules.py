@@ -1,8 +1,9 @@
-"""Scheduled jobs: the server stores a schedule as a message and publishes the jobs itself.
+"""Scheduled jobs: a stream of their own stores each schedule as a message, and the server makes the jobs itself.
 
-Protocol: NATS ADR-51. A schedule is the job with ``Nats-Schedule`` and ``Nats-Schedule-Target`` added, on a subject of
-its own that no consumer gets. A subject holds one schedule; a later one replaces it. Cron expressions have six fields,
-the first for seconds. They are checked before anything is sent: the server reports only that a pattern is invalid.
+Protocol: NATS ADR-51. A schedule is the job with ``Nats-Schedule`` and ``Nats-Schedule-Target`` added. A subject holds
+one schedule; a later one replaces it. The server stores a job that is due in the same stream, and a mover
+(:mod:`..mover`) stores it in the work queue. Cron expressions have six fields, the first for seconds. They are checked
+before anything is sent: the server reports only that a pattern is invalid.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message, read_range
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.contract import job_schedule_filters, schedule_filter
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.contract import (
+    SCHEDULED_MSG_ID,
+    due_subject,
+    job_schedule_filters,
+    schedule_filter,
+    schedules_stream,
+)
 from airflow_provider_jetstream.jetstream.errors import ApiError
+from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -33,8 +40,6 @@ TIME_ZONE = "Nats-Schedule-Time-Zone"
 ONCE_LEVEL = 2
 REPEATED_LEVEL = 4
 
-
-_WRONG_LAST_SEQUENCE = 10071
 _SHORTHAND = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly)")
 _EVERY = "@every "
 
@@ -137,47 +142,58 @@ def schedule_repeated(every: Any) -> str:
 
 
 async def scheduled_subjects(connection: Connection, queue: str) -> Counter[str]:
-    """Return the subjects on which stored schedules will publish jobs, with the numbers of schedules."""
-    return Counter(
-        [
-            target
-            async for message in read_range(connection, queue, schedule_filter(queue))
-            if message.header(SCHEDULE) and (target := message.header(TARGET))
-        ]
-    )
+    """Return the subjects on which a queue will get jobs that are scheduled or due, with their numbers."""
+    stream = await find_schedules(connection, queue)
+    if stream is None:
+        return Counter()
+    own = due_subject(queue, "")
+    targets = [
+        message.header(TARGET) if message.header(SCHEDULE) else message.subject
+        async for message in read_range(connection, stream, ">")
+    ]
+    return Counter([target.removeprefix(own) for target in targets if target and target.startswith(own)])
 
 
-async def remove_schedules(connection: Connection, queue: str, job_id: str) -> int:
-    """Remove every schedule of jobs with an id and return their number; jobs already published stay."""
-    removed = 0
-    for subject in job_schedule_filters(queue, job_id):
-        start = 1
-        while message := await next_message(connection, queue, start, subject):
-            start = message.sequence + 1
-            if message.header(SCHEDULE):
-                removed += await _remove(connection, queue, message)
+async def find_schedules(connection: Connection, queue: str) -> str | None:
+    """Return the name of the stream that stores the schedules of a queue; ``None`` where there is none."""
+    configs = [info["config"] for info in await list_streams(connection, schedule_filter(queue))]
+    found = schedules_stream(configs, queue)
+    return str(found["name"]) if found else None
+
+
+async def remove_schedules(connection: Connection, queue: str, stream: str, job_ids: Collection[str]) -> Counter[str]:
+    """Remove every schedule of jobs with some ids, and those of their jobs that are due and not in the queue yet.
+
+    :param stream: the queue's stream of schedules
+    :return: how many were removed of each id
+    """
+    removed: Counter[str] = Counter()
+    for job_id in job_ids:
+        for subject in job_schedule_filters(queue, job_id):
+            start = 1
+            while message := await next_message(connection, stream, start, subject):
+                start = message.sequence + 1
+                removed[job_id] += await _remove(connection, stream, message.sequence)
+    # After the schedules, which make no more of them.
+    async for message in read_range(connection, stream, due_subject(queue, ">")):
+        job_id = id_of_due(message)
+        if job_id in job_ids:
+            removed[job_id] += await _remove(connection, stream, message.sequence)
     return removed
 
 
-async def _remove(connection: Connection, queue: str, message: StoredMessage) -> bool:
+def id_of_due(message: StoredMessage) -> str:
+    """Return the id by which a job that is due is known; empty where it has none."""
+    return stated_job_id(message.headers, message.data) or message.header(SCHEDULED_MSG_ID) or ""
+
+
+async def _remove(connection: Connection, stream: str, sequence: int) -> bool:
     try:
-        await connection.api(f"STREAM.MSG.DELETE.{queue}", {"seq": message.sequence})
+        await connection.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence})
     except ApiError:
-        if await get_message(connection, queue, message.sequence) is None:
-            # It fired before it could be deleted.
-            return False
-        return await _overwrite(connection, message)
-    return True
-
-
-async def _overwrite(connection: Connection, message: StoredMessage) -> bool:
-    """Replace a schedule by an empty message in a stream that allows no deletes (``deny_delete``)."""
-    headers = [("Nats-Rollup", "sub"), ("Nats-Expected-Last-Subject-Sequence", str(message.sequence))]
-    try:
-        await store(connection, message.subject, b"", Headers(headers))
-    except ApiError as error:
-        if error.err_code != _WRONG_LAST_SEQUENCE:
+        if await get_message(connection, stream, sequence) is not None:
             raise
+        # It fired, or was moved, before it could be deleted.
         return False
     return True
 

@@ -124,7 +124,7 @@ class JobSender:
                 continue
             index = len(self.report.sequences)
             if sequence := known.sequence_of(index, job):
-                self.report.add_stored(sequence, scheduled=job.scheduled)
+                self.report.add_stored(sequence)
             else:
                 await self._send(index, job)
             await self._yield(1, len(job.body or b""))
@@ -175,7 +175,7 @@ class JobSender:
             for offset in range(len(ready)):
                 index, job = first + offset, ready.job(offset)
                 if sequence := known.sequence_of(index, job):
-                    self.report.add_stored(sequence, scheduled=job.scheduled)
+                    self.report.add_stored(sequence)
                     continue
                 sequences.append(0)
                 if flight := self._flight(index, job):

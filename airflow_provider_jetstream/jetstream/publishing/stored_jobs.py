@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID
+from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, SCHEDULED_MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.origin import digest_of, short_digest
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DigestTable
@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.publishing.job_content import content_
 from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import ID_LENGTH
+from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -110,10 +111,10 @@ class StoredJobs:
     def add_message(self, message: StoredMessage, sequence: int, *, task_key: str | None) -> None:
         """Add a message that is stored, whoever has published it.
 
-        :param sequence: its stream sequence in the queue
+        :param sequence: its stream sequence in the queue, or that of a schedule, marked
         :param task_key: the key in the task's jobs; ``None`` where other jobs have it too
         """
-        message_id = message.header(MSG_ID) or ""
+        message_id = message.header(SCHEDULED_MSG_ID) or message.header(MSG_ID) or ""
         value = sha256(message.data).digest()[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
         if (digest := digest_of(message_id)) is None:
             if self._earlier and message_id:
@@ -147,9 +148,9 @@ class StoredJobs:
         if body_digest not in (_UNKNOWN_BODY, found):
             raise JobError(
                 f"job {index} has the id {job.key.given_id!r}, under which this task has stored another body (sequence"
-                f" {sequence}: the SHA-256 of its body begins with {body_digest.hex()}, that of this one with"
-                f" {found.hex()}): expected the same job when a task is tried again; give the changed job another id,"
-                " or clear the task once its jobs have ended, which publishes all of them anew"
+                f" {sequence & ~SCHEDULED}: the SHA-256 of its body begins with {body_digest.hex()}, that of this one"
+                f" with {found.hex()}): expected the same job when a task is tried again; give the changed job another"
+                " id, or clear the task once its jobs have ended, which publishes all of them anew"
             )
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
@@ -197,10 +198,11 @@ class StoredJobs:
         return digest is not None and self._own.position(digest) is not None
 
     def extra(self) -> array[int]:
-        """Return the sequences of jobs of the task that :meth:`sequence_of` wasn't called for."""
+        """Return the sequences of jobs of the task that :meth:`sequence_of` wasn't called for, without schedules."""
         self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
         unnamed = (value for (_, value), named in zip(self._own, self._named, strict=False) if not named)
-        return array("Q", (int.from_bytes(value[BODY_DIGEST_BYTES:]) for value in unnamed))
+        sequences = (int.from_bytes(value[BODY_DIGEST_BYTES:]) for value in unnamed)
+        return array("Q", (sequence for sequence in sequences if sequence < SCHEDULED))
 
     def _value_of(self, index: int, job: OutgoingJob) -> tuple[bytes, int] | None:
         digest = digest_of(job.message_id)

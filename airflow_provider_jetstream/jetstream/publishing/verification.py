@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.publishing.report import RepeatedJob
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -70,21 +71,24 @@ def find_out(
     if message is not None:
         is_job = is_same_job(repeated.job, message, of_any_task=publisher.of_any_task)
         return MessageIs.JOB if is_job else MessageIs.OTHER
-    if repeated.sequence < publisher.first:
+    # Sequences of schedules are of another stream; one that is gone has fired, or was cancelled.
+    is_queues = not repeated.job.scheduled
+    if is_queues and repeated.sequence < publisher.first:
         return MessageIs.OTHER
     is_secret = not publisher.has_origin and repeated.job.key.given_id is None
-    return MessageIs.JOB if is_secret or repeated.sequence in ended else MessageIs.UNKNOWN
+    is_done = is_queues and repeated.sequence in ended
+    return MessageIs.JOB if is_secret or is_done else MessageIs.UNKNOWN
 
 
 async def read_messages(
-    connection: Connection, queue: WorkQueue | None, created: str | None, repeated: Sequence[RepeatedJob]
+    connection: Connection, queue: WorkQueue | None, created: str | None, repeated: Sequence[RepeatedJob | PubAck]
 ) -> list[StoredMessage | None]:
     """Read the messages that have the message ids of jobs, where stream or archive have them.
 
     :param created: when the queue's stream was created, where that is known
     """
 
-    async def stored(job: RepeatedJob) -> StoredMessage | None:
+    async def stored(job: RepeatedJob | PubAck) -> StoredMessage | None:
         try:
             return await get_message(connection, job.stream, job.sequence)
         except (NotFoundError, PermissionDeniedError, ApiError):

@@ -18,6 +18,8 @@ from airflow_provider_jetstream.jetstream.contract import (
     archive_filter,
     audit_filter,
     completion_filter,
+    due_subject,
+    schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.units import format_duration
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
         Consumer,
         DeadLetterQueue,
         Events,
+        Schedules,
     )
     from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 
@@ -41,11 +44,6 @@ _SERVER_SUBJECTS = {
     "$SYS.>": ("$SYS.ACCOUNT.>", "the server's system API"),
 }
 _MIN_DURATION = 100_000_000
-
-NO_SCHEDULES_WITH_DISCARD_NEW = (
-    'declare discard "old" without limits that could drop waiting jobs; or do without schedules: let an Airflow'
-    " schedule publish in time, or a worker nak a job with a delay"
-)
 
 
 class StreamFields(Protocol):
@@ -61,6 +59,7 @@ class StreamFields(Protocol):
     max_msg_size: int | None
     max_age: int | None
     duplicate_window: int | None
+    deny_delete: bool | None
     deny_purge: bool | None
     allow_rollup_hdrs: bool | None
 
@@ -81,7 +80,7 @@ class QueueFields(StreamFields, Protocol):
     archive: Archive | None
     audit: Audit | None
     atomic_redrive: bool
-    schedules: bool
+    schedules: Schedules | None
     execute_at_header: bool
     advisory_subjects: tuple[str, ...]
 
@@ -114,6 +113,8 @@ def queue_problems(queue: QueueFields) -> list[str]:
         (queue.events, completion_filter(queue.name), "the ends of jobs would not be stored"),
         (queue.archive, archive_filter(queue.name), "no job would have a copy"),
         (queue.audit, audit_filter(queue.name), "what is done to dead letters would not be recorded"),
+        (queue.schedules, schedule_filter(queue.name), "no job could be scheduled"),
+        *((queue.schedules, due_subject(queue.name, subject), "its jobs couldn't be") for subject in queue.subjects),
     ):
         if companion and not covered_by_any(companion.subjects, subject):
             problems.append(
@@ -175,22 +176,25 @@ def _reserved_problems(queue: QueueFields) -> Iterator[str]:
 
 
 def _schedule_problems(queue: QueueFields) -> Iterator[str]:
-    if not queue.schedules:
+    stream = queue.schedules
+    if stream is None:
         return
-    for stream in (queue, queue.archive):
-        if stream and stream.discard == "new":
-            yield (
-                f'schedules and discard "new" of stream {stream.name} exclude each other on the server:'
-                f" {NO_SCHEDULES_WITH_DISCARD_NEW}"
-            )
-        if stream and stream.deny_purge:
-            yield f"schedules and deny_purge of stream {stream.name} exclude each other: the server purges fired ones"
-        if stream and stream.allow_rollup_hdrs is False:
-            yield f"schedules need allow_rollup_hdrs, which stream {stream.name} declares as false: leave it out"
+    if stream.discard == "new" or stream.deny_purge or stream.deny_delete:
+        yield (
+            f'the schedules stream {stream.name} can\'t have discard "new", deny_purge or deny_delete: the server'
+            " removes fired schedules, and cancelling removes others; leave these out"
+        )
+    limits = (stream.max_msgs, stream.max_msgs_per_subject, stream.max_bytes, stream.max_msg_size, stream.max_age)
+    if any((limit or -1) > 0 for limit in limits):
+        yield (
+            f"the schedules stream {stream.name} can't have max_msgs, max_msgs_per_subject, max_bytes, max_msg_size or"
+            " max_age, which would drop schedules and jobs that are due: leave these out"
+        )
 
 
 def _stream_problems(stream: StreamFields) -> Iterator[str]:
     yield from name_problems("stream", stream.name)
+    yield from _header_problems(stream)
     if not stream.subjects and not stream.fed_by_others:
         yield f"stream {stream.name} has no subjects: name at least one"
     for subject in stream.subjects:
@@ -214,6 +218,14 @@ def _stream_problems(stream: StreamFields) -> Iterator[str]:
         yield (
             f"duplicate_window ({format_duration(window)}) of stream {stream.name} is longer than its max_age"
             f" ({format_duration(age)}): the server refuses that; shorten the window"
+        )
+
+
+def _header_problems(stream: StreamFields) -> Iterator[str]:
+    if stream.allow_rollup_hdrs:
+        yield (
+            f"allow_rollup_hdrs of stream {stream.name} would let whoever publishes to it remove all of its messages"
+            " with one (Nats-Rollup): leave it out"
         )
 
 

@@ -85,11 +85,6 @@ def archive_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
             f"max_msg_size of {archive.name} may refuse copies: each is larger than its job by some hundred bytes of"
             " headers; leave it out",
         )
-    if queue.allow_rollup_hdrs:
-        yield QueueWarning(
-            "archive-rollup",
-            f"allow_rollup_hdrs: a job published with Nats-Rollup has no copy in {archive.name}, which refuses it",
-        )
 
 
 def _dead_letter_queue_warnings(queue: str, dead_letters: DeadLetterQueue) -> Iterator[QueueWarning]:

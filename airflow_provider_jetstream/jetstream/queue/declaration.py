@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, PARTITIONS
+from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, MOVER, PARTITIONS, due_subject
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import PriorityPolicy, consumer_problems
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Declaration, Duration, Stream, Text
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 _DAY = 86_400 * NANOSECONDS
+# How long a job is late at most whose mover was killed, and how many jobs movers hold while the queue is full.
+_MOVER_ACK_WAIT, _MOVER_MAX_ACK_PENDING = 30 * NANOSECONDS, 1_000
 # The fields of a consumer that JetStream has by the same name and in the same form.
 _PLAIN_FIELDS = (
     *("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata", "priority_policy"),
@@ -206,7 +208,6 @@ class Archive(Stream):
 
     :param max_age: how long a copy is stored
     :param duplicate_window: short: a job stored again after the queue forgot its id needs another copy
-    :param schedules: whether it accepts the jobs that the server makes of schedules; follows from the queue's
     """
 
     kind = "archive"
@@ -219,7 +220,6 @@ class Archive(Stream):
     max_age: Duration | None = 7 * _DAY
     duplicate_window: Duration | None = NANOSECONDS // 10
     allow_direct: bool | None = True
-    schedules: bool = False
 
     def config(self) -> dict[str, Any]:
         """Return the stream's configuration as JetStream's JSON.
@@ -227,9 +227,7 @@ class Archive(Stream):
         A copy has its job's headers, and the archive acts on them: without the features that they use it would refuse
         the copy.
         """
-        config = super().config() | {"allow_msg_ttl": True, "allow_atomic": True}
-        # It refuses the schedules themselves all the same, since their target isn't among its subjects.
-        return config | {"allow_msg_schedules": True} if self.schedules else config
+        return super().config() | {"allow_msg_ttl": True, "allow_atomic": True}
 
 
 class Audit(Stream):
@@ -249,3 +247,39 @@ class Audit(Stream):
 
     max_age: Duration | None = 90 * _DAY
     allow_direct: bool | None = True
+
+
+class Schedules(Stream):
+    """The stream that stores schedules, and jobs that are due until a mover has stored them in their work queue.
+
+    It is apart from the queue: a stream with schedules acts on ``Nats-Rollup`` too, with which any publisher could
+    purge it. It has work-queue retention: what a mover has acknowledged is gone.
+    """
+
+    kind = "schedules stream"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+    allow_direct: bool | None = True
+
+    def _retention(self) -> str:
+        return "workqueue"
+
+    def config(self) -> dict[str, Any]:
+        """Return what is declared of the stream's configuration, as JetStream's JSON."""
+        # The server sets it for schedules: each replaces the one before it on its subject.
+        return super().config() | {"allow_msg_schedules": True, "allow_rollup_hdrs": True}
+
+
+def mover_consumer(queue: str) -> Consumer:
+    """Return the consumer by which movers take jobs that are due from a queue's stream of schedules."""
+    return Consumer(
+        name=MOVER,
+        description="jobs that are due; jetstream-queue schedules run stores them in the queue",
+        filter_subjects=(due_subject(queue, ">"),),
+        max_deliver=-1,
+        ack_wait=_MOVER_ACK_WAIT,
+        max_ack_pending=_MOVER_MAX_ACK_PENDING,
+    )

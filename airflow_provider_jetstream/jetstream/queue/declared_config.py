@@ -29,6 +29,8 @@ def declared_companion_config(
     config = companion.config()
     if existing is not None and "allow_direct" not in companion.model_fields_set:
         config.pop("allow_direct", None)
+    if companion is queue.schedules and queue.duplicate_window is not None:
+        return {"duplicate_window": queue.duplicate_window} | config
     if companion is not queue.archive:
         return config
     if existing is None:
@@ -47,6 +49,9 @@ def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) 
     declared = queue.config()
     if existing is None:
         declared.setdefault("allow_direct", True)
+    elif existing.get("subject_delete_marker_ttl"):
+        # With it the server allows roll-ups.
+        declared["subject_delete_marker_ttl"] = None
     reserved = [reserved.subjects for reserved in reserved_subjects_in_use(queue, existing)]
     declared["subjects"] = [*queue.subjects, *reserved]
     republish = (existing or {}).get("republish") or {}
@@ -58,8 +63,7 @@ def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) 
 def reserved_subjects_in_use(queue: WorkQueue, existing: Mapping[str, Any] | None) -> tuple[Reserved, ...]:
     """Return the subjects of a queue that aren't for jobs: those declared now, or once.
 
-    A queue that no longer declares them keeps them: a stored marker still prevents a second redrive of its dead letter,
-    and a stored schedule still makes jobs.
+    A queue that no longer declares them keeps them: a stored marker still prevents a second redrive of its dead letter.
 
     :param existing: the server's configuration, if it has the stream
     """

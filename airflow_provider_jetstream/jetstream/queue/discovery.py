@@ -21,9 +21,11 @@ from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
     redrive_consumer,
     reserved_subjects,
+    schedule_filter,
+    schedules_stream,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, DeadLetterQueue, Events
+from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, DeadLetterQueue, Events, Schedules
 from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     discovered_advisory_subjects,
     discovered_sample_freq,
@@ -97,10 +99,7 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
         )
         raise QueueDeclarationError(name, [problem])
     subjects = list(config.get("subjects") or [])
-    enabled = {
-        "atomic_redrive": config.get("allow_atomic") and config.get("allow_msg_ttl"),
-        "schedules": config.get("allow_msg_schedules"),
-    }
+    enabled = {"atomic_redrive": config.get("allow_atomic") and config.get("allow_msg_ttl")}
     reserved = [
         reserved for reserved in reserved_subjects(name) if enabled[reserved.flag] and reserved.subjects in subjects
     ]
@@ -111,6 +110,8 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
         "archive": await _archive(connection, name, config),
         "audit": _companion(Audit, await _capturing(connection, audit_filter(name))) or False,
     }
+    overlapping = [info["config"] for info in await list_streams(connection, schedule_filter(name))]
+    companions["schedules"] = _companion(Schedules, schedules_stream(overlapping, name))
     return WorkQueue(
         **_fields(Stream, config)
         | {"subjects": [subject for subject in subjects if subject not in {own.subjects for own in reserved}]}
@@ -236,6 +237,8 @@ def _fields(model: type[Stream], config: Mapping[str, Any]) -> dict[str, Any]:
         fields["max_age"] = -1
     if model.model_fields["allow_direct"].default and not config.get("allow_direct"):
         fields["allow_direct"] = False
+    # Provisioning switches roll-ups off, but those of schedules.
+    fields.pop("allow_rollup_hdrs", None)
     fields.pop("metadata", None)
     if metadata := _own_metadata(config):
         fields["metadata"] = metadata

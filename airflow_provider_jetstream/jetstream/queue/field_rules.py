@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 # A queue's stream, one of its companions, or a consumer from which its workers pull.
-Kind: TypeAlias = Literal["queue", "dead_letters", "events", "archive", "audit", "consumer"]
+Kind: TypeAlias = Literal["queue", "dead_letters", "events", "archive", "audit", "schedules", "consumer"]
 # Who judges: provisioning, the lint, a worker that starts, and what reads the queue: scans, waits, redrives, diagnoses.
 Use: TypeAlias = Literal["plan", "lint", "worker", "scan"]
 
@@ -313,13 +313,24 @@ def _sourced(facts: Facts) -> str | None:
     )
 
 
-def _purges(field: str, more: str = "") -> Callable[[Facts], str | None]:
+def _purges(field: str, more: str = "", advice: str = "set it to false") -> Callable[[Facts], str | None]:
     def sentence(facts: Facts) -> str | None:
         if not facts.get(field):
             return None
         return (
             f"{facts.name} has {field}{more}: whoever may publish on one of its subjects may remove every job with the"
-            " header Nats-Rollup; set it to false"
+            f" header Nats-Rollup; {advice}"
+        )
+
+    return sentence
+
+
+def _drops_schedules(field: str) -> Callable[[Facts], str | None]:
+    def sentence(facts: Facts) -> str | None:
+        if not facts.get(field):
+            return None
+        return (
+            f"{facts.name} has {field}: schedules, and jobs that are due and not moved yet, may be dropped; remove it"
         )
 
     return sentence
@@ -548,6 +559,10 @@ def _ephemeral(facts: Facts) -> str | None:
 
 
 _PURGES: Final = ", with which the server allows roll-ups (allow_rollup_hdrs), too"
+_FOR_GOOD: Final = (
+    "the server can't switch it off (error 10052): let the queue run empty, remove it by hand, and provision it again,"
+    " with schedules in a stream of their own"
+)
 _IN_MEMORY: Final = "{name} is in memory (storage): a restart of its server removes every job; create it with file"
 _SEALED: Final = "{name} is sealed: it takes no job, and no update can unseal it; use another stream"
 _COUNTS: Final = "{name} stores counters, not jobs (allow_msg_counter): use another stream"
@@ -662,7 +677,7 @@ RULES: Final = (
     ),
     Rule(
         *("queue", "config.allow_msg_schedules", "schedules-in-queue", Risk, {"allow_msg_schedules": True}),
-        _purges("allow_msg_schedules", _PURGES),
+        _purges("allow_msg_schedules", _PURGES, _FOR_GOOD),
     ),
     Rule(
         *("queue", "config.persist_mode", "asynchronous-storage", Risk, {"persist_mode": "async"}),
@@ -671,6 +686,16 @@ RULES: Final = (
     Rule("queue", "state.lost", "lost-messages", Risk, _LOST, _lost_messages),
     Rule("queue", "cluster.replicas", "replicas-behind", Risk, _LAGGING, _behind),
     Rule("queue", "sources", "failing-source", Risk, _FAILING, _failing_sources),
+    *(
+        Rule("schedules", f"config.{field}", "drops-schedules", Risk, {field: value}, _drops_schedules(field))
+        for field, value in {
+            "max_age": 86_400 * NANOSECONDS,
+            "max_msgs": 5,
+            "max_bytes": 1000,
+            "max_msgs_per_subject": 1,
+            "max_msg_size": 100,
+        }.items()
+    ),
     Rule("consumer", "config.durable_name", "ephemeral-consumer", Risk, {"config": {}, "ts": "now"}, _ephemeral),
     Rule("consumer", "config.deliver_policy", "deliver-policy", Refusal, {"deliver_policy": "new"}, _deliver_policy),
     Rule("consumer", "config.ack_policy", "ack-policy", Refusal, {"ack_policy": "none"}, _ack_policy),

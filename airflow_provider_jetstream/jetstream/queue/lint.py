@@ -78,10 +78,3 @@ def _feature_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
             "atomic_redrive leaves a marker in the queue for a day for each redriven letter: markers count towards"
             " max_msgs and max_bytes",
         )
-    if queue.schedules and queue.dead_letters:
-        yield QueueWarning(
-            "schedules",
-            "schedules: the server purges the subject of one that has fired, and in clusters servers have been seen to"
-            " lose dead letters over purges of other subjects; "
-            + ("their bodies are in the archive" if queue.archive else "declare an archive, which keeps their bodies"),
-        )

@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     REDRIVE_STREAM,
     TRACE_PARENT,
     TRACE_STATE,
-    schedule_once_subject,
+    due_message_id,
 )
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 
@@ -42,9 +42,11 @@ OPTIONAL_HEADERS: Final = (
 _MESSAGE_ID = "x" * 22
 _COPY_ID = "redrive:99:" + _MESSAGE_ID
 _TASK_KEY = "x" * 32
-_TIME = "2026-01-01T00:00:00.123456789Z"
+# The longest message id of a job that a repeated schedule makes.
+LONGEST_DUE_ID = due_message_id("", 10**20 - 1)
 
 _JOB_HEADERS = wire_size(Headers([(MSG_ID, _MESSAGE_ID), (AIRFLOW_TASK, _TASK_KEY)]))
+_SCHEDULED_HEADERS = wire_size(Headers([(AIRFLOW_TASK, _TASK_KEY), (JOB_ID, _MESSAGE_ID), (MSG_ID, LONGEST_DUE_ID)]))
 _COPY_HEADERS = wire_size(Headers([(AIRFLOW_TASK, _TASK_KEY), (JOB_ID, _MESSAGE_ID), (MSG_ID, _COPY_ID)]))
 
 
@@ -104,15 +106,6 @@ class SizeLimit:
         return None
 
 
-def made_headers(schedule: str, *, once: bool) -> dict[str, str]:
-    """Return the headers that the server adds to the job that it makes of a schedule.
-
-    :param schedule: the subject of the schedule
-    :param once: whether it makes only one; otherwise it adds the time of the next one
-    """
-    return {"Nats-Scheduler": schedule, "Nats-Schedule-Next": "purge" if once else _TIME}
-
-
 def size_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
     """Warn of a limit that leaves less for a job's body than the headers need."""
     limit, needed = queue.max_msg_size, _JOB_HEADERS
@@ -123,10 +116,8 @@ def size_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
         needed = max(_JOB_HEADERS, _COPY_HEADERS)
         headers += f", and those of its redriven copy {_COPY_HEADERS}"
     if queue.schedules:
-        made = made_headers(schedule_once_subject(queue.name, "x", "x"), once=True)
-        made_size = wire_size(Headers([(AIRFLOW_TASK, _TASK_KEY), (JOB_ID, _MESSAGE_ID), *made.items()]))
-        needed = max(needed, made_size)
-        headers += f", and those of a job that the server makes of a schedule {made_size}"
+        needed = max(needed, _SCHEDULED_HEADERS)
+        headers += f", and those of a scheduled job {_SCHEDULED_HEADERS}"
     if limit < 2 * needed:
         left = f"{limit - needed} bytes for its body" if limit > needed else "nothing for its body"
         yield QueueWarning("message-size", f"max_msg_size {limit}: {headers}, which leaves {left}; raise the limit")

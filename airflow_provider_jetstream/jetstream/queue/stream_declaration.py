@@ -82,7 +82,7 @@ class Stream(Declaration):
     :param deny_delete: whether the server refuses to delete single messages
     :param deny_purge: whether the server refuses to purge the stream
     :param allow_direct: whether many messages can be read at once, and from every server that stores them
-    :param allow_rollup_hdrs: whether a message with the header ``Nats-Rollup`` replaces those before it
+    :param allow_rollup_hdrs: ``False`` as by default: with it, one message with ``Nats-Rollup`` removes all others
     :param metadata: names and values for programs
     """
 
@@ -120,7 +120,7 @@ class Stream(Declaration):
     def config(self) -> dict[str, Any]:
         """Return what is declared of the stream's configuration, as JetStream's JSON."""
         declared = {field: getattr(self, field) for field in Stream.model_fields}
-        config = {field: value for field, value in declared.items() if value is not None}
+        config = {"allow_rollup_hdrs": False} | {field: value for field, value in declared.items() if value is not None}
         # Users write -1 for no limit; the server answers with 0.
         if config.get("max_age") == -1:
             config["max_age"] = 0

@@ -13,7 +13,9 @@ from airflow_provider_jetstream.jetstream.contract import (
     Reserved,
     archive_filter,
     dead_letter_subjects,
+    due_subject,
     reserved_subjects,
+    schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.checks import queue_problems
@@ -25,6 +27,7 @@ from airflow_provider_jetstream.jetstream.queue.declaration import (
     Consumers,
     DeadLetterQueue,
     Events,
+    Schedules,
 )
 from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     advisory_subject_problems,
@@ -42,14 +45,13 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 
-__all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "WorkQueue"]
+__all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "Schedules", "WorkQueue"]
 
 QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 
 # Valid values, as text, that a companion stream inherits; an invalid one is reported once rather than for each stream.
 _REPLICAS = {"num_replicas": frozenset("12345")}
 _REPLICAS_AND_STORAGE = _REPLICAS | {"storage": frozenset({"file", "memory"})}
-_SCHEDULES = {"schedules": frozenset({"True", "true", "1", "yes", "on"})}
 
 
 class WorkQueue(Stream):
@@ -65,7 +67,8 @@ class WorkQueue(Stream):
     :param audit: the stream that records what was done to dead letters; declared as ``archive`` is
     :param atomic_redrive: whether dead letters are redriven in atomic batches, which no crash can repeat; needs server
         2.12.1, and a marker in the queue for one day for each redriven letter
-    :param schedules: whether jobs may be scheduled; needs server 2.12, and a queue that refuses no new jobs
+    :param schedules: the stream of jobs that are published later, or its name; ``True`` for one of the default name.
+        ``None``: jobs can't be scheduled. Needs server 2.12, and a mover (``jetstream-queue schedules run``)
     :param execute_at_header: whether workers of this package start a job with the header ``X-Execute-At`` only at that
         time; waiting for it costs one of its deliveries
     :param advisory_subjects: filters of the subjects on which workers of any make publish the id of a job that they
@@ -83,7 +86,7 @@ class WorkQueue(Stream):
     archive: Archive | None = None
     audit: Audit | None = None
     atomic_redrive: bool = False
-    schedules: bool = False
+    schedules: Schedules | None = None
     execute_at_header: bool = False
     advisory_subjects: tuple[str, ...] = ()
 
@@ -92,10 +95,11 @@ class WorkQueue(Stream):
     def _add_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = with_sampled_consumers(values) | _enabled("archive", values) | _enabled("audit", values)
+        values = with_sampled_consumers(values)
+        for field in ("archive", "audit", "schedules"):
+            values = values | _enabled(field, values)
         name = values.get("name")
         replicas, stored_alike = _inherited(values, _REPLICAS), _inherited(values, _REPLICAS_AND_STORAGE)
-        schedules = _inherited(values, _SCHEDULES)
         archive = {"name": f"{name}-archive", "subjects": (archive_filter(name),)}
         letters, audited = (
             _fields_of(values.get("dead_letters"), DeadLetterQueue),
@@ -106,11 +110,14 @@ class WorkQueue(Stream):
             values["dead_letters"] = with_entry_copies(name, letters, None if audited is None else audit | audited)
         advisory_subjects = _subjects(values.get("advisory_subjects"))
         event_subjects = default_event_subjects(name, values.get("consumers"), advisory_subjects)
+        due = tuple(due_subject(name, subject) for subject in _subjects(values.get("subjects")))
+        schedules = {"name": f"{name}-schedules", "subjects": (schedule_filter(name), *due)}
         for field, model, defaults in (
             ("dead_letters", DeadLetterQueue, replicas | {"subjects": dead_letter_subjects(name)}),
             ("events", Events, replicas | {"subjects": event_subjects}),
-            ("archive", Archive, stored_alike | schedules | archive),
+            ("archive", Archive, stored_alike | archive),
             ("audit", Audit, stored_alike | audit),
+            ("schedules", Schedules, stored_alike | schedules),
         ):
             if (companion := _fields_of(values.get(field), model)) is not None:
                 values[field] = defaults | companion
@@ -143,11 +150,12 @@ class WorkQueue(Stream):
         if self.dead_letters and self.dead_letters.republish:
             # The audit stores the copies from the first one on.
             streams = (self.audit, *streams[:-1])
+        streams = (*streams, self.schedules)
         return tuple(stream for stream in streams if stream is not None)
 
     def companion_kind(self, companion: Stream) -> Kind:
         """Return what one of :meth:`companions` is to the queue."""
-        kinds: tuple[Kind, ...] = ("dead_letters", "events", "archive", "audit")
+        kinds: tuple[Kind, ...] = ("dead_letters", "events", "archive", "audit", "schedules")
         return next(kind for kind in kinds if getattr(self, kind) is companion)
 
     def companion_names(self) -> tuple[str, ...]:
@@ -170,8 +178,6 @@ class WorkQueue(Stream):
             config["republish"] = {"src": ">", "dest": archive_filter(self.name)}
         if self.atomic_redrive:
             config |= {"allow_atomic": True, "allow_msg_ttl": True}
-        if self.schedules:
-            config["allow_msg_schedules"] = True
         return config
 
     def new_archive_limits(self) -> dict[str, int]:
@@ -268,7 +274,7 @@ def _is_one_of(value: object, valid: frozenset[str]) -> bool:
 def _enabled(field: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace ``True`` and ``False`` for a stream; by default, a queue with dead letters has it."""
     if field not in values:
-        return {field: {}} if values.get("dead_letters") else {}
+        return {field: {}} if values.get("dead_letters") and field != "schedules" else {}
     if values[field] is True:
         return {field: {}}
     return {field: None} if values[field] is False else {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.stream_declaration import Declaration
 
 # Companions that may be declared as true or false, and whose names follow from the queue's.
-_SWITCHED = ("archive", "audit")
+_SWITCHED = ("archive", "audit", "schedules")
 _WIDTH = 120
 _LINE_BREAKS = "\x85\u2028\u2029"
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from airflow_provider_jetstream.jetstream.audit.redrive_record import redrive_control_subject
 from airflow_provider_jetstream.jetstream.contract import (
+    MOVER,
     SAMPLE_STREAM,
     SAMPLE_SUBJECT,
     account_subject,
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-Role: TypeAlias = Literal["publisher", "waiter", "worker", "redriver", "monitor", "spark-reader", "provisioner"]
+Role: TypeAlias = Literal[
+    "publisher", "scheduler", "mover", "waiter", "worker", "redriver", "monitor", "spark-reader", "provisioner"
+]
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -94,8 +97,6 @@ def _consumer(queue: WorkQueue, name: str | None) -> str:
 def _publisher(queue: WorkQueue) -> Iterator[Permission]:
     for subject in queue.subjects:
         yield _sends(subject, "jobs")
-    if queue.schedules:
-        yield _sends(schedule_filter(queue.name), "jobs that the server stores later")
     if queue.events:
         events = queue.events.name
         yield _api("STREAM.INFO", queue.name, "the limits of jobs")
@@ -103,6 +104,37 @@ def _publisher(queue: WorkQueue) -> Iterator[Permission]:
         yield _api("STREAM.MSG.GET", events, "what an earlier try has published")
         yield _api("STREAM.PURGE", events, "parts of what the task had published before")
     yield from _search(queue)
+
+
+def _scheduler(queue: WorkQueue) -> Iterator[Permission]:
+    """Yield what stores schedules; a publisher can't, since a stream with schedules lets its publishers purge it."""
+    if queue.schedules:
+        yield _sends(schedule_filter(queue.name), "jobs that the server makes later")
+        yield _api("STREAM.INFO", queue.name, "the limits of jobs")
+        yield _api("STREAM.MSG.GET", queue.schedules.name, "whether a stored schedule is the same")
+        yield _api("CONSUMER.INFO", f"{queue.schedules.name}.{MOVER}", "whether somebody moves jobs that are due")
+
+
+def _mover(queue: WorkQueue) -> Iterator[Permission]:
+    """Yield what moves jobs that are due; who stores schedules has no need to take jobs that are due."""
+    if queue.schedules is None:
+        return
+    name, purpose = f"{queue.schedules.name}.{MOVER}", "jobs that are due"
+    for stream in (queue, queue.schedules):
+        yield _api("STREAM.INFO", stream.name, "how far the server remembers what was moved")
+    yield _api("CONSUMER.INFO", name, purpose)
+    yield _api("CONSUMER.MSG.NEXT", name, purpose)
+    yield _sends(f"$JS.ACK.{name}.>", "jobs that are moved")
+    for subject in queue.subjects:
+        yield _sends(subject, purpose)
+    purpose = "whether a job was moved before"
+    yield _api("STREAM.MSG.GET", queue.name, purpose)
+    for companion in (queue.archive, queue.events):
+        if companion:
+            yield _api("STREAM.INFO", companion.name, purpose)
+            yield _api("STREAM.MSG.GET", companion.name, purpose)
+    if queue.events:
+        yield _sends(cancellation_filter(queue.name), "cancellations of jobs that were on their way")
 
 
 def _search(queue: WorkQueue) -> Iterator[Permission]:
@@ -113,6 +145,9 @@ def _search(queue: WorkQueue) -> Iterator[Permission]:
     if queue.archive:
         yield _api("STREAM.INFO", queue.archive.name, purpose)
         yield _api("STREAM.MSG.GET", queue.archive.name, purpose)
+    if queue.schedules:
+        yield _api("STREAM.INFO", queue.schedules.name, purpose)
+        yield _api("STREAM.MSG.GET", queue.schedules.name, purpose)
     yield _api("STREAM.MSG.GET", queue.name, purpose)
 
 
@@ -211,6 +246,9 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
     for stream in (queue.events, queue.archive):
         if stream:
             yield _api("STREAM.INFO", stream.name, "how far an account reads")
+    if queue.schedules:
+        yield _api("CONSUMER.INFO", f"{queue.schedules.name}.{MOVER}", "whether somebody moves jobs that are due")
+        yield _api("STREAM.MSG.GET", queue.schedules.name, "since when jobs are due")
     for request in ("STREAM.INFO", "STREAM.CREATE", "STREAM.MSG.GET", "DIRECT.GET"):
         yield _api(request, SAMPLE_STREAM, "the history of all queues")
     yield _sends(SAMPLE_SUBJECT, "the history of all queues")
@@ -278,6 +316,7 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
         yield _api("STREAM.CREATE", stream.name, "the stream")
         yield _api("STREAM.UPDATE", stream.name, "changes of the stream")
     yield _api("STREAM.NAMES", None, "streams with the same subjects")
+    yield _api("STREAM.LIST", None, "the stream of the queue's schedules")
     yield _api("CONSUMER.LIST", queue.name, "what differs")
     for consumer in queue.consumers:
         yield _api("CONSUMER.CREATE", f"{queue.name}.{consumer.name}", "the consumer and its changes")
@@ -286,6 +325,10 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
         for handler in queue.dead_letters.consumers:
             name = f"{queue.dead_letters.name}.{handler.name}"
             yield _api("CONSUMER.CREATE", name, "the handler's consumer and its changes")
+    if queue.schedules:
+        yield _api("CONSUMER.LIST", queue.schedules.name, "what differs in the movers' consumer")
+        yield _api("CONSUMER.CREATE", f"{queue.schedules.name}.{MOVER}", "the movers' consumer and its changes")
+        yield _api("STREAM.MSG.GET", queue.schedules.name, "jobs that are scheduled or due")
     yield from _uptime(queue)
     if queue.events:
         yield _api("STREAM.MSG.GET", queue.events.name, "what was provisioned before")
@@ -298,6 +341,8 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
 
 _LINES: Final[dict[str, Callable[[WorkQueue], Iterator[Permission]]]] = {
     "publisher": _publisher,
+    "scheduler": _scheduler,
+    "mover": _mover,
     "waiter": _waiter,
     "worker": lambda queue: _worker(queue, _consumer(queue, None)),
     "redriver": _redriver,

@@ -1,0 +1,365 @@
+"""Movers: scheduled jobs that are due reach their queue once, whoever is killed, stopped, cancelled or hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import nats
+import pytest
+
+from airflow_provider_jetstream.dev.process import Process
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    NotFoundError,
+    PermissionDeniedError,
+    QueueDeclarationError,
+    cancel,
+    connect,
+    connection_settings,
+    move_due_jobs,
+    permissions,
+    provision,
+    publish,
+    running_warnings,
+)
+from airflow_provider_jetstream.jetstream.inspection.queue_metrics import QueueSampler
+from testbed.face import authorization, consumer_info, find_cancellation, is_cancelled, read_range
+from testbed.nats_server import NatsServer
+from testbed.queues import eventually, make_queue, pull_jobs, running_mover, small_queue, stored_count
+from testbed.seams import DUE_JOBS_MOVED_WITHIN, MOVER_KEEP, MOVER_STORE_EACH, current
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nats.aio.msg import Msg
+    from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Policy, WorkQueue
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+_SECRET = "of-every-user"
+
+
+async def _schedule(connection: NatsPyConnection, queue: WorkQueue, *jobs: Job) -> None:
+    (await publish(connection, queue, jobs, subject=f"{queue.name}.jobs.a")).raise_for_failures()
+
+
+async def _due(connection: NatsPyConnection, name: str) -> int:
+    return len([message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")])
+
+
+async def _are_due(connection: NatsPyConnection, name: str, count: int) -> bool:
+    return await _due(connection, name) == count
+
+
+async def _bodies(connection: NatsPyConnection, stream: str) -> Counter[bytes]:
+    return Counter([message.data async for message in read_range(connection, stream)])
+
+
+async def _is_moved(connection: NatsPyConnection, name: str) -> bool:
+    return await _due(connection, name) == 0
+
+
+async def test_two_movers_move_each_job_once(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    async with running_mover(connection, queue) as one, running_mover(connection, queue) as other:
+        await _schedule(connection, queue, *[Job(b"%d" % number, delay="300ms") for number in range(300)])
+        await eventually(lambda: _stored(connection, name, 300))
+        await eventually(lambda: _is_moved(connection, name))
+    assert one.result() + other.result() == 300
+    assert set((await _bodies(connection, name)).values()) == {1}
+    assert await stored_count(connection, f"{name}-archive") == 300
+
+
+async def _stored(connection: NatsPyConnection, name: str, count: int) -> bool:
+    return await stored_count(connection, name) >= count
+
+
+async def _store_as_mover(connection: NatsPyConnection, name: str) -> None:
+    """Store the jobs that are due as a mover does that is killed right afterwards."""
+    async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>"):
+        own = [pair for pair in message.headers if not pair[0].startswith(("Nats-", "Scheduled-"))]
+        headers = dict(own) | {"Nats-Msg-Id": message.header("Scheduled-Msg-Id") or ""}
+        subject = message.subject.removeprefix(f"due.{name}.")
+        await connection.client.jetstream().publish(subject, message.data, headers=headers)
+
+
+@pytest.mark.parametrize("window", ["100ms", "2m"])
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("archive", [True, False])
+async def test_a_job_that_a_killed_mover_had_stored_is_not_stored_again(
+    connection: NatsPyConnection, name: str, window: str, *, is_done: bool, archive: bool
+) -> None:
+    if is_done and not archive and window != "2m":
+        # Nothing remembers such a job: it may be done once more, as the guarantees say.
+        return
+    consumer = {} if archive else {"sample_freq": "100%"}
+    queue = await make_queue(
+        *(connection, name), consumer=consumer, schedules=True, duplicate_window=window, archive=archive
+    )
+    await _schedule(connection, queue, Job(b"a", id="1", delay="100ms"), Job(b"b", delay="100ms"))
+    await eventually(lambda: _are_due(connection, name, 2))
+    await _store_as_mover(connection, name)
+    if is_done:
+        for message in await pull_jobs(connection, queue, 2):
+            await message.ack_sync()
+    # The server stores copies, and what it says of acknowledgements, a moment later.
+    await asyncio.sleep(0.2)
+    before = await stored_count(connection, name)
+    async with running_mover(connection, queue):
+        await eventually(lambda: _is_moved(connection, name))
+    assert (before, await stored_count(connection, name)) == ((0, 0) if is_done else (2, 2))
+
+
+@pytest.mark.parametrize("when", ["in time", "long after"])
+@pytest.mark.parametrize(
+    ("subject", "body", "headers"),
+    [
+        ("x", b"mine", {}),
+        ("a", b"mine", {}),
+        ("a", b"job", {"Airflow-Task": "x"}),
+        ("x", b"job", {}),
+        ("a", b"", {}),
+    ],
+)
+async def test_a_job_whose_message_id_somebody_took_is_moved_all_the_same(
+    connection: NatsPyConnection, name: str, subject: str, body: bytes, headers: dict[str, str], when: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _schedule(connection, queue, Job(b"job", id="1", delay="100ms"))
+    await eventually(lambda: _are_due(connection, name, 1))
+    (due,) = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+    taken = headers | {"Nats-Msg-Id": due.header("Scheduled-Msg-Id") or "", "Job-Id": "1"}
+    await connection.client.jetstream().publish(f"{name}.jobs.{subject}", body, headers=taken)
+    if when == "long after":
+        (message,) = await pull_jobs(connection, queue, 1)
+        await message.ack_sync()
+    async with running_mover(connection, queue):
+        await eventually(lambda: _is_moved(connection, name))
+    found = [message async for message in read_range(connection, name)]
+    assert [message.data for message in found][-1:] == [b"job"]
+    assert found[-1].header("Scheduled-Msg-Id") == due.header("Scheduled-Msg-Id")
+    # Another mover, which knows nothing of it, stores it no third time.
+    count = len(found)
+    await connection.client.jetstream().publish(due.subject, due.data, headers=_sendable(due.headers))
+    async with running_mover(connection, queue):
+        await eventually(lambda: _is_moved(connection, name))
+    assert await stored_count(connection, name) == count
+
+
+def _sendable(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    return {name: value for name, value in headers if not name.startswith("Nats-")}
+
+
+async def test_what_is_due_for_subjects_that_the_queue_lacks_stays_and_is_named(
+    connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # By somebody who may publish there; the server refuses schedules for such subjects.
+    queue = await make_queue(
+        connection, name, schedules={"subjects": [f"scheduled.{name}.>", f"due.{name}.>"]}, atomic_redrive=True
+    )
+    elsewhere = {"name": f"{name}x", "subjects": [f"{name}x.>", f"completed.{name}x.>"]}
+    await connection.api(f"STREAM.CREATE.{name}x", elsewhere)
+    js = connection.client.jetstream()
+    for subject in (f"{name}x.a", f"requeued.{name}.1", f"completed.{name}.worker.1", "$JS.API.INFO"):
+        await js.publish(f"due.{name}.{subject}", b"x")
+    async with running_mover(connection, queue):
+        await js.publish(f"due.{name}.{name}.jobs.a", b"good")
+        await eventually(lambda: _stored(connection, name, 1))
+        await eventually(lambda: _are_due(connection, name, 4))
+    assert await _bodies(connection, name) == {b"good": 1}
+    assert [await stored_count(connection, f"{name}{end}") for end in ("x", "-events")] == [0, 0]
+    assert len([record for record in caplog.records if "has no such subject" in record.message]) == 4
+
+
+async def test_jobs_that_nobody_moves_are_named(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _schedule(connection, queue, *[Job(b"%d" % number, delay="100ms") for number in range(3)])
+    assert f"nobody moves scheduled jobs of {name} once they are due: run jetstream-queue schedules run {name}" in (
+        caplog.text
+    )
+    await eventually(lambda: _are_due(connection, name, 3))
+    # Otherwise the test would wait for it.
+    monkeypatch.setattr(DUE_JOBS_MOVED_WITHIN, 0.0)
+    (warning,) = [found for found in await running_warnings(connection, queue) if found.name == "due-jobs"]
+    assert str(warning).startswith(f"3 jobs of {name} are due since ")
+    assert str(warning).endswith(f" UTC, and nobody moves them to the queue: run jetstream-queue schedules run {name}")
+    assert await _due_metric(connection, name) == 3
+    caplog.clear()
+    async with running_mover(connection, queue):
+        await eventually(lambda: _is_moved(connection, name))
+        await eventually(lambda: _is_waiting(connection, name))
+        await _schedule(connection, queue, Job(b"later", delay="1h"))
+        assert "nobody moves" not in caplog.text
+        assert await _due_metric(connection, name) == 0
+    assert not [found for found in await running_warnings(connection, queue) if found.name == "due-jobs"]
+
+
+async def _is_waiting(connection: NatsPyConnection, name: str) -> bool:
+    return bool((await consumer_info(connection, f"{name}-schedules", "mover"))["num_waiting"])
+
+
+async def _due_metric(connection: NatsPyConnection, name: str) -> float:
+    samples = await QueueSampler(redrives=False).sample(connection)
+    return next(sample.value for sample in samples if sample[:2] == ("jetstream_queue_due_jobs", (name,)))
+
+
+async def test_a_mover_waits_while_the_queue_is_full_and_leaves_the_rest_to_others(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, discard="new", max_msgs=2)
+    async with running_mover(connection, queue):
+        await _schedule(connection, queue, *[Job(b"%d" % number, delay="100ms") for number in range(5)])
+        await eventually(lambda: _stored(connection, name, 2))
+        await eventually(lambda: _are_due(connection, name, 3))
+    # The first one has told the server that it has them no more.
+    done: list[bytes] = []
+    async with running_mover(connection, queue):
+        while len(done) < 5:
+            for message in await pull_jobs(connection, queue, 1, within=20):
+                done.append(message.data)
+                await message.ack_sync()
+    assert sorted(done) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_mover_that_was_stopped_for_long_stores_nothing_of_what_it_had(
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, duplicate_window="100ms", discard="new", max_msgs=1)
+    stream = f"{name}-schedules"
+    config = (await consumer_info(connection, stream, "mover"))["config"] | {"ack_wait": 1_000_000_000}
+    await connection.api(f"CONSUMER.CREATE.{stream}.mover", {"stream_name": stream, "config": config})
+    await _schedule(connection, queue, Job(b"in the way"), Job(b"job", delay="100ms"))
+
+    # As if the process had been suspended: it sends no sign of progress, and its clock goes on.
+    async def nothing(*_: object) -> None:
+        pass
+
+    mocker.patch(MOVER_KEEP, nothing)
+    async with running_mover(connection, queue) as first:
+        await eventually(lambda: _is_held(connection, stream))
+        mocker.stopall()
+        async with running_mover(connection, queue) as second:
+            await eventually(lambda: _deliveries(connection, stream, 2))
+            done = []
+            for _ in range(2):
+                (message,) = await pull_jobs(connection, queue, 1)
+                done.append(message.data)
+                await message.ack_sync()
+            await eventually(lambda: _is_moved(connection, name))
+            with pytest.raises(TimeoutError):
+                await pull_jobs(connection, queue, 1, within=2)
+    assert (done, first.result() + second.result()) == ([b"in the way", b"job"], 1)
+
+
+async def _is_held(connection: NatsPyConnection, stream: str) -> bool:
+    return bool((await consumer_info(connection, stream, "mover"))["num_ack_pending"])
+
+
+async def _deliveries(connection: NatsPyConnection, stream: str, count: int) -> bool:
+    return bool((await consumer_info(connection, stream, "mover"))["delivered"]["consumer_seq"] >= count)
+
+
+async def test_a_job_that_was_cancelled_on_its_way_is_cancelled_in_the_queue(
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _schedule(connection, queue, Job(b"job", id="1", delay="100ms"))
+    await eventually(lambda: _are_due(connection, name, 1))
+
+    store_each = current(MOVER_STORE_EACH)
+
+    async def cancel_first(*arguments: Any) -> Any:
+        # At the last moment: the mover has looked for cancellations, and the job is about to be stored.
+        await cancel(connection, queue, "1", "wrong price", "ann")
+        return await store_each(*arguments)
+
+    mocker.patch(MOVER_STORE_EACH, cancel_first)
+    async with running_mover(connection, queue):
+        (message,) = await pull_jobs(connection, queue, 1)
+        await eventually(lambda: is_cancelled(connection, queue, "1", message.metadata.timestamp))
+    found = await find_cancellation(connection, queue, "1")
+    assert found is not None
+    assert (found.why, found.by) == ("wrong price", "ann")
+
+
+async def test_what_a_mover_needs_is_refused_with_what_to_do(connection: NatsPyConnection, name: str) -> None:
+    with pytest.raises(QueueDeclarationError, match="expected schedules, found none"):
+        await move_due_jobs(connection, small_queue(name))
+    with pytest.raises(NotFoundError, match=f"{name}-schedules"):
+        await move_due_jobs(connection, small_queue(name, schedules=True))
+
+
+async def test_only_the_role_mover_takes_jobs_that_are_due() -> None:
+    queue = small_queue("orders", schedules=True)
+    policies = [permissions(queue, role) for role in ("publisher", "scheduler", "worker", "mover")]
+    text = re.sub(r"password: \S+", f'password: "{_SECRET}"', authorization(*policies))
+    text = text.replace("users: [", f'users: [\n    {{ user: "admin", password: "{_SECRET}" }}', 1)
+    with NatsServer(config=text, user="admin", password=_SECRET) as server:
+        admin = connection_settings({"servers": (server.url,), "user": "admin", "password": _SECRET})
+        async with connect(admin) as connection:
+            await provision(connection, queue)
+            await _schedule(connection, queue, Job(b"job", id="1", delay="100ms"))
+            await eventually(lambda: _are_due(connection, "orders", 1))
+            for policy in policies[:-1]:
+                async with connect(_settings_of(server, policy)) as own:
+                    with pytest.raises(PermissionDeniedError):
+                        await move_due_jobs(own, queue)
+            assert await _due(connection, "orders") == 1
+            async with connect(_settings_of(server, policies[-1])) as own, running_mover(own, queue):
+                await eventually(lambda: _is_moved(connection, "orders"))
+            assert await _bodies(connection, "orders") == {b"job": 1}
+
+
+def _settings_of(server: NatsServer, policy: Policy) -> ConnectionSettings:
+    user = {"user": policy.user, "password": _SECRET, "inbox_prefix": policy.inbox_prefix}
+    return connection_settings({"servers": (server.url,), "timeout": 5, **user})
+
+
+async def test_the_command_moves_jobs_and_ends_cleanly(own_nats: NatsServer, name: str, tmp_path: Path) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
+        queues = [await make_queue(connection, f"{name}{end}", schedules=True) for end in "ab"]
+        command = [sys.executable, "-m", "airflow_provider_jetstream.command.program", "schedules", "run"]
+        process = Process.start(
+            [*command, *(queue.name for queue in queues), "--server", own_nats.url], log_file=tmp_path / "mover.log"
+        )
+        for queue in queues:
+            await _schedule(connection, queue, Job(b"job", delay="100ms"))
+            (message,) = await pull_jobs(connection, queue, 1, within=60)
+            assert message.data == b"job"
+            await eventually(partial(_is_moved, connection, queue.name))
+        process.signal(signal.SIGTERM)
+        await eventually(lambda: not process.alive)
+        assert process.returncode == 0, process.output()
+        assert [f"{queue.name}: 1 jobs moved" in process.output() for queue in queues] == [True, True]
+
+
+async def test_nobody_but_the_server_decides_when_a_message_is_due(own_nats: NatsServer, name: str) -> None:
+    """The times in a reply subject are the server's; what else a client sends to the mover's inbox is ignored."""
+    async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
+        queue = await make_queue(connection, name, schedules=True)
+        inboxes: list[str] = []
+        foreign = await nats.connect(own_nats.url)
+
+        async def note(message: Msg) -> None:
+            inboxes.append(message.reply)
+
+        await foreign.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}-schedules.mover", cb=note)
+        await foreign.flush()
+        async with running_mover(connection, queue):
+            await eventually(lambda: len(inboxes))
+            for subject, reply in ((inboxes[0], "x.y"), (inboxes[0], "$JS.ACK.a.b.1.x.1.1.1"), (inboxes[0], "")):
+                await foreign.publish(subject, b"", reply=reply, headers={"Status": "408"})
+            await foreign.flush()
+            await _schedule(connection, queue, Job(b"job", delay="100ms"))
+            await eventually(lambda: _stored(connection, name, 1))
+        await foreign.close()
+        assert await _bodies(connection, name) == {b"job": 1}
