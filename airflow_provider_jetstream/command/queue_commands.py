@@ -155,10 +155,13 @@ async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
     from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_consumers
     from airflow_provider_jetstream.jetstream.publishing.due_jobs import inspect_due_jobs
     from airflow_provider_jetstream.jetstream.publishing.schedules import find_schedules
+    from airflow_provider_jetstream.jetstream.queue.discovery import check_work_queue
 
     name = stream_name(options.queue)
     async with opened(options, out) as connection:
-        health = await inspect_consumers(connection, await stream_info(connection, name))
+        info = await stream_info(connection, name)
+        check_work_queue(info["config"])
+        health = await inspect_consumers(connection, info)
         schedules = await find_schedules(connection, name)
         left_over = await count_left_over(connection, health, schedules)
         due = await inspect_due_jobs(connection, name, schedules) if schedules else None

@@ -110,6 +110,33 @@ async def test_a_queue_is_planned_applied_linted_shown_and_imported_unchanged(
     assert name in await command(nats, "queues")
 
 
+async def test_buckets_are_no_queues_and_shown_as_none(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    """Only a stream of work-queue retention is a queue, and no bucket of another tool, whatever its retention."""
+    bucket, retention = name.replace("-", "_"), {"retention": "workqueue"}
+    streams: dict[str, dict[str, Any]] = {
+        f"KV_{bucket}": {"subjects": [f"$KV.{bucket}.>"], "max_msgs_per_subject": 1},
+        f"KV_{bucket}_jobs": {"subjects": [f"$KV.{bucket}_jobs.>"], **retention},
+        f"OBJ_{bucket}": {"subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"]},
+        f"OBJ_{bucket}_jobs": {"subjects": [f"$O.{bucket}_jobs.C.>"], **retention},
+        f"KV_{bucket}_copy": {"mirror": {"name": f"KV_{bucket}"}},
+        f"{name}-log": {"subjects": [f"log.{name}"]},
+        f"{name}-interest": {"subjects": [f"interest.{name}"], "retention": "interest"},
+    }
+    own = {f"KV_{name}-mine": {"subjects": [f"{name}.>"], **retention}}
+    for stream, config in (streams | own).items():
+        await connection.api(f"STREAM.CREATE.{stream}", {"name": stream, "storage": "memory", **config})
+    listed = {queue["queue"] for queue in await as_json(nats, "queues")}
+    assert listed & (streams | own).keys() == own.keys()
+    for stream in streams:
+        code, out, error = await asyncio.to_thread(run, nats, "queue", "show", stream)
+        assert (code, out) == (2, ""), stream
+        assert f"work queue '{stream}' can't be used" in error
+        assert "expected a" in error
+    assert "0 stored" in await command(nats, "queue", "show", *own)
+
+
 @pytest.mark.slow
 async def test_letters_are_listed_selected_grouped_shown_and_diagnosed(
     nats: NatsServer, connection: NatsPyConnection, name: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
-from airflow_provider_jetstream.jetstream.contract import is_schedules_stream, schedules_stream
+from airflow_provider_jetstream.jetstream.contract import is_bucket, is_schedules_stream, schedules_stream
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.health import (
     MAX_SUBJECTS,
@@ -94,7 +94,7 @@ async def inspect_all_queues(
 ) -> list[QueueOverview]:
     """Inspect all streams of work-queue retention by name, those that were made by hand included.
 
-    Dead letter queues are left out, whatever their retention, and so are streams of schedules.
+    Dead letter queues are left out, whatever their retention, and so are streams of schedules and buckets.
 
     :param before: the last overview by queue, so that an unchanged queue isn't counted again
     :raises ApiError: the server refused
@@ -130,9 +130,9 @@ async def inspect_all_queues(
 
 
 def is_work_queue(config: Mapping[str, Any]) -> bool:
-    """Return whether a stream is a work queue, and neither a dead letter queue nor a stream of schedules."""
+    """Return whether a stream is a work queue, and no dead letter queue, stream of schedules or bucket."""
     is_companion = has_dead_letter_mark(config) or captured_queues(config) or is_schedules_stream(config)
-    return config["retention"] == "workqueue" and not is_companion
+    return config["retention"] == "workqueue" and not is_companion and not is_bucket(config)
 
 
 def _capturing_streams(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:

@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     audit_filter,
     companion_filter,
     completion_filter,
+    is_bucket,
     redrive_consumer,
     reserved_subjects,
     schedule_filter,
@@ -92,12 +93,7 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     :raises QueueDeclarationError: it isn't a work queue, or it loses jobs as it is
     """
     config = (await stream_info(connection, name))["config"]
-    if config["retention"] != "workqueue":
-        problem = (
-            f"expected a stream of work-queue retention, found {config['retention']}: name the work queue itself rather"
-            " than a stream around it; a retention can't be changed"
-        )
-        raise QueueDeclarationError(name, [problem])
+    check_work_queue(config)
     subjects = list(config.get("subjects") or [])
     enabled = {"atomic_redrive": config.get("allow_atomic") and config.get("allow_msg_ttl")}
     reserved = [
@@ -120,6 +116,23 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
         | {own.flag: True for own in reserved}
         | companions
     )
+
+
+def check_work_queue(config: Mapping[str, Any]) -> None:
+    """Check that a stream may be a work queue, by its configuration.
+
+    :raises QueueDeclarationError: it has another retention, or is a bucket
+    """
+    problem = ""
+    if config["retention"] != "workqueue":
+        problem = (
+            f"expected a stream of work-queue retention, found {config['retention']}: name the work queue itself rather"
+            " than a stream around it; a retention can't be changed"
+        )
+    elif is_bucket(config):
+        problem = "expected a work queue, found a bucket of keys and values or objects: name a queue's stream"
+    if problem:
+        raise QueueDeclarationError(config["name"], [problem])
 
 
 async def known_queue(connection: Connection, name: str) -> WorkQueue:
