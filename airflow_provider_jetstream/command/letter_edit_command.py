@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.command.number_options import positive_int
 from airflow_provider_jetstream.command.queue_argument import add_queue_argument, opened, read_queue
+from airflow_provider_jetstream.command.redrive_commands import show_progress
 from airflow_provider_jetstream.command.requester import requester
 from airflow_provider_jetstream.command.stored_letter import read_letter
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
@@ -64,12 +65,14 @@ async def _edit(options: argparse.Namespace, out: Output) -> ExitCode:
             return _done(result, out)
         if not options.yes and not await asyncio.to_thread(_confirms, out):
             return _done(result, out)
-        result["redriven"] = await _redrive(options, connection, queue, letter, body)
+        result["redriven"] = await _redrive(options, out, connection, queue, letter, body)
     out.note(f"sequence {letter.sequence} is redriven as sequence {result['redriven']}")
     return _done(result, out)
 
 
-async def _redrive(options: argparse.Namespace, connection: Any, queue: Any, letter: DeadLetter, body: bytes) -> int:
+async def _redrive(
+    options: argparse.Namespace, out: Output, connection: Any, queue: Any, letter: DeadLetter, body: bytes
+) -> int:
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.errors import RedriveError
     from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -77,7 +80,7 @@ async def _redrive(options: argparse.Namespace, connection: Any, queue: Any, let
 
     selection = Selection(sequences=frozenset({letter.sequence}), parked=letter.parked is not None)
     request = RedriveRequest(selection, transform=partial(_repair, body), why=options.why, who=requester())
-    report = await redrive_dead_letters(connection, queue, request)
+    report = await redrive_dead_letters(connection, queue, request, progress=partial(show_progress, out))
     if letter.sequence not in report.redriven:
         why = report.failed.get(letter.sequence, "it is no dead letter any more")
         raise RedriveError(f"sequence {letter.sequence} wasn't redriven: {why}")

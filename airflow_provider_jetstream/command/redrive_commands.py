@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import signal
 from contextlib import contextmanager, suppress
+from functools import partial
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ async def _start(options: argparse.Namespace, out: Output) -> ExitCode:
         with _stop_by_signal(out) as stop:
             report = await redrive_dead_letters(
                 *(connection, queue, request),
-                progress=lambda so_far: out.progress(_progress(so_far)),
+                progress=partial(show_progress, out),
                 stopped=stop.is_set,
             )
     if out.as_json:
@@ -138,6 +139,14 @@ def _request(options: argparse.Namespace) -> RedriveRequest:
         who=requester(),
         run=options.run_key or f"cli-{token_hex(4)}",
     )
+
+
+def show_progress(out: Output, report: RedriveReport) -> None:
+    """Show what a redrive has done so far, and what it waits for."""
+    if report.waiting:
+        out.note(f"waits {report.waiting}")
+    else:
+        out.progress(_progress(report))
 
 
 def _progress(report: RedriveReport) -> str:

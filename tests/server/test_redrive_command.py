@@ -8,15 +8,23 @@ import re
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from test_command_line import as_json, command, environment
 
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    find_dead_letters,
+    redrive_dead_letters,
+)
 from testbed.dead_letters import stream_messages
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, pull_jobs, stored_count
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream import RedriveReport
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
@@ -108,3 +116,55 @@ async def test_ctrl_c_stops_a_redrive_which_goes_on_and_brings_each_letter_back_
     assert (rest["state"], rest["failed"]) == ("finished", 0)
     done = await process_all(connection, queue, within=60)
     assert done == dict.fromkeys(bodies, 1)
+
+
+async def test_a_redrive_right_after_a_death_says_until_when_it_waits(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    """A worker may have a job until its ack wait has passed: commands say until when, and can be stopped."""
+    queue = await make_queue(connection, name, consumer={"ack_wait": "600s"})
+    sequences = await make_dead_letters(connection, queue, ["a", "b"])
+    ready = max(letter.ready_at for letter in (await find_dead_letters(connection, queue)).letters)
+    edit = (*_PROGRAM, "letters", "edit", name, str(sequences[1]), "--body", "-", "--yes")
+    starts = (*_PROGRAM, "redrive", "start", name, "--json"), (*_PROGRAM, "redrive", "start", name, "--first", "2")
+    for words in (*starts, edit):
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(nats)
+        )
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write_eof()
+        async with asyncio.timeout(30):
+            said = (await process.stderr.readline()).decode()
+            assert said.startswith("waits until "), said
+            moment = datetime.strptime(said.split(", ", 1)[0], "waits until %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC)
+            assert ready <= moment <= ready + timedelta(seconds=1)
+            assert "ack wait" in said
+            process.send_signal(signal.SIGINT)
+            await process.communicate()
+        assert process.returncode == 130
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == sequences
+
+
+@pytest.mark.parametrize("protocol", list(Protocol))
+async def test_a_wait_for_slow_workers_is_in_the_log_and_the_progress(
+    connection: NatsPyConnection, name: str, protocol: Protocol, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "600s"}, atomic_redrive=True)
+    sequences = await make_dead_letters(connection, queue, ["a", "b"])
+    stop, said = asyncio.Event(), list[str]()
+
+    def note(report: RedriveReport) -> None:
+        if report.waiting:
+            said.append(report.waiting)
+            stop.set()
+
+    caplog.set_level("INFO")
+    async with asyncio.timeout(30):
+        report = await redrive_dead_letters(
+            *(connection, queue, RedriveRequest(protocol=protocol)), progress=note, stopped=stop.is_set
+        )
+    assert (report.cancelled, report.waiting, dict(report.redriven)) == (True, "", {})
+    assert said
+    assert f"The redrive of {name} waits {said[0]}" in caplog.text
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == sequences

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import nullcontext
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
 log = logging.getLogger(__name__)
+
+# How often a wait looks whether it is to stop.
+_LOOK_SECONDS = 0.5
+_ONE_SECOND = timedelta(seconds=1)
 
 
 class RedriveStep:
@@ -91,7 +96,7 @@ class RedriveStep:
 
         self._requeueing = Requeueing(
             *(scan, self._steps, report, self._stopped),
-            wait_until=lambda moment: _wait_until(scan, moment),
+            wait_until=self._wait_until,
             on_requeued=progress.report_now,
         )
 
@@ -188,7 +193,10 @@ class RedriveStep:
             batch = waiting[: self._rate_limiter.batch_size(PAGE)]
             del waiting[: len(batch)]
             await self._rate_limiter.wait(len(batch))
-            waited = await _wait_until(self._scan, max(letter.ready_at for letter in batch))
+            waited = await self._wait_until(max(letter.ready_at for letter in batch))
+            if waited and self._stopped():
+                self._report.cancelled = True
+                return
             # Meanwhile a slow worker may have finished a job, or a server that crashed may have forgotten a death.
             if waited or time.monotonic() - proved_at > PROOF_SECONDS:
                 batch = await self._prove_again(batch, waited=waited)
@@ -233,12 +241,21 @@ class RedriveStep:
         reason = letter.death.reason
         return reason != Reason.UNDELIVERABLE or reason in (self._request.selection.reasons or ())
 
+    async def _wait_until(self, moment: datetime) -> bool:
+        """Wait until no worker can have a letter's job, or the redrive is stopped; return whether it waited.
 
-async def _wait_until(scan: Scan, moment: datetime) -> bool:
-    """Wait until a moment by the server's clock; return whether it was in the future."""
-    if moment <= scan.snapshot.taken_at:
-        return False
-    clock = await ServerClock.read(scan.connection, scan.queue.name)
-    if (seconds := clock.seconds_until(moment)) > 0:
-        await asyncio.sleep(seconds)
-    return seconds > 0
+        :param moment: by the server's clock
+        """
+        if moment <= self._scan.snapshot.taken_at:
+            return False
+        clock = await ServerClock.read(self._connection, self._queue.name)
+        if clock.seconds_until(moment) <= 0:
+            return False
+        ends = moment.astimezone(UTC) + _ONE_SECOND
+        with self._progress.waiting(
+            f"until {ends:%Y-%m-%d %H:%M:%S} UTC, when the ack wait has passed since the last letters died: a slow"
+            " worker may still have one of their jobs until then"
+        ):
+            while (seconds := clock.seconds_until(moment)) > 0 and not self._stopped():  # noqa: ASYNC110
+                await asyncio.sleep(min(seconds, _LOOK_SECONDS))
+        return True

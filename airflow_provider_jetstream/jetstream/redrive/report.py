@@ -91,6 +91,7 @@ class RedriveReport(TaskReport):
     :param reason: why it is in this state; empty where the state says it
     :param outcomes: what became of the redriven letters as far as this redrive has awaited it; the others are unknown
     :param waves: its waves so far
+    :param waiting: what it waits for at this moment, and until when; empty where it doesn't
     """
 
     protocol: Protocol = Protocol.COPY
@@ -113,6 +114,7 @@ class RedriveReport(TaskReport):
     reason: str = ""
     outcomes: RedriveOutcomes = field(default_factory=RedriveOutcomes)
     waves: tuple[Wave, ...] = ()
+    waiting: str = ""
     # Sequences are added nearly in order: a higher one than all before needs no search.
     _highest_parked: int = field(default=0, init=False, repr=False, compare=False)
     _highest_gone: int = field(default=0, init=False, repr=False, compare=False)

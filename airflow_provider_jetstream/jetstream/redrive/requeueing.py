@@ -34,7 +34,7 @@ class Requeueing:
 
     :param report: what was done is added to it
     :param stopped: called before each consumer; true leaves its letters where they are
-    :param wait_until: waits until a moment by the server's clock
+    :param wait_until: waits until a moment by the server's clock, or until it is stopped
     :param on_requeued: called after each consumer
     """
 
@@ -73,11 +73,12 @@ class Requeueing:
         unstored: set[int] = set()
         consumers = self._with_letters()
         for consumer, ready_at in consumers:
+            # A slow worker may still be working on a job.
+            if not self._stopped():
+                await self._wait_until(ready_at)
             if self._stopped():
                 self._report.cancelled = True
                 break
-            # A slow worker may still be working on a job.
-            await self._wait_until(ready_at)
             unstored |= await self._requeue(consumer, selection)
         if not consumers:
             async with ProvedPages(self._scan, selection, reads_ahead=True) as pages:

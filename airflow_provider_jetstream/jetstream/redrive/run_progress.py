@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
@@ -13,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, RedriveError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -80,6 +81,21 @@ class RunProgress:
         """Report the progress unless that was done a moment ago."""
         if time.monotonic() - self._reported_at > _PROGRESS_SECONDS:
             await self.report_now()
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Say in the log and to the caller what is waited for until the block ends.
+
+        :param what: what the redrive waits for and until when, to go on after "waits"
+        """
+        report = self._supervision.report
+        log.info("The redrive of %s waits %s", self._supervision.queue.name, what)
+        report.waiting = what
+        self._on_progress(report)
+        try:
+            yield
+        finally:
+            report.waiting = ""
 
     async def report_now(self) -> None:
         """Report the progress.
