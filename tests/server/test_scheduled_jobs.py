@@ -123,6 +123,7 @@ async def test_a_schedule_published_again_after_the_duplicate_window_replaces_th
 
 
 @pytest.mark.slow
+@pytest.mark.since_server("2.14", "repeated schedules")
 async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_it(
     connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
@@ -239,6 +240,7 @@ async def test_a_target_outside_the_queue_is_refused_by_the_server(connection: N
 
 
 @pytest.mark.slow
+@pytest.mark.since_server("2.14", "repeated schedules")
 async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     # On no day of the year the same hour as in UTC, nor half an hour off it.

@@ -316,7 +316,6 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
         yield _api("STREAM.CREATE", stream.name, "the stream")
         yield _api("STREAM.UPDATE", stream.name, "changes of the stream")
     yield _api("STREAM.NAMES", None, "streams with the same subjects")
-    yield _api("STREAM.LIST", None, "the stream of the queue's schedules")
     yield _api("CONSUMER.LIST", queue.name, "what differs")
     for consumer in queue.consumers:
         yield _api("CONSUMER.CREATE", f"{queue.name}.{consumer.name}", "the consumer and its changes")
@@ -337,6 +336,7 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
         yield from _scan(queue)
         yield from _reads(queue)
         yield from _bulk_reads(queue)
+    yield _api("STREAM.LIST", None, "the stream of the queue's schedules")
 
 
 _LINES: Final[dict[str, Callable[[WorkQueue], Iterator[Permission]]]] = {
