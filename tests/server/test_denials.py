@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, T
 from airflow_provider_jetstream.worker import Worker
 from testbed.face import stream_info
 from testbed.nats_server import NatsServer
-from testbed.queues import CONSUMER, make_queue, pull_jobs, stored_count
+from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, stored_count
 from testbed.spark_face import BlockingConnection, NatsSocket
 
 if TYPE_CHECKING:
@@ -218,3 +219,18 @@ async def test_no_report_of_the_server_closes_the_connection_for_good(connection
     assert await connection.wait_until_connected(LIMIT)
     assert not connection.is_closed
     assert (await connection.api("INFO"))["api"]
+
+
+@pytest.mark.parametrize("user", ["no_inbox", "own_inbox"])
+async def test_a_denied_inbox_leaves_no_task_behind(server: NatsServer, user: str) -> None:
+    """Neither asyncio's log nor the event loop has a task of the inbox."""
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    before = asyncio.all_tasks()
+    for _ in range(3):
+        with denied("subscribe", "_INBOX."):
+            async with connected(server, user):
+                pass
+    gc.collect()
+    assert reported == []
+    await eventually(lambda: asyncio.all_tasks() <= before)

@@ -266,6 +266,8 @@ class JetStreamClient(RestoringClient):
             for number, subscription in list(self._subs.items()):
                 if subscription.subject == denial.subject:
                     self._remove_sub(number)
+                    # The client would never end the task that waits for its messages.
+                    subscription._stop_processing()  # noqa: SLF001
             for answer in list(self._resp_map.values()):
                 fail(answer, denial, purpose)
 
