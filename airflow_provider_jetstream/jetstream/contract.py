@@ -235,21 +235,6 @@ def is_schedules_stream(config: Mapping[str, Any]) -> bool:
     )
 
 
-# What the names of buckets' streams and their subjects begin with: of keys and values, and of objects.
-_BUCKETS: Final = (("KV_", "$KV."), ("OBJ_", "$O."))
-
-
-def is_bucket(config: Mapping[str, Any]) -> bool:
-    """Return whether a stream is a bucket of keys and values or an object store: it is no work queue.
-
-    :param config: its configuration on the server
-    """
-    # A bucket that mirrors another one has no subjects. A queue that captures a bucket's changes has another name.
-    subjects: list[str] = config.get("subjects") or []
-    prefixes = tuple(prefix for name, prefix in _BUCKETS if config["name"].startswith(name))
-    return bool(prefixes) and all(subject.startswith(prefixes) for subject in subjects)
-
-
 def schedules_stream(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapping[str, Any] | None:
     """Return the configuration of the stream that stores the schedules of a queue, if there is one.
 

@@ -10,8 +10,8 @@ from airflow_steps import process_jobs, succeeded
 from dags.passed import DYING, QUEUE
 
 from airflow_provider_jetstream.jetstream import WorkQueue, connect, list_redrives
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from testbed.face import stream_info
 from testbed.queues import eventually
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from testbed.queues import CONSUMER, eventually, make_queue, stored_count
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _FULL = os.environ.get("FAULTS") == "full"

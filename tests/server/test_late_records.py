@@ -12,7 +12,7 @@ from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, 
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _COPY = RedriveRequest(protocol=Protocol.COPY)
 

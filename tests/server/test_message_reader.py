@@ -9,10 +9,9 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message
 from airflow_provider_jetstream.jetstream.client.message_reader import follow, next_message
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from testbed import seams
-from testbed.face import Headers
+from testbed.face import Headers, consumer_info, stream_info
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:

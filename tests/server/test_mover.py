@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, Policy, WorkQueue
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _SECRET = "of-every-user"
 

@@ -30,7 +30,7 @@ from testbed.queues import eventually, make_dead_letters, publish_jobs, running_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 QUEUE = small_queue("orders", schedules=True, atomic_redrive=True)
 OTHER = small_queue("bills", schedules=True)

@@ -201,8 +201,12 @@ async def test_a_pause_that_a_killed_redrive_left_is_not_restored(connection: Na
 
 async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnection, name: str) -> None:
     queue = await three_kinds(connection, name)
-    answers = iter([False, True])
-    report = await redrive_dead_letters(connection, queue, IN_PLACE, stopped=lambda: next(answers))
+    done: list[bool] = []
+    report = await redrive_dead_letters(
+        *(connection, queue, IN_PLACE),
+        progress=lambda so_far: done.append(bool(so_far.redriven)),
+        stopped=lambda: True in done,
+    )
     assert (dict(report.redriven), report.cancelled) == ({1: 1, 4: 4}, True)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (list(report.redriven), report.cancelled) == ([2, 5, 3, 6], False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
-from airflow_provider_jetstream.jetstream.contract import is_bucket, is_schedules_stream, schedules_stream
+from airflow_provider_jetstream.jetstream.contract import is_schedules_stream, schedules_stream
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.health import (
     MAX_SUBJECTS,
@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream.queue.discovery import (
     captured_queues,
     dead_letter_stream,
     has_dead_letter_mark,
+    is_bucket,
 )
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.stream_api import (
     list_consumers,
@@ -19,7 +19,6 @@ from airflow_provider_jetstream.jetstream.contract import (
     audit_filter,
     companion_filter,
     completion_filter,
-    is_bucket,
     redrive_consumer,
     reserved_subjects,
     schedule_filter,
@@ -46,6 +45,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 ANY_QUEUE = "*"
+# What the names of buckets' streams and their subjects begin with: of keys and values, and of objects.
+_BUCKETS: Final = (("KV_", "$KV."), ("OBJ_", "$O."))
 _ANY = frozenset({"*", ">"})
 _QUEUE_TOKEN = MAX_DELIVERIES.count(".") + 1
 _CONSUMER_FIELDS = (
@@ -82,6 +83,17 @@ async def find_dead_letter_queues(connection: Connection) -> list[DeadLetterQueu
             name, messages = info["config"]["name"], info["state"]["messages"]
             infos.append(DeadLetterQueueInfo(name, tuple(sorted(queues)), marked, messages))
     return sorted(infos, key=lambda info: info.name)
+
+
+def is_bucket(config: Mapping[str, Any]) -> bool:
+    """Return whether a stream is a bucket of keys and values or an object store: it is no work queue.
+
+    :param config: its configuration on the server
+    """
+    # A bucket that mirrors another one has no subjects. A queue that captures a bucket's changes has another name.
+    subjects: list[str] = config.get("subjects") or []
+    prefixes = tuple(prefix for name, prefix in _BUCKETS if config["name"].startswith(name))
+    return bool(prefixes) and all(subject.startswith(prefixes) for subject in subjects)
 
 
 async def discover_queue(connection: Connection, name: str) -> WorkQueue:

@@ -45,7 +45,7 @@ class Requeueing:
         report: RedriveReport,
         stopped: Callable[[], bool],
         *,
-        wait_until: Callable[[datetime], Awaitable[object]],
+        wait_until: Callable[[datetime], Awaitable[bool]],
         on_requeued: Callable[[], Awaitable[None]],
     ) -> None:
         self._scan = scan
@@ -74,9 +74,7 @@ class Requeueing:
         consumers = self._with_letters()
         for consumer, ready_at in consumers:
             # A slow worker may still be working on a job.
-            if not self._stopped():
-                await self._wait_until(ready_at)
-            if self._stopped():
+            if self._stopped() or (await self._wait_until(ready_at) and self._stopped()):
                 self._report.cancelled = True
                 break
             unstored |= await self._requeue(consumer, selection)
