@@ -169,6 +169,9 @@ def _waiter(queue: WorkQueue) -> Iterator[Permission]:
         yield _api("CONSUMER.MSG.NEXT", f"{stream}.*", f"{what}: reading")
         yield _api("CONSUMER.DELETE", f"{stream}.*", f"{what}: the end of reading")
     yield _api("STREAM.MSG.GET", queue.events.name, "results of jobs")
+    if queue.archive and len(queue.consumers) > 1:
+        yield _api("STREAM.INFO", queue.archive.name, "whose a job was that is gone")
+        yield _api("STREAM.MSG.GET", queue.archive.name, "whose a job was that is gone")
 
 
 def _worker(queue: WorkQueue, consumer: str) -> Iterator[Permission]:

@@ -30,6 +30,7 @@ from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.waiting.advisory_ends import AdvisoryEnds
 from airflow_provider_jetstream.jetstream.waiting.audit_source import REPORTED, AuditSource
 from airflow_provider_jetstream.jetstream.waiting.awaited_jobs import AwaitedJobs
+from airflow_provider_jetstream.jetstream.waiting.claimed_ends import ClaimedEnds
 from airflow_provider_jetstream.jetstream.waiting.cursor import UNKNOWN_REDRIVES, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.end_evidence_check import EndEvidenceCheck
 from airflow_provider_jetstream.jetstream.waiting.event_source import EndSource
@@ -88,7 +89,8 @@ class EndDispatcher:
             )
         self._audit = AuditSource(connection, cursor.audit, cursor, self._on_record) if cursor.audit else None
         self._unconfirmed: asyncio.Queue[tuple[EndSource, JobEnd]] = asyncio.Queue()
-        self._evidence = EndEvidenceCheck(connection, cursor)
+        self._claims = ClaimedEnds(connection, cursor, self._on_believed)
+        self._evidence = EndEvidenceCheck(connection, cursor, self._claims.note_consumers)
         self._identity = QueueIdentity(connection, cursor)
         self._stalls = Stalls(cursor.queue)
         self._reconciler = Reconciler(
@@ -119,6 +121,7 @@ class EndDispatcher:
             self._reconciler.run(),
             self._advisory_ends.run(),
             self._evidence.run(),
+            self._claims.run(),
         ]
         for source in (self._events, self._deaths):
             coroutines += [source.follow(), source.read_backlog()] if source else ()
@@ -196,6 +199,10 @@ class EndDispatcher:
         return any(self._start_of(waiter, self._events) <= event_sequence for waiter in waiters)
 
     def _on_end(self, source: EndSource, end: JobEnd) -> None:
+        if end.sequence in self._awaited:
+            self._claims.take(source, end)
+
+    def _on_believed(self, source: EndSource, end: JobEnd) -> None:
         if end.kind is EndKind.DEAD and end.sequence in self._awaited:
             # A completion of the job may be stored too, and a waiter that starts late must not report it dead.
             self._unconfirmed.put_nowait((source, end))
@@ -273,6 +280,7 @@ class EndDispatcher:
     async def _wait_until_read(self) -> None:
         for source in self._sources():
             await source.wait_until_read()
+        await self._claims.wait_until_looked_at()
 
     def _dispatch_advised(self, end: JobEnd) -> None:
         self._dispatch(end, self._events)
@@ -314,6 +322,7 @@ class EndDispatcher:
         while True:
             ends = [await self._unconfirmed.get()]
             await self._events.wait_until_read()
+            await self._claims.wait_until_looked_at()
             if self._audit:
                 await self._audit.wait_until_read()
             while len(ends) < MAX_CONCURRENT and not self._unconfirmed.empty():

@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.queue.undeclared_changes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -38,9 +38,18 @@ _PAUSE = 1.0
 
 
 class EndEvidenceCheck:
-    """The consumers of a queue whose acknowledged jobs may leave no evidence."""
+    """The consumers of a queue whose acknowledged jobs may leave no evidence.
 
-    def __init__(self, connection: Connection, cursor: Cursor) -> None:
+    :param on_consumers: takes CONSUMER.INFO of the consumers by name, whenever they are looked at
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        cursor: Cursor,
+        on_consumers: Callable[[Mapping[str, Mapping[str, Any]]], None] = lambda _: None,
+    ) -> None:
+        self._on_consumers = on_consumers
         self._connection = connection
         self._queue = cursor.queue
         self._events = cursor.events
@@ -82,6 +91,7 @@ class EndEvidenceCheck:
 
         :param consumers: CONSUMER.INFO by name
         """
+        self._on_consumers(consumers)
         events = await stream_info(self._connection, self._events)
         provisioned, _ = provisioned_declaration(self._queue, [events])
         if provisioned is not None:

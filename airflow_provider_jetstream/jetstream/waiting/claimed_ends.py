@@ -1,0 +1,144 @@
+"""Whether the consumer whose workers say that a job ended may have had the job.
+
+A worker's role is for one consumer, but it may name any sequence: in a completion that it stores, and in a ``+TERM``,
+of which the server announces a termination by that consumer although it never had the job (nats-server 2.10 to 2.15).
+So in a queue of several consumers an end counts where the consumer's filters match the job's subject, which the queue
+or the archive tells. Where neither has the job, or the user may not read them, the end counts as it is stated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    NotFoundError,
+    PermissionDeniedError,
+    TransientError,
+)
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.filter_marks import unproved_up_to
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import provisioned_declaration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+    from airflow_provider_jetstream.jetstream.waiting.event_source import EndSource
+    from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
+
+log = logging.getLogger(__name__)
+
+_RETRY_PAUSE = 1.0
+
+
+class ClaimedEnds:
+    """The ends of jobs that are held against the consumer that states them, before they count.
+
+    :param on_believed: takes each that counts, in their order
+    """
+
+    def __init__(
+        self, connection: Connection, cursor: Cursor, on_believed: Callable[[EndSource, JobEnd], None]
+    ) -> None:
+        self._connection = connection
+        self._cursor = cursor
+        self._on_believed = on_believed
+        self._claims: asyncio.Queue[tuple[EndSource, JobEnd]] = asyncio.Queue()
+        self._filters: dict[str, tuple[str, ...]] = {}
+
+    def note_consumers(self, consumers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the queue's consumers as they are now.
+
+        :param consumers: CONSUMER.INFO by name
+        """
+        self._filters = {name: filter_subjects(info["config"]) for name, info in consumers.items()}
+
+    def take(self, source: EndSource, end: JobEnd) -> None:
+        """Have an end count now, or once it is looked at."""
+        if not end.consumer or (end.consumer in self._filters and len(self._filters) == 1 and self._claims.empty()):
+            self._on_believed(source, end)
+        else:
+            self._claims.put_nowait((source, end))
+
+    async def wait_until_looked_at(self) -> None:
+        """Wait until each end counts, or doesn't."""
+        await self._claims.join()
+
+    async def run(self) -> None:
+        """Look at the ends, without end."""
+        while True:
+            claims = [await self._claims.get()]
+            while len(claims) < MAX_CONCURRENT and not self._claims.empty():
+                claims.append(self._claims.get_nowait())
+            while True:
+                try:
+                    believed = await self._are_believed([end for _, end in claims])
+                    break
+                except TransientError as error:
+                    if self._connection.is_closed:
+                        raise
+                    log.warning("Reading %s failed, trying again: %s", self._cursor.queue, error)
+                    await asyncio.sleep(_RETRY_PAUSE)
+            for (source, end), is_believed in zip(claims, believed, strict=True):
+                if is_believed:
+                    self._on_believed(source, end)
+                else:
+                    log.warning(
+                        "What consumer %s of %s states about job %d doesn't count: its filters don't match the job",
+                        *(end.consumer, self._cursor.queue, end.sequence),
+                    )
+                self._claims.task_done()
+
+    async def _are_believed(self, ends: Sequence[JobEnd]) -> list[bool]:
+        """Return for each end whether its consumer may have had the job."""
+        try:
+            if not self._filters.keys() >= {end.consumer for end in ends}:
+                self.note_consumers(await list_consumers(self._connection, self._cursor.queue))
+            if len(self._filters) <= 1:
+                return [True] * len(ends)
+            info = await stream_info(self._connection, self._cursor.queue)
+            sequences = sorted({end.sequence for end in ends})
+            subjects = dict(zip(sequences, await self._subjects(sequences, info), strict=True))
+        except (NotFoundError, PermissionDeniedError, ApiError) as error:
+            log.debug("Which consumers had jobs of %s can't be seen: %s", self._cursor.queue, error)
+            return [True] * len(ends)
+        return [self._may_have_had(info["config"], end, subjects[end.sequence]) for end in ends]
+
+    def _may_have_had(self, config: Mapping[str, Any], end: JobEnd, subject: str | None) -> bool:
+        filters = self._filters.get(end.consumer)
+        if subject is None or filters is None or UNKNOWN_BYTE in subject or covered_by_any(filters or [">"], subject):
+            return True
+        # Another tool has changed the filters since.
+        return end.sequence <= unproved_up_to(config, end.consumer, filters)
+
+    async def _subjects(self, sequences: Sequence[int], info: Mapping[str, Any]) -> list[str | None]:
+        """Return the subjects of jobs, ``None`` where neither the queue nor the archive has a job."""
+
+        async def stored(sequence: int) -> str | None:
+            message = await get_message(self._connection, self._cursor.queue, sequence)
+            return message.subject if message else None
+
+        subjects = await map_concurrently(stored, sequences)
+        if None not in subjects:
+            return subjects
+        events = await stream_info(self._connection, self._cursor.events)
+        queue, _ = provisioned_declaration(self._cursor.queue, [events])
+        created = datetime.fromisoformat(info["created"])
+        if queue is None or (archive := await ArchiveReader.open(self._connection, queue, created)) is None:
+            return subjects
+        for place, sequence in enumerate(sequences):
+            if subjects[place] is None and (copy := await archive.find(sequence)):
+                subjects[place] = copy.subject
+        return subjects
