@@ -35,7 +35,7 @@ _DEEP = {
     "jetstream.publishing.manifest": 520,
     "jetstream.publishing.publication": 420,
     # Who gets which end of which stream, of jobs and of the new jobs of redriven ones.
-    "jetstream.waiting.dispatcher": 420,
+    "jetstream.waiting.dispatcher": 430,
     # Records of letters and of ranges, with the condition and the check of what was stored before.
     "jetstream.audit.log": 400,
     # All names of the wire contract.

@@ -72,7 +72,7 @@ class ClaimedEnds:
         else:
             self._claims.put_nowait((source, end))
 
-    async def wait_until_looked_at(self) -> None:
+    async def settled(self) -> None:
         """Wait until each end counts, or doesn't."""
         await self._claims.join()
 

@@ -280,7 +280,7 @@ class EndDispatcher:
     async def _wait_until_read(self) -> None:
         for source in self._sources():
             await source.wait_until_read()
-        await self._claims.wait_until_looked_at()
+        await self._claims.settled()
 
     def _dispatch_advised(self, end: JobEnd) -> None:
         self._dispatch(end, self._events)
@@ -322,7 +322,7 @@ class EndDispatcher:
         while True:
             ends = [await self._unconfirmed.get()]
             await self._events.wait_until_read()
-            await self._claims.wait_until_looked_at()
+            await self._claims.settled()
             if self._audit:
                 await self._audit.wait_until_read()
             while len(ends) < MAX_CONCURRENT and not self._unconfirmed.empty():
