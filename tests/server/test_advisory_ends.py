@@ -451,7 +451,7 @@ async def test_a_worker_may_report_the_id_that_the_body_has_or_the_one_that_the_
     again, report = await published(connection, queue, jobs)
     task = waiting(connection, again, report)
     await say(connection, f"{name}-advisory.y", b'{"id": "a"}')
-    await say(connection, f"{name}-advisory.x", b'{"id": "b"}')
+    await say(connection, f"{name}-advisory.x", b'{"id": " b "}')
     assert (await ended(task)).completed == set(report.sequences)
 
 

@@ -2,12 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from hashlib import sha256
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Job, Origin, PublishIncompleteError, PublishRefusedError, get_message
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Origin,
+    PublishIncompleteError,
+    PublishRefusedError,
+    get_message,
+    publish,
+)
 from airflow_provider_jetstream.jetstream.errors import (
     JobError,
     JobNotSerializableError,
@@ -16,15 +25,17 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueFullError,
     UnreachableError,
 )
+from airflow_provider_jetstream.worker import Worker
 from testbed.face import Destination, prepare_jobs, publish_prepared
-from testbed.queues import eventually, make_queue, pull_jobs, stored_count
+from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream import PublishReport
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, PublishReport
+    from airflow_provider_jetstream.worker import Delivery
     from testbed.face import NatsPyConnection, OutgoingJob
     from testbed.nats_server import NatsServer
 
@@ -309,3 +320,29 @@ async def test_only_the_jobs_of_a_run_fail_that_can_not_be_sent(connection: Nats
         assert sorted(failure.index for failure in report.failures) == [700, 701, 1402]
         assert [index for index, sequence in enumerate(report.sequences) if not sequence] == [700, 701, 1402]
         assert (report.stored, report.duplicates, report.stream) == (2_100, 0, name)
+
+
+@pytest.mark.parametrize("given", [" a", "a ", "a\t", "\u00a0a", "a\n"])
+async def test_an_id_with_white_space_at_its_ends_is_refused_and_one_in_a_body_is_exact(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, given: str
+) -> None:
+    """A header loses it on the way, and two jobs would have one id; a body keeps it."""
+    queue = await make_queue(connection, name)
+    wanted = re.escape(f"expected the id of a job without white space at its ends, found {given!r}: strip it")
+    with pytest.raises(JobError, match=wanted):
+        Job(b"x", id=given)
+    for job_id in ("number", itemgetter("number"), lambda job: job["number"]):
+        with pytest.raises(JobError, match=f"job 1: {wanted}"):
+            await publish(
+                connection, queue, [{"number": "a"}, {"number": given}], subject=f"{name}.jobs.x", job_id=job_id
+            )
+    assert await stored_count(connection, name) == 0
+    await publish(connection, queue, [{"id": "a"}, {"id": given}], subject=f"{name}.jobs.x")
+    ids: list[str] = []
+
+    async def handle(job: Delivery) -> None:
+        ids.append(job.id)
+
+    async with running_worker(Worker(queue, CONSUMER, handle, settings)):
+        await eventually(lambda: len(ids) == 2)
+    assert sorted(ids) == sorted(["a", given])

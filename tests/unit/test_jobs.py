@@ -124,7 +124,9 @@ def test_a_job_without_an_origin_is_named_by_its_batch() -> None:
     [
         (Job({"id": "a"}, id="a"), "a", {}),
         (Job({"id": 7}, id="7"), "7", {}),
-        (Job('{"id": " a "}', id="a"), "a", {}),
+        (Job('{"id": " a "}', id="a"), "a", {"Job-Id": "a"}),
+        (Job({"id": " a "}), " a ", {}),
+        (Job({"id": "  "}), None, {}),
         (Job({"id": "a"}, id="b"), "b", {"Job-Id": "b"}),
         (Job(b"x", id="b"), "b", {"Job-Id": "b"}),
         (Job({"id": True}, id="True"), "True", {"Job-Id": "True"}),

@@ -20,9 +20,18 @@ def field_problem(headers: object, subject: object, job_id: object, advisory: ob
             if problem := _text_problem(texts):
                 return problem
             break
+    if isinstance(job_id, str) and (problem := blank_problem(job_id)):
+        return problem
     if not isinstance(headers, Mapping) and not hasattr(headers, "resolve"):
         return f"expected headers of a job as a dict of names and texts, found {headers!r}: make a dict of it"
     return None
+
+
+def blank_problem(job_id: str) -> str | None:
+    """Return what is wrong with an id that begins or ends with white space, which no header holds."""
+    if job_id == job_id.strip():
+        return None
+    return f"expected the id of a job without white space at its ends, found {job_id!r}: strip it"
 
 
 def _text_problem(texts: Mapping[str, object]) -> str | None:

@@ -92,10 +92,11 @@ def body_field(body: bytes, name: Literal["id", "advisory"]) -> str | None:
         value = json.loads(body).get(name)
         if not isinstance(value, str | int) or isinstance(value, bool):
             return None
-        text = str(value).strip()
+        # A subject has no white space around it; an id is what stands there, for workers of any make.
+        text = str(value) if name == "id" else str(value).strip()
     except (ValueError, RecursionError):
         return None
-    return text if _is_usable(text) else None
+    return text if text.strip() and _is_usable(text) else None
 
 
 def redrive_message_id(stream: str, sequence: int, time: str, redrives: int) -> str:

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, JOB_ID, TRACE_PARENT, TRACE_STATE
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES, DigestTable
+from airflow_provider_jetstream.jetstream.publishing.job_fields import blank_problem
 from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field
 from airflow_provider_jetstream.jetstream.queue.partitions import PLACEHOLDER
 
@@ -260,7 +261,7 @@ def given_id(
     :raises JobError: the source gives no id
     """
     if own_id is not None:
-        return text_or_none(own_id)
+        return _exact_id(index, str(own_id))
     if source is not None:
         return _sourced_id(index, item, body, source)
     if body and advisory_subjects and (advisory := body_field(body, "advisory")):
@@ -291,8 +292,14 @@ def _sourced_id(index: int, item: object, body: bytes | None, source: JobIdSourc
             )
         value, where = fields.get(source), f"in the field {source!r}, which job_id names"
     is_id = isinstance(value, str | int) and not isinstance(value, bool)
-    if not is_id or not (text := text_or_none(value)):
+    if not is_id or not str(value).strip():
         raise JobError(f"job {index}: expected text or a whole number {where}, found {value!r}: give each job an id")
+    return _exact_id(index, str(value))
+
+
+def _exact_id(index: int, text: str) -> str:
+    if problem := blank_problem(text):
+        raise JobError(f"job {index}: {problem}")
     return text
 
 

@@ -211,7 +211,8 @@ def _first_id(letter: DeadLetter, content: Content) -> Pairs:
     if own is None or header_job_id(letter.headers) or header_job_id(content.headers):
         return ()
     # Text of a body may have what no header can.
-    return ((JOB_ID, own),) if own != body_field(content.body, "id") and own.isprintable() else ()
+    fits = own.isprintable() and own == own.strip()
+    return ((JOB_ID, own),) if fits and own != body_field(content.body, "id") else ()
 
 
 def _without_optional(headers: Headers, excess: int) -> Headers | None:

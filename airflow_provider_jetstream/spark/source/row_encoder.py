@@ -164,9 +164,9 @@ class RowEncoder:
 
     def _ids(self, batch: pa.RecordBatch, message: Sequence[Any], problems: dict[int, str]) -> pa.BinaryArray:
         ids = _column(batch, "msg_id")
-        wrong = pc.or_(pc.equal(pc.binary_length(ids), 0), pc.match_substring_regex(ids, "[\r\n]"))
+        wrong = pc.or_(pc.equal(pc.binary_length(ids), 0), pc.match_substring_regex(ids, r"[\r\n]|^\s|\s$"))
         for row in _true_rows(pc.fill_null(wrong, fill_value=False)):
-            problems.setdefault(row, "its msg_id is empty or has more than one line")
+            problems.setdefault(row, "its msg_id is empty, or has white space at its ends or more than one line")
         if not ids.null_count:
             return ids
         # No subject contains a line feed, and header lines end with an empty one: no two messages have equal content.
