@@ -98,6 +98,8 @@ async def _queues(options: argparse.Namespace, out: Output) -> ExitCode:
             out.note(f"warning: {overview.name}: {overview.problem}")
         elif overview.uncounted:
             out.note(f"warning: {overview.uncounted}")
+        elif overview.without_entry:
+            out.note(f"warning: {overview.without_entry}")
         if overview.due and overview.due.problem:
             out.note(f"warning: {overview.due.problem}")
     is_incomplete = any(overview.problem or overview.uncounted for overview in overviews)

@@ -346,3 +346,22 @@ def test_the_shell_completes_commands(tmp_path: Path) -> None:
     shell = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
     run(None, stdin=b"", **shell, _ARGCOMPLETE_STDOUT_FILENAME=str(file))
     assert file.read_text().split() == ["diagnose"]
+
+
+async def test_the_list_of_queues_and_a_diagnosis_agree_about_jobs_that_may_be_dead(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    """Without entries nobody knows which jobs are dead while others are in flight: neither says that none is dead."""
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "60s"})
+    await make_dead_letters(connection, queue, ["a", "b"])
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    await publish_jobs(connection, queue, ["c"])
+    (working,) = await pull_jobs(connection, queue, 1)
+    _, table, noted = await asyncio.to_thread(run, nats, "queues")
+    code, out, error = await asyncio.to_thread(run, nats, "letters", "diagnose", name)
+    (row,) = [line.split() for line in table.splitlines() if line.startswith(f"{name} ")]
+    assert row[1:5] == ["0", "1", "2", "0"]
+    assert (code, error) == (1, "")
+    assert f"{name}: no dead letters are proved: 2 jobs may be dead" in out
+    assert f"warning: 2 of the 2 dead jobs of {name} have no entry in {name}-dead: " in noted
+    await working.ack()

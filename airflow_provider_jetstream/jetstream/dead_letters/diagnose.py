@@ -112,7 +112,8 @@ class Diagnosis(TaskReport):
     def headline(self) -> str:
         """The diagnosis in one line, for a notification."""
         if not self.groups:
-            return f"{self.queue}: no dead letters"
+            unknown = f" are proved: {self.uncertain} jobs may be dead" if self.uncertain else ""
+            return f"{self.queue}: no dead letters{unknown}"
         largest = self.groups[0]
         causes = "one cause" if largest.share >= _ONE_PLACE else f"the largest of {len(self.groups)} causes"
         if largest.letters.error_place:
@@ -130,7 +131,7 @@ class Diagnosis(TaskReport):
             lines += [f"  - {evidence}" for evidence in group.recommendation.evidence]
         if others := self.dead - sum(group.letters.count for group in self.groups[:_VALUES]):
             lines.append(f"- {others} letters of other causes")
-        if self.uncertain:
+        if self.uncertain and self.groups:
             lines.append(f"- {self.uncertain} more jobs may be dead")
         lines += [f"- risk: {risk}" for risk in self.risks]
         return "\n".join(lines)

@@ -70,6 +70,19 @@ class QueueOverview:
         )
 
     @property
+    def without_entry(self) -> str:
+        """A sentence that says how many dead jobs have no entry by which a scan knows them; empty if none."""
+        if self.left_over is None or self.dead_letter_queue is None:
+            return ""
+        name, stored = self.dead_letter_queue["config"]["name"], self.dead_letter_queue["state"]["messages"]
+        if (missing := self.left_over.dead - stored) <= 0:
+            return ""
+        return (
+            f"{missing:,} of the {self.left_over.dead:,} dead jobs of {self.name} have no entry in {name}:"
+            f" jetstream-queue letters diagnose {self.name} says which of them are known to be dead"
+        )
+
+    @property
     def dead_letter_queue_state(self) -> tuple[int, int, str]:
         """A fingerprint of the dead letter queue: it changes when an entry is added or removed."""
         state = self.dead_letter_queue["state"] if self.dead_letter_queue else {}
