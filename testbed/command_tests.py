@@ -25,6 +25,7 @@ _DEV: Final = "tests/server/test_dev_command.py"
 _READERS: Final = "tests/server/test_howto_commands.py"
 _REQUESTS: Final = "tests/server/test_howto_requests.py"
 _SETTINGS: Final = "tests/server/test_howto_settings.py"
+_MOVER: Final = "tests/server/test_mover.py::test_the_command_moves_jobs_and_ends_cleanly"
 _SPARK: Final = "tests/environment/test_spark_submissions.py"
 
 # By page, then by how a command begins.
@@ -46,6 +47,7 @@ TESTS: Final[dict[str, dict[str, str]]] = {
         "jetstream-queue letters diagnose": f"{_READERS}::test_the_first_look_finds_queues_and_says_what_to_do",
         "jetstream-queue letters list": f"{_READERS}::test_letters_older_than_an_hour_are_listed_one_a_line",
         "jetstream-queue redrive": f"{_READERS}::test_letters_are_counted_redriven_a_few_first_in_waves_and_patched",
+        "jetstream-queue schedules run": _MOVER,
         "eval": f"{_READERS}::test_the_shell_completes_what_is_typed",
         "jetstream-queue exporter": f"{_READERS}::test_the_exporter_serves_metrics_until_it_is_interrupted",
         "jetstream-queue dev": (
@@ -63,6 +65,7 @@ TESTS: Final[dict[str, dict[str, str]]] = {
     "docs/managed-airflow.md": {"": f"{_SETTINGS}::test_the_hook_reads_a_secret_that_is_no_file"},
     "docs/operations.md": {"": f"{_READERS}::test_a_queue_is_prepared_before_the_first_job"},
     "docs/permissions.md": {"": f"{_SETTINGS}::test_a_server_takes_the_printed_policy_and_keeps_it"},
+    "docs/queue.md": {"jetstream-queue schedules run": _MOVER},
     "docs/runbook.md": {"jetstream-queue": _RUNBOOK},
     "docs/spark-airflow.md": {
         "pip install": "tests/environment/test_spark_provider.py::test_operators_of_both_work_in_one_dag",

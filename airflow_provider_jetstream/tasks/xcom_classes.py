@@ -22,6 +22,7 @@ VALUES: Final = (
     *("audit.redrive_record.DeathCount", "audit.redrive_record.Redrive", "audit.redrive_record.RedriveControl"),
     *("audit.redrive_record.RedriveOutcomes", "audit.redrive_record.Wave", "dead_letters.selection.Selection"),
     *("origin.Origin", "origin.TaskTry", "publishing.job.Job", "queue.declaration.Archive", "queue.declaration.Audit"),
+    "queue.declaration.Schedules",
     *("queue.declaration.Consumer", "queue.declaration.DeadLetterQueue", "queue.declaration.Events"),
     *("queue.work_queue.WorkQueue", "redrive.json_patch.JsonPatch", "redrive.repair.Repair"),
     *("redrive.request.RedriveRequest", "redrive.stop_rule.StopWhen", "waiting.cursor.Cursor"),

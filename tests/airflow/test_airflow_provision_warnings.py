@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import provision
+from airflow_provider_jetstream.jetstream import QueueWarning, provision
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from testbed.queues import small_queue
 
@@ -36,4 +36,4 @@ async def test_the_task_logs_each_warning_with_its_name_and_its_place_in_the_doc
     assert f"keep stream {name}" in done
     log = caplog.text + capsys.readouterr().out
     for rule in ("duplicate-window", "short-ack-wait"):
-        assert f"[{rule}, see docs/queue.md#{rule}]" in log
+        assert f"[{rule}, see {QueueWarning(rule, rule).rule}]" in log

@@ -34,7 +34,7 @@ async def test_a_missing_stream_is_named_and_nothing_is_created(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     before = await streams(connection)
-    message = f"expected consumer worker of stream {name} on the server, found none: provision the queue first"
+    message = f"expected stream {name} on the server, found none: provision the queue first"
     with pytest.raises(NotFoundError, match=message):
         await Worker(small_queue(name), "worker", print, settings).run()
     assert await streams(connection) == before

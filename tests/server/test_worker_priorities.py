@@ -422,7 +422,7 @@ async def test_a_missing_fallback_is_named_before_any_job_is_pulled(
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["a"])
     absent = priority_queue(f"{name}-absent")
-    text = f"expected consumer low of stream {name}-absent on the server, found none: provision the queue first"
+    text = f"expected stream {name}-absent on the server, found none: provision the queue first"
     with pytest.raises(LookupError, match=text):
         await Worker(queue, "worker", print, settings, fallbacks=[(absent, LOW)]).run()
     assert await count_deliveries(connection, ConsumerRef(queue, queue.consumers[0])) == 0

@@ -123,7 +123,8 @@ async def test_prefetched_messages_equal_the_stored_ones_and_are_dropped_afterwa
             messages = [await get_message(blocking, name, sequence) for sequence in sequences]
             assert messages == [whole.get(sequence) for sequence in sequences]
             last = [await last_message(blocking, name, subject) for subject in subjects]
-            assert [message and message.sequence for message in last] == [696, 693, None]
+            # Those with an empty body are passed by: they may be answers of the server.
+            assert [message and message.sequence for message in last] == [689, 686, None]
         # After the block, messages are read anew.
         assert await get_message(blocking, name, sequences[10]) is None
 

@@ -34,7 +34,7 @@ def queue_with_copies(connection_options: dict[str, str], name: str) -> WorkQueu
 
     async def store_copies(connection: BlockingConnection) -> None:
         for sequence in range(2, COUNT + 1, 2):
-            await store(connection, copy_subject(name, "worker", sequence), b"copied")
+            await store(connection, copy_subject(name, "worker", sequence), b"copied", {"Dead-Letter-Version": "1"})
 
     run_on_own_connection(connection_options, store_copies)
     return queue
@@ -116,7 +116,7 @@ def test_unreadable_entries_stay_and_parked_ones_go(
     }[kind]
 
     async def store_entry(connection: BlockingConnection) -> None:
-        await store(connection, subject, b"no entry")
+        await store(connection, subject, b"no entry", {"Dead-Letter-Version": "1"})
 
     run_on_own_connection(connection_options, store_entry)
     unreadable = stored_entries(connection_options, queue)[-1]

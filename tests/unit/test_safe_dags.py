@@ -43,11 +43,13 @@ def _documented_blocks() -> dict[str, list[str]]:
 
 @pytest.fixture(autouse=True)
 def shown_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the files that the DAGs of the README and the tutorial name into the working directory."""
+    """Put the files that the DAGs of the README and the tutorial name beside the page that has the DAGs."""
     write_readme_queue(tmp_path)
+    (tmp_path / "docs").mkdir()
     for block in code_blocks("yaml"):
         if block.file:
-            (tmp_path / PurePosixPath(block.file).name).write_text(block.code)
+            for folder in (tmp_path, tmp_path / "docs"):
+                (folder / PurePosixPath(block.file).name).write_text(block.code)
     monkeypatch.chdir(tmp_path)
 
 
