@@ -190,7 +190,7 @@ def main(since: str = "HEAD") -> int:
         f"{len(choice.targets)} tests and files of tests; {choice.left_out} more run these lines: make test", flush=True
     )
     return int(
-        pytest.main([*choice.targets, "-q", "-n", "2", "-m", "not nightly", "--start-within", str(_START_WITHIN)])
+        pytest.main([*choice.targets, "-q", "-n", "2", "-m", "not nightly", f"--start-within={_START_WITHIN}"])
     )
 
 

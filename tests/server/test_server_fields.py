@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SECOND = 10**9
 NEWEST = "newest"
 KINDS: tuple[Kind, ...] = ("queue", "consumer")
-LEVELS = {"2.10.27": 0, "2.12.8": 3, NEWEST: 5}
+LEVELS = {"2.10.27": 0, "2.12.8": 3, NEWEST: 5, "2.15.1": 5}
 
 
 def binary_of(version: str) -> Path:
