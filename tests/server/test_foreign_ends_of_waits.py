@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Job, WorkQueue, provision, publish, take_cursor, wait
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    WorkQueue,
+    provision,
+    publish,
+    read_job_reports,
+    take_cursor,
+    wait,
+)
 from testbed.queues import completion_body, pull_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream import WaitReport
+    from airflow_provider_jetstream.jetstream import Cursor, WaitReport
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 _SECONDS = 0.5
 
 
-async def _published(connection: NatsPyConnection, name: str) -> tuple[WorkQueue, asyncio.Task[WaitReport]]:
+async def _published(connection: NatsPyConnection, name: str) -> tuple[WorkQueue, Cursor, asyncio.Task[WaitReport]]:
     """Publish a job of the consumer own, the first of its queue, and wait for it."""
     queue = WorkQueue(
         name=name,
@@ -35,7 +43,7 @@ async def _published(connection: NatsPyConnection, name: str) -> tuple[WorkQueue
     await provision(connection, queue)
     cursor = await take_cursor(connection, queue)
     report = await publish(connection, queue, [Job(b"body", subject=f"{name}.jobs.own")])
-    return queue, asyncio.create_task(wait(connection, cursor, report.awaited()))
+    return queue, cursor, asyncio.create_task(wait(connection, cursor, report.awaited()))
 
 
 async def _forge(connection: NatsPyConnection, name: str, what: str) -> None:
@@ -53,7 +61,7 @@ async def _complete(connection: NatsPyConnection, name: str, consumer: str, **fi
 
 @pytest.mark.parametrize("what", ["a completion", "a cancelled job", "a termination"])
 async def test_another_consumers_worker_ends_no_wait(connection: NatsPyConnection, name: str, what: str) -> None:
-    queue, waiting = await _published(connection, name)
+    queue, cursor, waiting = await _published(connection, name)
     await _forge(connection, name, what)
     await asyncio.wait([waiting], timeout=_SECONDS)
     assert not waiting.done()
@@ -62,13 +70,18 @@ async def test_another_consumers_worker_ends_no_wait(connection: NatsPyConnectio
     await message.ack()
     report = await waiting
     assert (report.completed, report.results) == ({1}, {"1": "true"})
+    # What is stated later is in no report of the job either.
+    await _complete(connection, name, "other", result="forged", id="later")
+    ended = json.loads(json.dumps(report.as_json()))
+    (job,) = [job async for job in read_job_reports(connection, cursor, ended)]
+    assert (job.state, job.result) == ("completed", "true")
 
 
 @pytest.mark.parametrize("what", ["a completion", "a cancelled job"])
 async def test_a_job_that_its_own_worker_has_terminated_is_dead_whatever_another_one_states(
     connection: NatsPyConnection, name: str, what: str
 ) -> None:
-    queue, waiting = await _published(connection, name)
+    queue, _, waiting = await _published(connection, name)
     (message,) = await pull_jobs(connection, queue, 1, consumer="own")
     await _forge(connection, name, what)
     await message.term()

@@ -43,20 +43,15 @@ log = logging.getLogger(__name__)
 _RETRY_PAUSE = 1.0
 
 
-class ClaimedEnds:
-    """The ends of jobs that are held against the consumer that states them, before they count.
+class ConsumerCheck:
+    """Whether consumers of a queue may have had jobs, by their filters."""
 
-    :param on_believed: takes each that counts, in their order
-    """
-
-    def __init__(
-        self, connection: Connection, cursor: Cursor, on_believed: Callable[[EndSource, JobEnd], None]
-    ) -> None:
+    def __init__(self, connection: Connection, cursor: Cursor) -> None:
         self._connection = connection
         self._cursor = cursor
-        self._on_believed = on_believed
-        self._claims: asyncio.Queue[tuple[EndSource, JobEnd]] = asyncio.Queue()
         self._filters: dict[str, tuple[str, ...]] = {}
+        # Many jobs that are looked at together ask once.
+        self._asking = asyncio.Lock()
 
     def note_consumers(self, consumers: Mapping[str, Mapping[str, Any]]) -> None:
         """Take the queue's consumers as they are now.
@@ -65,63 +60,36 @@ class ClaimedEnds:
         """
         self._filters = {name: filter_subjects(info["config"]) for name, info in consumers.items()}
 
-    def take(self, source: EndSource, end: JobEnd) -> None:
-        """Have an end count now, or once it is looked at."""
-        if not end.consumer or (end.consumer in self._filters and len(self._filters) == 1 and self._claims.empty()):
-            self._on_believed(source, end)
-        else:
-            self._claims.put_nowait((source, end))
+    def is_only(self, consumer: str) -> bool:
+        """Return whether the queue is known to have this consumer and no other."""
+        return consumer in self._filters and len(self._filters) == 1
 
-    async def settled(self) -> None:
-        """Wait until each end counts, or doesn't."""
-        await self._claims.join()
+    async def may_have_had(self, pairs: Sequence[tuple[str, int]]) -> list[bool]:
+        """Return for each pair whether the consumer may have had the job; true where that can't be known.
 
-    async def run(self) -> None:
-        """Look at the ends, without end."""
-        while True:
-            claims = [await self._claims.get()]
-            while len(claims) < MAX_CONCURRENT and not self._claims.empty():
-                claims.append(self._claims.get_nowait())
-            while True:
-                try:
-                    believed = await self._are_believed([end for _, end in claims])
-                    break
-                except TransientError as error:
-                    if self._connection.is_closed:
-                        raise
-                    log.warning("Reading %s failed, trying again: %s", self._cursor.queue, error)
-                    await asyncio.sleep(_RETRY_PAUSE)
-            for (source, end), is_believed in zip(claims, believed, strict=True):
-                if is_believed:
-                    self._on_believed(source, end)
-                else:
-                    log.warning(
-                        "What consumer %s of %s states about job %d doesn't count: its filters don't match the job",
-                        *(end.consumer, self._cursor.queue, end.sequence),
-                    )
-                self._claims.task_done()
-
-    async def _are_believed(self, ends: Sequence[JobEnd]) -> list[bool]:
-        """Return for each end whether its consumer may have had the job."""
+        :param pairs: names of consumers and stream sequences of jobs
+        :raises TransientError: the server doesn't answer just now
+        """
         try:
-            if not self._filters.keys() >= {end.consumer for end in ends}:
-                self.note_consumers(await list_consumers(self._connection, self._cursor.queue))
+            async with self._asking:
+                if not self._filters.keys() >= {consumer for consumer, _ in pairs}:
+                    self.note_consumers(await list_consumers(self._connection, self._cursor.queue))
             if len(self._filters) <= 1:
-                return [True] * len(ends)
+                return [True] * len(pairs)
             info = await stream_info(self._connection, self._cursor.queue)
-            sequences = sorted({end.sequence for end in ends})
+            sequences = sorted({sequence for _, sequence in pairs})
             subjects = dict(zip(sequences, await self._subjects(sequences, info), strict=True))
         except (NotFoundError, PermissionDeniedError, ApiError) as error:
             log.debug("Which consumers had jobs of %s can't be seen: %s", self._cursor.queue, error)
-            return [True] * len(ends)
-        return [self._may_have_had(info["config"], end, subjects[end.sequence]) for end in ends]
+            return [True] * len(pairs)
+        return [self._matches(info["config"], *pair, subjects[pair[1]]) for pair in pairs]
 
-    def _may_have_had(self, config: Mapping[str, Any], end: JobEnd, subject: str | None) -> bool:
-        filters = self._filters.get(end.consumer)
+    def _matches(self, config: Mapping[str, Any], consumer: str, sequence: int, subject: str | None) -> bool:
+        filters = self._filters.get(consumer)
         if subject is None or filters is None or UNKNOWN_BYTE in subject or covered_by_any(filters or [">"], subject):
             return True
         # Another tool has changed the filters since.
-        return end.sequence <= unproved_up_to(config, end.consumer, filters)
+        return sequence <= unproved_up_to(config, consumer, filters)
 
     async def _subjects(self, sequences: Sequence[int], info: Mapping[str, Any]) -> list[str | None]:
         """Return the subjects of jobs, ``None`` where neither the queue nor the archive has a job."""
@@ -142,3 +110,55 @@ class ClaimedEnds:
             if subjects[place] is None and (copy := await archive.find(sequence)):
                 subjects[place] = copy.subject
         return subjects
+
+
+class ClaimedEnds:
+    """The ends of jobs that are held against the consumer that states them, before they count.
+
+    :param on_believed: takes each that counts, in their order
+    """
+
+    def __init__(
+        self, connection: Connection, cursor: Cursor, on_believed: Callable[[EndSource, JobEnd], None]
+    ) -> None:
+        self._connection = connection
+        self._queue = cursor.queue
+        self._on_believed = on_believed
+        self._claims: asyncio.Queue[tuple[EndSource, JobEnd]] = asyncio.Queue()
+        self.consumers = ConsumerCheck(connection, cursor)
+
+    def take(self, source: EndSource, end: JobEnd) -> None:
+        """Have an end count now, or once it is looked at."""
+        if not end.consumer or (self.consumers.is_only(end.consumer) and self._claims.empty()):
+            self._on_believed(source, end)
+        else:
+            self._claims.put_nowait((source, end))
+
+    async def settled(self) -> None:
+        """Wait until each end counts, or doesn't."""
+        await self._claims.join()
+
+    async def run(self) -> None:
+        """Look at the ends, without end."""
+        while True:
+            claims = [await self._claims.get()]
+            while len(claims) < MAX_CONCURRENT and not self._claims.empty():
+                claims.append(self._claims.get_nowait())
+            while True:
+                try:
+                    believed = await self.consumers.may_have_had([(end.consumer, end.sequence) for _, end in claims])
+                    break
+                except TransientError as error:
+                    if self._connection.is_closed:
+                        raise
+                    log.warning("Reading %s failed, trying again: %s", self._queue, error)
+                    await asyncio.sleep(_RETRY_PAUSE)
+            for (source, end), is_believed in zip(claims, believed, strict=True):
+                if is_believed:
+                    self._on_believed(source, end)
+                else:
+                    log.warning(
+                        "What consumer %s of %s states about job %d doesn't count: its filters don't match the job",
+                        *(end.consumer, self._queue, end.sequence),
+                    )
+                self._claims.task_done()

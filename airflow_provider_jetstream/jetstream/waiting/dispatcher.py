@@ -90,7 +90,7 @@ class EndDispatcher:
         self._audit = AuditSource(connection, cursor.audit, cursor, self._on_record) if cursor.audit else None
         self._unconfirmed: asyncio.Queue[tuple[EndSource, JobEnd]] = asyncio.Queue()
         self._claims = ClaimedEnds(connection, cursor, self._on_believed)
-        self._evidence = EndEvidenceCheck(connection, cursor, self._claims.note_consumers)
+        self._evidence = EndEvidenceCheck(connection, cursor, self._claims.consumers.note_consumers)
         self._identity = QueueIdentity(connection, cursor)
         self._stalls = Stalls(cursor.queue)
         self._reconciler = Reconciler(

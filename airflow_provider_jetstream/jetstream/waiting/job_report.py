@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_range
 from airflow_provider_jetstream.jetstream.contract import job_completion_filter, job_copy_filter
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.evidence import event_of
+from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
+from airflow_provider_jetstream.jetstream.waiting.claimed_ends import ConsumerCheck
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 
 if TYPE_CHECKING:
@@ -196,6 +197,7 @@ class _Reader:
         self._created = datetime.fromisoformat(cursor.created)
         self._facts = _Facts(ended)
         self._names = names
+        self._consumers = ConsumerCheck(connection, cursor)
 
     async def read(self, job: tuple[int, str]) -> JobReport:
         sequence, state = job
@@ -215,7 +217,7 @@ class _Reader:
         self, sequence: int, state: str, job_id: str | None, attempts: int | None, note: str | None
     ) -> JobReport:
         queue, copy = self._cursor.queue, self._facts.last_copy(sequence)
-        stored = await self._last(self._cursor.events, job_completion_filter(queue, copy))
+        stored = await self._last(self._cursor.events, job_completion_filter(queue, copy), copy)
         event = event_of(stored, queue) if stored else None
         if stored is None or not isinstance(event, Completion | Cancelled):
             return JobReport(job_id, sequence, state, attempts, None, note)
@@ -245,19 +247,34 @@ class _Reader:
     async def _record(self, sequence: int) -> Record | None:
         if self._cursor.dead_letters is None:
             return None
-        message = await self._last(self._cursor.dead_letters, job_copy_filter(self._cursor.queue, sequence))
+        message = await self._last(self._cursor.dead_letters, job_copy_filter(self._cursor.queue, sequence), sequence)
         record = read_record(message, self._cursor.queue) if message else None
         if record is None or record.death.sequence != sequence:
             return None
         return record if record.death.created in ("", self._cursor.created) else None
 
-    async def _last(self, stream: str, subject: str) -> StoredMessage | None:
-        """Return the last message of a subject about the queue as it is now, not about one of its name before it."""
+    async def _last(self, stream: str, subject: str, sequence: int) -> StoredMessage | None:
+        """Return the last message about a job, by a consumer that may have had it.
+
+        It is about the queue as it is now, not about one of its name before it.
+
+        :param subject: the filter of the subjects that name a consumer in their third token
+        """
         try:
             message = await last_message(self._connection, stream, subject)
+            if message is None or message.stored_at < self._created or await self._is_believed(message, sequence):
+                return message if message and message.stored_at >= self._created else None
+            found = None
+            async for earlier in read_range(self._connection, stream, subject, stop=message.sequence):
+                is_own = earlier.stored_at >= self._created and not proves_nothing(earlier)
+                if is_own and await self._is_believed(earlier, sequence):
+                    found = earlier
         except NotFoundError:
             return None
-        return message if message and message.stored_at >= self._created else None
+        return found
+
+    async def _is_believed(self, message: StoredMessage, sequence: int) -> bool:
+        return all(await self._consumers.may_have_had([(message.subject.split(".")[2], sequence)]))
 
     async def _stored_id(self, sequence: int) -> str | None:
         try:
