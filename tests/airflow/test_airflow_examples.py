@@ -17,7 +17,7 @@ import pytest
 from airflow_steps import ROOT, provisioned, running_workers, succeeded
 
 from airflow_provider_jetstream.dev.process import Process
-from airflow_provider_jetstream.jetstream import WorkQueue, list_redrives, resume_redrive
+from airflow_provider_jetstream.jetstream import WorkQueue, list_redrives, move_due_jobs, resume_redrive
 from testbed.face import summarise_dead_letters
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
@@ -186,7 +186,12 @@ async def test_delayed_jobs_are_done_once_and_not_before_their_time_and_a_cancel
         streams = ("surveys", "surveys-schedules")
         return [await stored_count(connection, stream) for stream in streams] == [0, 0]
 
+    stop = asyncio.Event()
+    queue = WorkQueue.load(QUEUES / "surveys.yaml")
+    moving = asyncio.create_task(move_due_jobs(connection, queue, stop=stop))
     await eventually(nothing_is_left, 60)
+    stop.set()
+    await moving
     sent = {line["to"]: datetime.fromisoformat(line["sent_at"]) for line in workers.done("surveys")}
     assert len(workers.done("surveys")) == len(sent)
     tasks = {task["task_id"]: task for task in airflow.task_instances("delayed_jobs", run_id)}
