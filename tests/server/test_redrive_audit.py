@@ -86,6 +86,8 @@ async def test_a_run_is_recorded_from_its_beginning_to_its_end(
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abc")
+    # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
+    await asyncio.sleep(0.5)
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 1)
     monkeypatch.setattr(seams.RUN_PROGRESS_PROGRESS_SECONDS, 0)
     redriven: list[int] = []
@@ -121,6 +123,8 @@ async def test_a_stopped_run_continues_under_its_key_and_its_report_covers_both_
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcdef")
+    # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
+    await asyncio.sleep(0.5)
     await redrive_dead_letters(connection, queue, RedriveRequest(run="other"), stopped=after(0))
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
     first = await redrive_dead_letters(connection, queue, RUN, stopped=after(1))

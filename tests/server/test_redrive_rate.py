@@ -91,6 +91,8 @@ async def test_progress_is_reported_and_logged(
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcd")
+    # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
+    await asyncio.sleep(0.5)
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
     monkeypatch.setattr(seams.RUN_PROGRESS_PROGRESS_SECONDS, 0)
     reports: list[tuple[int, bool]] = []
@@ -114,6 +116,8 @@ async def test_a_stopped_redrive_ends_between_batches(
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcde")
+    # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
+    await asyncio.sleep(0.5)
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
     calls = count(1)
     report = await redrive_dead_letters(connection, queue, stopped=lambda: next(calls) == 3)
