@@ -104,7 +104,7 @@ class Consumer:
     :ivar due: sequences to be delivered again, in order
     """
 
-    stream: Stream
+    stream: Stream[Consumer]
     config: dict[str, Any]
     created: int
     next: int = 1
@@ -120,7 +120,7 @@ class Consumer:
     gone: bool = False
 
     @classmethod
-    def create(cls, stream: Stream, config: dict[str, Any]) -> Consumer:
+    def create(cls, stream: Stream[Consumer], config: dict[str, Any]) -> Consumer:
         """Make a consumer that begins where its configuration says."""
         full = completed(stream, config)
         consumer = cls(stream, full, stream.server.now())
@@ -600,7 +600,7 @@ class Consumer:
         return json.dumps(event, separators=(",", ":")).encode()
 
 
-def completed(stream: Stream, config: dict[str, Any]) -> dict[str, Any]:
+def completed(stream: Stream[Consumer], config: dict[str, Any]) -> dict[str, Any]:
     """Return a consumer's configuration as the server completes it.
 
     :raises Refusal: the stream takes no such consumer

@@ -62,7 +62,7 @@ class SimulatedServer:
         self.version = version
         self.level = _LEVELS[version[:2]]
         self.loop = simulated_loop()
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, Stream[Consumer]] = {}
         self.listeners: list[Listener] = []
         self.is_up = True
         self._ids = 0
@@ -174,7 +174,7 @@ class SimulatedServer:
             return self._called_for_stream(what, stream, request)
         return self._called_for_consumer(what, self._stream(stream), consumer, request)
 
-    def _stream(self, name: str) -> Stream:
+    def _stream(self, name: str) -> Stream[Consumer]:
         if name not in self.streams:
             raise Refusal(404, 10059, "stream not found")
         return self.streams[name]
@@ -214,7 +214,8 @@ class SimulatedServer:
             return {**existing.info(), "did_create": True}
         request = request if request.get("subjects") or request.get("sources") else {**request, "subjects": [name]}
         self._check_subjects(name, request)
-        stream = self.streams[name] = Stream.create(self, request)
+        stream: Stream[Consumer] = Stream.create(self, request)
+        self.streams[name] = stream
         return {**stream.info(), "did_create": True}
 
     def _check_subjects(self, name: str, request: dict[str, Any]) -> None:
@@ -224,7 +225,7 @@ class SimulatedServer:
             ):
                 raise Refusal(400, 10065, "subjects overlap with an existing stream")
 
-    def _update_stream(self, stream: Stream, request: dict[str, Any]) -> dict[str, Any]:
+    def _update_stream(self, stream: Stream[Consumer], request: dict[str, Any]) -> dict[str, Any]:
         self._check_subjects(stream.name, request)
         config = Stream.create(self, request).config
         for name in ("retention", "storage"):
@@ -248,7 +249,7 @@ class SimulatedServer:
         return {"total": len(found), "offset": offset, "limit": _PAGE, "streams": streams or None}
 
     def _called_for_consumer(  # noqa: PLR0911 - a case for each
-        self, what: str, stream: Stream, name: str, request: dict[str, Any]
+        self, what: str, stream: Stream[Consumer], name: str, request: dict[str, Any]
     ) -> dict[str, Any] | None:
         if what in ("CREATE", "DURABLE"):
             return self._create_consumer(stream, name, request)
@@ -277,7 +278,7 @@ class SimulatedServer:
                 return {**consumer.info(), "reset_seq": consumer.next}
         return None
 
-    def _create_consumer(self, stream: Stream, name: str, request: dict[str, Any]) -> dict[str, Any]:
+    def _create_consumer(self, stream: Stream[Consumer], name: str, request: dict[str, Any]) -> dict[str, Any]:
         config, action = request.get("config") or {}, request.get("action") or ""
         # The filter may stand in the subject, too.
         name = config.get("durable_name") or config.get("name") or name.partition(".")[0]
@@ -300,7 +301,7 @@ class SimulatedServer:
         stream.consumers[name] = consumer
         return consumer.info()
 
-    def _check_filters(self, stream: Stream, new: Consumer) -> None:
+    def _check_filters(self, stream: Stream[Consumer], new: Consumer) -> None:
         for other in stream.consumers.values():
             if any(_overlap(own, theirs) for own in new.filters for theirs in other.filters):
                 if ">" in (*new.filters, *other.filters):
@@ -336,7 +337,7 @@ class SimulatedServer:
             return
         self.deliver(reply, _direct_headers(stream, message), message.data)
 
-    def _direct_batch(self, stream: Stream, reply: str, request: dict[str, Any]) -> None:
+    def _direct_batch(self, stream: Stream[Consumer], reply: str, request: dict[str, Any]) -> None:
         if filters := request.get("multi_last"):
             wanted = [filters] if isinstance(filters, str) else filters
             subjects = {message.subject for message in stream.messages.values()}
@@ -384,7 +385,7 @@ def _shown(message: Any) -> dict[str, Any]:
     return {**shown, "time": timestamp(message.time)}
 
 
-def _direct_headers(stream: Stream, message: Any) -> bytes:
+def _direct_headers(stream: Stream[Consumer], message: Any) -> bytes:
     extra = (
         f"Nats-Stream: {stream.name}\r\nNats-Subject: {message.subject}\r\nNats-Sequence: {message.sequence}\r\n"
         f"Nats-Time-Stamp: {timestamp(message.time)}\r\n\r\n"

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers
 
 if TYPE_CHECKING:
-    from testbed.simulated.consumers import Consumer
-    from testbed.simulated.server import SimulatedServer
+    import asyncio
+    from collections.abc import Callable
 
 NANOSECONDS: Final = 10**9
 _DEDUP_WINDOW: Final = 120 * NANOSECONDS
@@ -23,6 +23,50 @@ _CONDITIONS_FIRST: Final = 1
 _SCHEDULES: Final = 2
 _PURGES_TOGETHER: Final = 5
 _HEADER: Final = re.compile(rb"(?:^|\r\n)([^:\r\n]+):[ \t]*([^\r\n]*)")
+
+
+class Host(Protocol):
+    """The server, as far as streams and consumers need it."""
+
+    level: int
+
+    def now(self) -> int:
+        """Return the nanoseconds since 1970."""
+
+    def new_id(self) -> str:
+        """Return the id of an event."""
+
+    def later(self, delay: int, call: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call a function after some nanoseconds."""
+
+    def has_interest(self, subject: str) -> bool:
+        """Return whether somebody subscribes to a subject."""
+
+    def deliver(self, target: str, headers: bytes, data: bytes, *, reply: str = "", subject: str = "") -> bool:
+        """Send a message to the subscriptions of a subject, and to nobody else."""
+
+    def publish(self, subject: str, headers: bytes, data: bytes, reply: str = "") -> bool:
+        """Hand a message to subscriptions and streams."""
+
+
+class Reader(Protocol):
+    """A consumer, as far as its stream needs it."""
+
+    @property
+    def filters(self) -> list[str]:
+        """Its filter subjects."""
+
+    def serve(self) -> None:
+        """Deliver what can be delivered."""
+
+    def forget(self, sequence: int) -> None:
+        """Give up a message that was removed from the stream."""
+
+    def purge(self, first: int, last: int, *, wider: bool) -> None:
+        """Pass by what was purged."""
+
+    def restart(self) -> None:
+        """Lose what waits."""
 
 
 class Refusal(Exception):  # noqa: N818
@@ -101,22 +145,25 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
     return full
 
 
+_Reader = TypeVar("_Reader", bound=Reader)
+
+
 @dataclass
-class Stream:
+class Stream(Generic[_Reader]):
     """A stream, its messages and its consumers."""
 
-    server: SimulatedServer
+    server: Host
     config: dict[str, Any]
     created: int
     messages: dict[int, Message] = field(default_factory=dict)
     first: int = 1
     last: int = 0
     last_time: int = 0
-    consumers: dict[str, Consumer] = field(default_factory=dict)
+    consumers: dict[str, _Reader] = field(default_factory=dict)
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def create(cls, server: SimulatedServer, config: dict[str, Any]) -> Stream:
+    def create(cls, server: Host, config: dict[str, Any]) -> Stream[_Reader]:
         """Make an empty stream."""
         full = _completed(config)
         if full["duplicate_window"] > (full["max_age"] or full["duplicate_window"]):
