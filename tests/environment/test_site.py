@@ -32,7 +32,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
     assert {page for page in pages if not (tmp_path / page).exists()} == set()
     # An anchor that a page has as HTML, and a file outside of the folder.
-    assert 'id="max-age"' in (tmp_path / "queue.html").read_text(encoding="utf-8")
+    assert 'id="dead-letters-max-age"' in (tmp_path / "queue.html").read_text(encoding="utf-8")
     links = {
         link
         for page in pages
