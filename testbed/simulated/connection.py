@@ -99,12 +99,12 @@ class SimulatedConnection(Connection):
         self._generation += 1
         self._connected.clear()
         for listener in self._listeners:
-            if listener in self.server.listeners:
-                self.server.listeners.remove(listener)
+            self.server.listeners.remove(listener)
 
     def restore(self) -> None:
         """Connect anew, with the subscriptions that there were."""
-        self.server.listeners.extend(self._listeners)
+        for listener in self._listeners:
+            self.server.listeners.add(listener)
         self._connected.set()
 
     def close(self) -> None:
@@ -148,19 +148,14 @@ class SimulatedConnection(Connection):
         self._listeners.append(listener)
         if self.is_connected:
             # The subscription reaches the server in order with what is sent.
-            self._sent_until = self._call_after(self._sent_until, self.server.listeners.append, listener)
+            self._sent_until = self._call_after(self._sent_until, self.server.listeners.add, listener)
         return listener
 
     def _unlisten(self, listener: Listener) -> None:
         if listener in self._listeners:
             self._listeners.remove(listener)
-
-        def remove() -> None:
-            if listener in self.server.listeners:
-                self.server.listeners.remove(listener)
-
         if self.is_connected:
-            self._sent_until = self._call_after(self._sent_until, remove)
+            self._sent_until = self._call_after(self._sent_until, self.server.listeners.remove, listener)
 
     # The protocol.
 

@@ -7,6 +7,7 @@ Where every task waits, the time goes on to the next moment at which something i
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import selectors
@@ -48,8 +49,9 @@ class SimulatedTime:
 
     def advance(self, seconds: float) -> None:
         """Go on by some seconds, and by a nanosecond at least."""
-        self.elapsed += max(1, round(seconds * 1e9))
-        self._traveller.move_to(self.now() / 1e9, tick=False)
+        seconds = max(1e-9, seconds)
+        self.elapsed += round(seconds * 1e9)
+        self._traveller.shift(seconds)
 
 
 class _Selector(selectors.SelectSelector):
@@ -103,8 +105,10 @@ def run_simulated(world: Callable[[], Coroutine[Any, Any, _T]], seed: int) -> _T
     :raises StalledError: the coroutine waits for what never comes
     """
     rng = random.Random(seed)  # noqa: S311
-    state = random.getstate()
+    state, thresholds = random.getstate(), gc.get_threshold()
     random.seed(seed)
+    # A world is small, and all of it is garbage at its end.
+    gc.set_threshold(50_000, 50, 100)
     try:
         with _simulated_clocks() as simulated, _seeded(random.Random(~seed)):  # noqa: S311
             loop = SimulatedLoop(simulated, rng)
@@ -115,6 +119,7 @@ def run_simulated(world: Callable[[], Coroutine[Any, Any, _T]], seed: int) -> _T
                 asyncio.set_event_loop(None)
                 loop.close()
     finally:
+        gc.set_threshold(*thresholds)
         random.setstate(state)
 
 

@@ -52,6 +52,43 @@ class Listener:
     receive: Callable[[str, str, bytes, bytes], None]
 
 
+class Listeners:
+    """The subscriptions of a server, found by the first two tokens of a subject."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[Listener]] = {}
+
+    def add(self, listener: Listener) -> None:
+        """Add a subscription, unless it is there."""
+        own = self._found.setdefault(_group(listener.subject), [])
+        if listener not in own:
+            own.append(listener)
+
+    def remove(self, listener: Listener) -> None:
+        """Remove a subscription, if it is there."""
+        group = _group(listener.subject)
+        own = self._found.get(group, [])
+        if listener in own:
+            own.remove(listener)
+        if not own:
+            self._found.pop(group, None)
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._found.clear()
+
+    def of(self, subject: str) -> list[Listener]:
+        """Return those to a subject."""
+        groups = (self._found.get(_group(subject)), self._found.get(""))
+        return [listener for group in groups for listener in group or () if covers(listener.subject, subject)]
+
+
+def _group(subject: str) -> str:
+    """Return what subscriptions are grouped by; empty where it holds a wildcard."""
+    group = ".".join(subject.split(".", 2)[:2])
+    return "" if "*" in group or ">" in group else group
+
+
 class SimulatedServer:
     """One server with JetStream, in memory.
 
@@ -63,7 +100,7 @@ class SimulatedServer:
         self.level = _LEVELS[version[:2]]
         self.loop = simulated_loop()
         self.streams: dict[str, Stream[Consumer]] = {}
-        self.listeners: list[Listener] = []
+        self.listeners = Listeners()
         self.is_up = True
         self._ids = 0
 
@@ -84,7 +121,7 @@ class SimulatedServer:
 
     def has_interest(self, subject: str) -> bool:
         """Return whether somebody subscribes to a subject."""
-        return any(covers(listener.subject, subject) for listener in self.listeners)
+        return bool(self.listeners.of(subject))
 
     def deliver(self, target: str, headers: bytes, data: bytes, *, reply: str = "", subject: str = "") -> bool:
         """Send a message to the subscriptions of a subject, and to nobody else.
@@ -93,7 +130,7 @@ class SimulatedServer:
         :param subject: the one that they are shown, where that is another
         :return: whether there is any
         """
-        found = [listener for listener in self.listeners if covers(listener.subject, target)]
+        found = self.listeners.of(target)
         for listener in found:
             listener.receive(subject or target, reply, headers, data)
         return bool(found)
@@ -147,7 +184,8 @@ class SimulatedServer:
         if action.startswith("DIRECT.GET."):
             self._direct_get(action.removeprefix("DIRECT.GET."), reply, data)
             return
-        kind = next((name for name in sorted(_TYPES, key=len, reverse=True) if f"{action}.".startswith(f"{name}.")), "")
+        tokens = action.split(".", 3)
+        kind = next((name for length in (3, 2, 1) if (name := ".".join(tokens[:length])) in _TYPES), "")
         if not kind:
             self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
             return

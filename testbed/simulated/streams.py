@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers
@@ -105,12 +107,15 @@ def header(block: bytes, name: str) -> str | None:
     return None
 
 
+@lru_cache
+def _second(whole: int) -> str:
+    return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
 def timestamp(nanoseconds: int) -> str:
     """Return the server's text of a time."""
-    from datetime import UTC, datetime
-
     whole, rest = divmod(nanoseconds, NANOSECONDS)
-    text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    text = _second(whole)
     fraction = f".{rest:09d}".rstrip("0") if rest else ""
     return f"{text}{fraction}Z"
 

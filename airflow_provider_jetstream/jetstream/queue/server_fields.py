@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Change = Literal["", "fixed", "once"]
 
 
-@dataclass(frozen=True, slots=True)
+# Compared by identity: the tables are looked up by their fields for each scan.
+@dataclass(frozen=True, slots=True, eq=False)
 class Field:
     """A field of the server's API.
 
@@ -324,17 +325,20 @@ def _table(kind: Kind) -> tuple[Field, ...]:
 
 
 @cache
-def _paths(table: tuple[Field, ...]) -> frozenset[str]:
-    return frozenset(field.path for field in table)
+def _paths(table: tuple[Field, ...]) -> dict[str, bool]:
+    """Return the paths of a table, and whether it has fields inside of them."""
+    paths = [field.path for field in table]
+    outer = {path.rpartition(".")[0] for path in paths}
+    return {path: path in outer for path in paths}
 
 
-def _unknown(known: frozenset[str], reported: Mapping[str, Any], inside: str, *, unset: bool) -> Iterator[str]:
+def _unknown(known: Mapping[str, bool], reported: Mapping[str, Any], inside: str, *, unset: bool) -> Iterator[str]:
     for name, value in reported.items():
         path = f"{inside}{name}"
         if path not in known:
             if unset or value not in (None, False, 0, "", [], {}):
                 yield path
-        elif any(other.startswith(f"{path}.") for other in known):
+        elif known[path]:
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, dict):
                     yield from _unknown(known, part, f"{path}.", unset=unset)
