@@ -154,6 +154,23 @@ async def test_scans_lint_and_page_name_each_change_until_it_is_provisioned_agai
     assert changes_in((await find_dead_letters(connection, await discover_queue(connection, name))).risks) == []
 
 
+@pytest.mark.parametrize("kind", ["letters' subjects", "events' subjects", "audit's subjects", "max deliver"])
+@pytest.mark.parametrize("own_first", [True, False], ids=["own first", "the other first"])
+@pytest.mark.parametrize("wide", ["{}-advisory.>", "{}-reports.*.>"])
+async def test_what_another_queue_has_noted_hides_nothing(
+    connection: NatsPyConnection, name: str, kind: str, wide: str, *, own_first: bool
+) -> None:
+    # A list by the queue's subjects has the other events stream as well: a subject with wildcards overlaps.
+    other = f"{'z' if own_first else 'a'}{name}"
+    await provision(connection, small_queue(other, advisory_subjects=[wide.replace("{}", other)]))
+    queue = await declared_queue(connection, name, CHANGES[kind])
+    await apply_change(connection, name, CHANGES[kind])
+    (found,) = changes_in((await find_dead_letters(connection, queue)).risks)
+    assert changes_in((await find_dead_letters(connection, await known_queue(connection, name))).risks) == [found]
+    assert changes_in((await find_dead_letters(connection, await known_queue(connection, other))).risks) == []
+    await connection.api(f"STREAM.DELETE.{other}-events")
+
+
 def changes_in(risks: Any) -> list[str]:
     return [str(risk) for risk in risks if risk.name == "not-as-declared"]
 

@@ -151,12 +151,14 @@ def provisioned_declaration(
 ) -> tuple[WorkQueue | None, datetime | None]:
     """Return the declaration that was provisioned last, and when, by the server's clock; ``None`` where unknown.
 
-    :param streams: STREAM.INFO of the queue's companions, in any order
+    :param streams: STREAM.INFO of the queue's companions, in any order, and of any others: a list by subjects has those
+        of other queues whose subjects overlap as well, such as a wide ``advisory_subjects``
     """
     for info in streams:
         metadata = info["config"].get("metadata") or {}
-        if found := _load(metadata.get(DECLARATION, "")):
-            return (found, _moment(metadata.get(PROVISIONED_AT, ""))) if found.name == queue else (None, None)
+        found = _load(metadata.get(DECLARATION, ""))
+        if found and found.name == queue and info["config"]["name"] in (queue, *found.companion_names()):
+            return found, _moment(metadata.get(PROVISIONED_AT, ""))
     return None, None
 
 
