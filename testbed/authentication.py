@@ -34,14 +34,19 @@ def make_pair(kind: int = nkeys.PREFIX_BYTE_USER, *, key: bytes | None = None) -
     return NkeyPair(seed.decode(), pair.public_key.decode(), pair)
 
 
-def make_jwt(issuer: NkeyPair, subject: NkeyPair, kind: str, claims: dict[str, Any]) -> str:
-    """Make a JWT as `nsc` does."""
+def make_jwt(issuer: NkeyPair, subject: NkeyPair, kind: str, claims: dict[str, Any], expires: int = 0) -> str:
+    """Make a JWT as `nsc` does.
+
+    :param expires: when, in seconds since 1970; 0 for never
+    """
 
     def encode(part: dict[str, Any]) -> str:
         return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
 
     nats = {"type": kind, "version": 2, **claims}
     body = {"jti": "test", "iat": 1, "iss": issuer.key, "sub": subject.key, "nats": nats}
+    if expires:
+        body["exp"] = expires
     signed = f"{encode({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{encode(body)}"
     signature = base64.urlsafe_b64encode(issuer.pair.sign(signed.encode())).decode().rstrip("=")
     return f"{signed}.{signature}"
@@ -55,8 +60,11 @@ class OperatorMode:
     credentials: str
 
 
-def operator_mode(user: NkeyPair | None = None) -> OperatorMode:
-    """Make an operator, a system account, an account with JetStream, and a user, with this key or a new one."""
+def operator_mode(user: NkeyPair | None = None, expires: int = 0) -> OperatorMode:
+    """Make an operator, a system account, an account with JetStream, and a user, with this key or a new one.
+
+    :param expires: when the user does, in seconds since 1970; 0 for never
+    """
     operator = make_pair(nkeys.PREFIX_BYTE_OPERATOR)
     account, system = make_pair(nkeys.PREFIX_BYTE_ACCOUNT), make_pair(nkeys.PREFIX_BYTE_ACCOUNT)
     user = user or make_pair()
@@ -64,7 +72,7 @@ def operator_mode(user: NkeyPair | None = None) -> OperatorMode:
     more = {"subs": -1, "conn": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "leaf": -1}
     account_jwt = make_jwt(operator, account, "account", {"limits": {**unlimited, **more}})
     system_jwt = make_jwt(operator, system, "account", {"limits": more})
-    user_jwt = make_jwt(account, user, "user", {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1})
+    user_jwt = make_jwt(account, user, "user", {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1}, expires)
     config = (
         f"operator: {make_jwt(operator, operator, 'operator', {})}\nresolver: MEMORY\n"
         f"resolver_preload: {{ {account.key}: {account_jwt}, {system.key}: {system_jwt} }}\n"

@@ -84,6 +84,9 @@ async def _open(
     async def record_error(reported: Exception) -> None:
         # What this package raises within the client is the cause of an error of the client's.
         error = reported.__cause__ if isinstance(reported.__cause__, JetStreamProviderError) else reported
+        if client.outage.is_explained and isinstance(error, OSError):
+            # How the connection ends says less than what the server said before.
+            return
         connection.last_error = error
         if not client.is_connected:
             failures.append(error)

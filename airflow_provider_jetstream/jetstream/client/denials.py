@@ -32,6 +32,7 @@ _DENIAL: Final = re.compile(
 _TOO_MANY_TOKENS: Final = ", too many tokens"
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|([\"\\]))")
 _PLAIN_REFUSAL: Final = "authorization violation"
+_REPORT: Final = re.compile(rb"(?:^|\r\n)-ERR +([^\r\n]{1,1024})\r\n", re.IGNORECASE)
 
 ErrorKind: TypeAlias = Literal["permission", "subscription", "credentials", "address", "encryption", "transient"]
 
@@ -73,6 +74,15 @@ def error_kind(text: str) -> ErrorKind | None:
     """
     said = _said(text).lower()
     return next((kind for begin, kind in ERROR_KINDS.items() if said.startswith(begin)), None)
+
+
+def last_report_of(said: bytes) -> str:
+    """Return the text of the last ``-ERR`` of a handshake, in which no message comes; empty where there is none.
+
+    :param said: all that the server has said
+    """
+    reports: list[bytes] = _REPORT.findall(said)
+    return reports[-1].decode(errors="replace").strip().strip("'") if reports else ""
 
 
 def parse_denial(text: str, user: str) -> PermissionDeniedError | None:

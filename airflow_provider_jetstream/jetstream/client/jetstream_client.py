@@ -242,6 +242,7 @@ class JetStreamClient(RestoringClient):
             self.close_reason = SubscriptionRefusedError("what it had subscribed to", self.settings.client, text)
             self._server_pool.clear()
         if kind != "permission":
+            self.last_words = error
             await self._process_op_err(error)
 
     def _take_unconfirmed(self) -> str | None:

@@ -27,20 +27,31 @@ _MOST_FAILURES: Final = 20
 
 
 class Outage:
-    """The attempts to connect since the connection was lost, or since the beginning."""
+    """The attempts to connect since the connection was lost, or since the beginning.
+
+    :ivar failures: why the connection was lost, where the server has said that, and why attempts failed
+    :ivar is_explained: whether the server has said why, and nothing was attempted since
+    """
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []
+        self.is_explained = False
         self._began_at = time.monotonic()
         self._refused_since: float | None = None
         self._renewed_at: float | None = None
         self._reported_at: float | None = None
 
-    def begin(self) -> None:
-        """Note that the connection is lost."""
+    def begin(self, report: Exception | None = None) -> None:
+        """Note that the connection is lost.
+
+        :param report: what the server has said right before
+        """
         self.failures = []
         self._began_at = time.monotonic()
         self._refused_since = self._renewed_at = self._reported_at = None
+        if report:
+            self.record(report)
+        self.is_explained = report is not None
 
     def record(self, error: Exception) -> None:
         """Note why an attempt failed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from typing import TYPE_CHECKING, Any
 
 from nats import errors as nats_errors
@@ -18,13 +19,11 @@ from airflow_provider_jetstream.jetstream.client.credentials import connect_comm
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain
 from airflow_provider_jetstream.jetstream.client.outage import Outage
 from airflow_provider_jetstream.jetstream.client.parser_choice import create_frame_parser
-from airflow_provider_jetstream.jetstream.client.tls import require_certificate, tls_context
+from airflow_provider_jetstream.jetstream.client.tls import plaintext_report, require_certificate, tls_context
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TLSError
 
 if TYPE_CHECKING:
-    import ssl
-
     from nats.aio.client import Srv
 
     from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
@@ -53,6 +52,8 @@ class RestoringClient(Client):
         self.settings = settings
         self.outage = Outage()
         self.close_reason: JetStreamProviderError | None = None
+        # What the server has said right before it ended the connection.
+        self.last_words: Exception | None = None
         self._renew = renew
         self.parser = create_frame_parser(self)
         if self.parser:
@@ -72,7 +73,8 @@ class RestoringClient(Client):
 
     async def _attempt_reconnect(self) -> None:
         self.abort()
-        self.outage.begin()
+        self.outage.begin(self.last_words)
+        self.last_words = None
         try:
             await super()._attempt_reconnect()
         finally:
@@ -90,6 +92,7 @@ class RestoringClient(Client):
     async def _connect_to_server(self, s: Srv) -> None:
         if self.is_reconnecting:
             await self._look_at_settings()
+        self.outage.is_explained = False
         if not self._transport:
             self._transport = AbortableTransport(self.settings.timeout)
         await keep_cancellation(super()._connect_to_server(s))
@@ -169,8 +172,21 @@ class RestoringClient(Client):
             # asyncio never closes the stream under a TLS handshake that failed or was given up, and the client would
             # wait for that before it tries the next server.
             self.abort()
+            if isinstance(error, OSError) and (said := await self._said(error)):
+                self._transport = None
+                raise nats_errors.Error(said) from None
             self._transport = None
             if not isinstance(error, Exception) or isinstance(error, (OSError, nats_errors.Error)):
                 raise
             # Nothing else would be tried again.
             raise nats_errors.Error(f"{type(error).__name__}: {error}") from error
+        if isinstance(self._transport, AbortableTransport):
+            self._transport.end_handshake()
+
+    async def _said(self, error: OSError) -> str:
+        """Return what the server has said before a handshake failed; empty where it said nothing."""
+        said = self._transport.end_handshake() if isinstance(self._transport, AbortableTransport) else ""
+        if not said and isinstance(error, ssl.SSLError) and self._current_server:
+            address = self._current_server.uri
+            said = await asyncio.to_thread(plaintext_report, str(address.hostname), address.port or 0, error)
+        return said

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
-from typing import TYPE_CHECKING, Any
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_jetstream.jetstream.client.denials import last_report_of
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, TLSError
 from airflow_provider_jetstream.jetstream.line_text import shown_path
 
@@ -12,6 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+
+# OpenSSL's names for an answer that isn't TLS.
+_PLAINTEXT: Final = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
+_LISTEN_SECONDS: Final = 1.0
+_MOST_HEARD: Final = 16_384
 
 
 def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
@@ -63,3 +72,23 @@ def tls_problem(error: OSError) -> str:
     if "alert" in str(error).lower():
         return f"{reason}; check tls_cert_file"
     return f"{reason}; check tls_ca_file and the host name"
+
+
+def plaintext_report(host: str, port: int, error: ssl.SSLError) -> str:
+    """Return the text of the ``-ERR`` by which a server refuses connections before TLS; empty where it says none.
+
+    A server that has as many connections as it takes says so in plaintext, and OpenSSL keeps of that only that it isn't
+    TLS. So the server is asked once more, and nothing is sent to it.
+
+    :param error: why there is no TLS with the server
+    """
+    if error.reason not in _PLAINTEXT:
+        return ""
+    said, deadline = b"", time.monotonic() + _LISTEN_SECONDS
+    with suppress(OSError), socket.create_connection((host, port), _LISTEN_SECONDS) as connection:
+        while not last_report_of(said) and len(said) < _MOST_HEARD and (left := deadline - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not (part := connection.recv(_MOST_HEARD)):
+                break
+            said += part
+    return last_report_of(said)

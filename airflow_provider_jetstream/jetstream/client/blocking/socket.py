@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,12 @@ from airflow_provider_jetstream.jetstream.client.denials import (
     parse_denial,
 )
 from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info, server_version
-from airflow_provider_jetstream.jetstream.client.tls import require_certificate, tls_context, tls_problem
+from airflow_provider_jetstream.jetstream.client.tls import (
+    plaintext_report,
+    require_certificate,
+    tls_context,
+    tls_problem,
+)
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
@@ -263,6 +269,8 @@ class NatsSocket:
             raise TLSError(f"expected TLS from {server}, found a server without it: nothing was sent to it")
         require_certificate(settings, self.server_info)
         if self.filled:
+            if b"-ERR".startswith(self.buffer[: min(self.filled, 4)]):
+                raise self._refusal(self._next_frame(deadline).line, server)
             raise TLSError(f"expected TLS from {server}, found plaintext after its INFO")
         self._encrypt(server, host, settings, deadline)
 
@@ -275,6 +283,9 @@ class NatsSocket:
         except TimeoutError:
             raise UnreachableError(f"no TLS with {server}: no answer in time") from None
         except OSError as error:
+            said = plaintext_report(host, urlsplit(server).port or 0, error) if isinstance(error, ssl.SSLError) else ""
+            if said and (refusal := connection_error(server, said)):
+                raise refusal from None
             raise TLSError(f"no TLS with {server}: {tls_problem(error)}") from None
 
     def _authenticate(self, server: str, settings: ConnectionSettings, deadline: float) -> None:
