@@ -175,6 +175,7 @@ async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
                 **_health_json(health),
                 "dead": left_over.dead,
                 "undeliverable": dict(left_over.undeliverable),
+                "warning": left_over.warning or None,
                 "schedules": left_over.schedules,
                 "due": due.count if due else 0,
                 "is_moved": due.is_moved if due else None,
@@ -199,6 +200,8 @@ async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
     if others := subjects[_SHOWN_SUBJECTS:]:
         jobs = sum(count for _, count in others)
         out.text(f"{jobs} jobs on {len(others)} other subjects match no consumer (--json lists all)")
+    if left_over.warning:
+        out.note(f"warning: {left_over.warning}")
     return ExitCode.DONE
 
 

@@ -282,7 +282,10 @@ async def test_letters_of_a_deleted_consumer_are_counted_as_dead(
     await publish_jobs(connection, queue, ["waits"], kind="untaken")
     await _delete(connection, name)
     assert await _numbers(nats, name) == [(5, 2), (5, 2)]
-    assert "2 jobs match no consumer" in (await asyncio.to_thread(_command, nats, "queue", "lint", name))[1]
+    for command in (("queue", "lint", name), ("queue", "show", name), ("queue", "show", name, "--json")):
+        _, out = await asyncio.to_thread(_command, nats, *command)
+        assert "2 jobs match no consumer" in out
+        assert "have no entry, would run again" in out
     # One that took a part of the subjects since counts its own.
     by_hand = _BY_HAND | {"name": "next", "durable_name": "next", "filter_subject": f"{name}.jobs.plain"}
     await connection.api(f"CONSUMER.CREATE.{name}.next", {"stream_name": name, "config": by_hand})

@@ -120,19 +120,50 @@ async def test_so_is_one_whose_new_job_is_stored_in_a_batch(
 
 
 @pytest.mark.parametrize("archive", [True, False])
-async def test_where_the_foreign_job_is_done_only_the_archive_tells(
+async def test_a_foreign_job_that_is_done_is_not_taken_for_the_new_one(
     connection: NatsPyConnection, name: str, *, archive: bool
 ) -> None:
     queue = await _with_letter(connection, name, archive=archive)
     foreign = await _take_id(connection, queue, "the body")
     assert await acknowledge_jobs(connection, queue, 1) == [foreign]
     report = await redrive_dead_letters(connection, queue, _COPY)
-    assert list(report.redriven) == ([1] if archive else [])
+    assert (list(report.redriven), report.failed) == ([1], {})
     assert await _copies(connection, queue, foreign) == [(b"true", "one")]
-    if not archive:
-        assert "isn't known" in report.failed[1]
-        (letter,) = (await find_dead_letters(connection, queue)).letters
-        assert letter.body == b"true"
+
+
+@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("what", ["the body", "the subject", "an empty body"])
+async def test_nor_is_one_that_came_and_was_done_after_the_redrive_began(
+    connection: NatsPyConnection, name: str, what: str, monkeypatch: pytest.MonkeyPatch, *, archive: bool
+) -> None:
+    queue = await _with_letter(connection, name, archive=archive)
+    store, foreign = seams.current(seams.STEPS_STORE_JOBS), list[int]()
+
+    async def store_later(*args: Any) -> Any:
+        if not foreign:
+            foreign.append(await _take_id(connection, queue, what))
+            assert await acknowledge_jobs(connection, queue, 1) == foreign
+        return await store(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(seams.STEPS_STORE_JOBS, store_later)
+        report = await redrive_dead_letters(connection, queue, _COPY)
+    assert (list(report.redriven), report.failed) == ([1], {})
+    assert await _copies(connection, queue, foreign[0]) == [(b"true", "one")]
+
+
+@pytest.mark.parametrize("archive", [True, False])
+async def test_nor_is_one_that_came_and_was_done_after_the_redrive_was_killed(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, *, archive: bool
+) -> None:
+    queue = await _with_letter(connection, name, archive=archive)
+    with _killed(monkeypatch, after=False):
+        await redrive_dead_letters(connection, queue, _COPY)
+    foreign = await _take_id(connection, queue, "the body")
+    assert await acknowledge_jobs(connection, queue, 1) == [foreign]
+    report = await redrive_dead_letters(connection, queue, _COPY)
+    assert (list(report.redriven), report.failed) == ([1], {})
+    assert await _copies(connection, queue, foreign) == [(b"true", "one")]
 
 
 async def test_of_many_letters_the_one_whose_id_is_taken_comes_back_too(
@@ -181,7 +212,7 @@ async def test_a_recovery_repeats_nothing_where_the_new_job_under_its_other_id_i
 ) -> None:
     queue = await _with_letter(connection, name, archive=False)
     foreign = await _take_id(connection, queue, "the subject")
-    with _killed(monkeypatch, after=True, at_call=2):
+    with _killed(monkeypatch, after=True):
         await redrive_dead_letters(connection, queue, _COPY)
     assert await acknowledge_jobs(connection, queue, 2) == [foreign, foreign + 1]
     await redrive_dead_letters(connection, queue, _COPY)

@@ -62,6 +62,7 @@ class AccountCheckpoint(BaseModel):
     :param open: jobs up to ``last`` whose end nothing proved, most of them stored
     :param deleted: those of them of which the server has reported that they were deleted in flight
     :param early: jobs after ``last`` whose end was read
+    :param claimed: jobs that a worker ended, and of which it isn't known whether its consumer had them
     :param unaccounted: jobs that are gone without evidence of their end
     :param unknown: jobs that are gone, and of whose end there may have been evidence
     :param why_unknown: why that isn't known, a clause each
@@ -83,6 +84,7 @@ class AccountCheckpoint(BaseModel):
     open: _Ranges = Field(default_factory=SequenceRanges)
     deleted: _Ranges = Field(default_factory=SequenceRanges)
     early: _Ranges = Field(default_factory=SequenceRanges)
+    claimed: _Ranges = Field(default_factory=SequenceRanges)
     unaccounted: _Ranges = Field(default_factory=SequenceRanges)
     unknown: _Ranges = Field(default_factory=SequenceRanges)
     why_unknown: tuple[str, ...] = ()

@@ -3,8 +3,8 @@
 A work queue removes a job whatever happened to it. A job that is gone is accounted for by its completion, its ack
 metric, an entry that says that it was terminated or parked, a record of the audit, or the report of a handler;
 otherwise it is *unaccounted*: somebody deleted it, it expired, or it was terminated while nothing captured that. Where
-its evidence may have been stored once and be gone, what became of it is *not known*. No redrive takes such a job unless
-a person names it.
+its evidence may have been stored once and be gone, or where a worker ended it whose consumer may not have had it, what
+became of it is *not known*. No redrive takes such a job unless a person names it.
 
 An account reads the queue first and then each companion up to its last message *after* that. What the companions state
 about jobs that the queue's snapshot doesn't have yet is stored in the checkpoint, with the positions.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import compress, islice
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
@@ -31,7 +31,7 @@ from airflow_provider_jetstream.jetstream.client.sequence_ranges import Sequence
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import reserved_subjects
-from airflow_provider_jetstream.jetstream.dead_letters.account_evidence import CLOCK_DIFFERENCE, EndEvidence
+from airflow_provider_jetstream.jetstream.dead_letters.account_evidence import CLOCK_DIFFERENCE, EndEvidence, batches
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
@@ -42,7 +42,7 @@ from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 # The server stores what it reports about a job a moment after the job is gone; a loaded one takes longer.
 _PAUSES = (0.05, 0.2, 0.75, 2.0)
 _REPORTED_RANGES = 1_000
-_AT_ONCE = 512
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
@@ -211,11 +210,12 @@ class _Accounting:
                     "taken_at": taken_at,
                     "open": (before.open | again) - lost,
                     "early": SequenceRanges(),
+                    "claimed": before.claimed - lost,
                     "unaccounted": before.unaccounted - lost - again,
                     "unknown": before.unknown - lost - again,
                 }
             )
-        self._before = settled
+        self._before, self._claimed = settled, settled.claimed
         self._evidence = EndEvidence(connection, self._snapshot, settled, self._letters)
         # A stream may be created with a first sequence of any size: no job had those below.
         first = max(1, int(self._info["config"].get("first_seq") or 1))
@@ -231,7 +231,7 @@ class _Accounting:
         unaccounted, unknown = await self._divide(gone, last)
         known = settled.unaccounted - ended - reopened
         known -= await self._letters_and_handled(known & self._evidence.deleted, deleted)
-        unknown = (unknown | settled.unknown) - ended - reopened
+        unknown = (unknown | settled.unknown | (known & self._claimed)) - ended - reopened
         stays = ((opened | reopened) & SequenceRanges.between(1, last)) - ended - gone - accounted
         account = AccountCheckpoint(
             stream=name,
@@ -244,7 +244,8 @@ class _Accounting:
             open=stays,
             deleted=deleted & (stays | later),
             early=((settled.early | ended) & later) - reopened,
-            unaccounted=unaccounted | known,
+            claimed=self._claimed & (stays | later),
+            unaccounted=unaccounted | (known - self._claimed),
             unknown=unknown,
             why_unknown=tuple(dict.fromkeys((*settled.why_unknown, *self._why))) if unknown else (),
             consumers=self._sampled(),
@@ -267,6 +268,18 @@ class _Accounting:
             self._note_gap(name, info, skew)
             await self._evidence.read(info, skew)
         self._companions = infos
+        self._claimed |= await self._evidence.judge_claims(self._subjects)
+
+    async def _subjects(self, sequences: Sequence[int]) -> list[str | None]:
+        """Return the subjects of jobs; ``None`` where neither the archive nor the queue has a job."""
+        archive = await self._archive()
+
+        async def subject_of(sequence: int) -> str | None:
+            copy = await archive.find(sequence) if archive else None
+            job = copy or await get_message(self._connection, self._queue.name, sequence)
+            return job.subject if job else None
+
+        return await map_concurrently(subject_of, sequences)
 
     def _note_gap(self, name: str, info: Mapping[str, Any], skew: timedelta) -> None:
         """Note since when a companion has all that was stored there and wasn't read yet."""
@@ -314,7 +327,7 @@ class _Accounting:
         consumers = self._snapshot.consumers.values()
         horizon = min((consumer.delivered for consumer in consumers if consumer.pending), default=stored.last)
         gone = below
-        for some in _batches(rest & SequenceRanges.between(stored.first, horizon)):
+        for some in batches(rest & SequenceRanges.between(stored.first, horizon)):
             gone |= SequenceRanges.of(compress(some, await map_concurrently(self._is_gone, some)))
         return gone
 
@@ -342,22 +355,25 @@ class _Accounting:
                 audit=AuditLog.from_snapshot(self._connection, self._queue, snapshot),
                 inconsistent_consumers=(),
             )
-            for some in _batches(in_doubt):
+            for some in batches(in_doubt):
                 jobs = await classifier.classify_all([(job, index.entries_of(job)) for job in some])
                 accounted |= SequenceRanges.of(job.sequence for job in jobs if not _is_open(job))
         return accounted
 
     async def _divide(self, gone: SequenceRanges, last: int) -> tuple[SequenceRanges, SequenceRanges]:
         """Divide jobs without evidence into those of which there would be some, and the others; leave out no jobs."""
-        unknown = SequenceRanges()
+        unknown = gone & self._claimed
+        if unknown:
+            self._why.append("another consumer's worker may have ended them, and no archive shows whose they were")
+            gone -= unknown
         if not gone:
             return gone, unknown
         archive = await self._archive()
         if self._complete_since > self._snapshot.created_at:
             first = await self._first_job_since(self._complete_since, archive, last)
-            unknown = gone & SequenceRanges.between(1, first - 1)
-            gone -= unknown
-            self._why += [self._why_incomplete] if unknown else []
+            dropped = gone & SequenceRanges.between(1, first - 1)
+            gone, unknown = gone - dropped, unknown | dropped
+            self._why += [self._why_incomplete] if dropped else []
         unproved = self._unproved_consumers()
         if gone and (unproved or not self._snapshot.consumers):
             self._why.append(self._why_unproved(unproved))
@@ -372,7 +388,7 @@ class _Accounting:
         if not reserved and not unproved:
             return gone, unknown
         jobs, of_unproved = SequenceRanges(), SequenceRanges()
-        for some in _batches(gone):
+        for some in batches(gone):
             copies = await map_concurrently(archive.find, some) if archive else [None] * len(some)
             kinds = [_kind_of(copy.subject if copy else None, self._snapshot, reserved, unproved) for copy in copies]
             jobs |= SequenceRanges.of(compress(some, (kind is True for kind in kinds)))
@@ -454,8 +470,3 @@ def _is_open(job: object) -> bool:
 
 def _count(pairs: tuple[tuple[int, int], ...]) -> int:
     return sum(last - first + 1 for first, last in pairs)
-
-
-def _batches(sequences: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    remaining = iter(sequences)
-    return iter(lambda: tuple(islice(remaining, _AT_ONCE)), ())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from array import array
 from datetime import datetime, timedelta
 from functools import reduce
+from itertools import islice
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic import ValidationError
 
@@ -16,6 +17,7 @@ from airflow_provider_jetstream.jetstream.audit.account_checkpoint import ReadPo
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
 from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
+from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.contract import (
@@ -24,13 +26,14 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_filter,
     letter_audit_subject,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import BY_WORKERS
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, HIGHEST_JOB, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.account_checkpoint import AccountCheckpoint
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -38,7 +41,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
+# The consumer whose workers brought an end about, none where the server or a redriver states it; and the jobs.
+_Ends: TypeAlias = "tuple[str | None, Iterable[int]]"
+_NOTHING: Final[_Ends] = (None, ())
 _DIGITS = 19
+_AT_ONCE = 512
 # Sequences in memory before they become ranges.
 _MOST_SEQUENCES = 50_000
 # The clocks of two servers of a cluster differ by less.
@@ -71,8 +78,10 @@ class EndEvidence:
         self.read_to: dict[str, ReadPosition] = dict(checkpoint.read)
         self.completing = set(checkpoint.completing)
         self._ended, self._deleted = _Growing(), _Growing()
+        # By consumer, the ends that its workers brought about.
+        self._claims: dict[str, _Growing] = {}
         queue = snapshot.queue
-        self._kinds: dict[str, Callable[[StoredMessage], Iterable[int]]] = {
+        self._kinds: dict[str, Callable[[StoredMessage], _Ends]] = {
             completion_filter(queue).removesuffix(">"): self._ends_by_completion,
             ack_metric_filter(queue).removesuffix("*"): self._ends_by_metric,
             letter_audit_subject(queue, 0).removesuffix("0"): self._ends_by_record,
@@ -112,8 +121,9 @@ class EndEvidence:
         async for message in read_bulk(self._connection, info, position + 1):
             if message.stored_at < self._snapshot.created_at or proves_nothing(message):
                 continue
-            for sequence in self._ends(name, message):
-                self._end(sequence, message.stored_at, skew)
+            consumer, sequences = self._ends(name, message)
+            for sequence in sequences:
+                self._end(sequence, consumer, message.stored_at, skew)
         last = max(position, int(state["last_seq"]))
         self.read_to[name] = ReadPosition(created=info["created"], to=last, time=state["last_ts"])
 
@@ -127,26 +137,48 @@ class EndEvidence:
         message = await get_message(self._connection, name, read.to)
         return 0 if message and message.stored_at != datetime.fromisoformat(read.time) else read.to
 
-    def _ends(self, stream: str, message: StoredMessage) -> Iterable[int]:
+    async def judge_claims(self, subjects: Callable[[Sequence[int]], Awaitable[list[str | None]]]) -> SequenceRanges:
+        """Have those ends count that consumers brought about which may have had the jobs; drop the others.
+
+        :param subjects: returns the subjects of jobs; ``None`` where it isn't known
+        :returns: the jobs whose subject isn't known
+        """
+        open_to_doubt = SequenceRanges()
+        ended = self.ended
+        claims = {consumer: claimed.ranges() - ended for consumer, claimed in self._claims.items()}
+        self._claims = {}
+        for some in batches(reduce(or_, claims.values(), SequenceRanges())):
+            known = dict(zip(some, await subjects(some), strict=True))
+            open_to_doubt |= SequenceRanges.of(sequence for sequence in some if known[sequence] is None)
+            for consumer, claimed in claims.items():
+                for sequence in some:
+                    subject = known[sequence]
+                    may_have_had = subject is not None and self._snapshot.may_have_had(consumer, sequence, subject)
+                    if may_have_had and sequence in claimed:
+                        self._count(sequence)
+            await pause_if_due()
+        return open_to_doubt
+
+    def _ends(self, stream: str, message: StoredMessage) -> _Ends:
         """Return the jobs of which a message states that they ended; note what else it states."""
         for prefix, read in self._kinds.items():
             if message.subject.startswith(prefix):
                 return read(message)
         is_entry = stream == self._dead_letter_queue and self._parser.is_entry(message.subject)
-        return self._ends_by_entry(self._parser.parse(message)) if is_entry else ()
+        return self._ends_by_entry(self._parser.parse(message)) if is_entry else _NOTHING
 
-    def _ends_by_completion(self, message: StoredMessage) -> Iterable[int]:
+    def _ends_by_completion(self, message: StoredMessage) -> _Ends:
         *_, consumer, sequence = message.subject.split(".")
         self.completing.add(consumer)
-        return (_number(sequence),)
+        return consumer, (_number(sequence),)
 
-    def _ends_by_metric(self, message: StoredMessage) -> Iterable[int]:
+    def _ends_by_metric(self, message: StoredMessage) -> _Ends:
         metric = parse_advisory(message.data)
         is_own = isinstance(metric, AckMetric) and metric.is_of_server(self._snapshot.queue, self._connection.domain)
-        return (metric.stream_seq,) if isinstance(metric, AckMetric) and is_own else ()
+        return (None, (metric.stream_seq,)) if isinstance(metric, AckMetric) and is_own else _NOTHING
 
-    def _ends_by_report(self, message: StoredMessage) -> Iterable[int]:
-        return (_number(message.subject.rpartition(".")[2]),)
+    def _ends_by_report(self, message: StoredMessage) -> _Ends:
+        return None, (_number(message.subject.rpartition(".")[2]),)
 
     async def jobs_with_removed_entries(self, audit: str, stored: frozenset[int]) -> set[int]:
         """Return the jobs that had entries and have none: a handler of the dead letter queue removed the entries.
@@ -161,36 +193,37 @@ class EndEvidence:
                 jobs.add(job[0])
         return jobs - stored
 
-    def _ends_by_record(self, message: StoredMessage) -> Iterable[int]:
+    def _ends_by_record(self, message: StoredMessage) -> _Ends:
         try:
             record = LetterRecord.model_validate_json(message.data)
         except ValidationError:
-            return ()
+            return _NOTHING
         is_own = record.created == self._snapshot.created
-        return self._acted_on([record.sequence], message, in_place=record.in_place) if is_own else ()
+        return self._acted_on([record.sequence], message, in_place=record.in_place) if is_own else _NOTHING
 
-    def _ends_by_range(self, message: StoredMessage) -> Iterable[int]:
+    def _ends_by_range(self, message: StoredMessage) -> _Ends:
         record = parse_range(message)
         if record is None or record.created != self._snapshot.created:
-            return ()
+            return _NOTHING
         return self._acted_on(record.sequences(), message, in_place=record.in_place)
 
-    def _acted_on(self, sequences: Iterable[int], message: StoredMessage, *, in_place: bool) -> Iterable[int]:
+    def _acted_on(self, sequences: Iterable[int], message: StoredMessage, *, in_place: bool) -> _Ends:
         if not in_place:
-            return sequences
+            return None, sequences
         for sequence in sequences:
             self._reopened.add(sequence)
             self._requeued_at[sequence] = message.stored_at
-        return ()
+        return _NOTHING
 
-    def _ends_by_entry(self, job: tuple[int, Entry] | None) -> Iterable[int]:
+    def _ends_by_entry(self, job: tuple[int, Entry] | None) -> _Ends:
         # A job that used up its deliveries stays stored: only when it is gone does its entry say how it ended. Nor does
         # a worker's copy: the worker may have been stopped before it terminated the job.
         if job is None or job[1].recorded_at < self._snapshot.created_at:
-            return ()
-        if job[1].kind == EntryKind.DELETION and job[0] < HIGHEST_JOB:
-            self._deleted.add(job[0])
-        return (job[0],) if job[1].kind in ENDS else ()
+            return _NOTHING
+        sequence, entry = job
+        if entry.kind == EntryKind.DELETION and sequence < HIGHEST_JOB:
+            self._deleted.add(sequence)
+        return (entry.consumer if entry.kind in BY_WORKERS else None, (sequence,)) if entry.kind in ENDS else _NOTHING
 
     def _read_copy(self, copy: StoredMessage) -> tuple[int, Entry] | None:
         message = republished_message(copy)
@@ -202,12 +235,20 @@ class EndEvidence:
             # The time of a copy that the server didn't make.
             return None
 
-    def _end(self, sequence: int, at: datetime, skew: timedelta) -> None:
+    def _end(self, sequence: int, consumer: str | None, at: datetime, skew: timedelta) -> None:
+        """Have an end count, or, of what workers of one of several consumers brought about, note the claim."""
         requeued_at = self._requeued_at.get(sequence)
         is_earlier_job = sequence > self._checkpoint.last and at < self._checkpoint.taken_at - skew
-        if 0 < sequence < HIGHEST_JOB and not is_earlier_job and not (requeued_at and at <= requeued_at):
-            self._ended.add(sequence)
-            self._reopened.discard(sequence)
+        if not 0 < sequence < HIGHEST_JOB or is_earlier_job or (requeued_at and at <= requeued_at):
+            return
+        if consumer is None or self._snapshot.consumers.keys() <= {consumer}:
+            self._count(sequence)
+        else:
+            self._claims.setdefault(consumer, _Growing()).add(sequence)
+
+    def _count(self, sequence: int) -> None:
+        self._ended.add(sequence)
+        self._reopened.discard(sequence)
 
 
 class _Growing:
@@ -233,6 +274,12 @@ class _Growing:
         while len(self._parts) > 1 and len(self._parts[-1].bounds) * 2 >= len(self._parts[-2].bounds):
             last = self._parts.pop()
             self._parts[-1] |= last
+
+
+def batches(sequences: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Return sequences some at a time, as many as are asked for together."""
+    remaining = iter(sequences)
+    return iter(lambda: tuple(islice(remaining, _AT_ONCE)), ())
 
 
 def _number(text: str) -> int:

@@ -1,18 +1,14 @@
 """Which entries about a job count, by the consumer whose workers brought them about; nothing is read here.
 
-The role of a worker is for one consumer, but a worker may name the job of any: in the record that it stores, and in
-its ``+TERM``, of which the server announces a termination by that consumer although the consumer never had the job
-(nats-server 2.10 to 2.15). So what workers bring about counts only from the consumer that had the job.
+A worker may name the job of any consumer, so what it brings about counts only from one that may have had the job
+(``queue/filter_marks.py``).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, EntryKind
-from airflow_provider_jetstream.jetstream.queue.filter_marks import unproved_up_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,26 +16,13 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
-_BY_WORKERS = frozenset({EntryKind.TERMINATION, EntryKind.COPY, EntryKind.HANDLED_COPY})
-_STATED = _BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
+BY_WORKERS = frozenset({EntryKind.TERMINATION, EntryKind.COPY, EntryKind.HANDLED_COPY})
+_STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
 
 
 def need_archive(entries: Iterable[Entry]) -> bool:
     """Return whether entries about a job that is gone are held against its copy in the archive."""
     return not _STATED.isdisjoint([entry.kind for entry in entries])
-
-
-def may_have_had(snapshot: QueueSnapshot, consumer: str | None, sequence: int, subject: str) -> bool:
-    """Return whether a consumer may have delivered a job: its filters match the subject, or matched others before.
-
-    Of a consumer that is gone, and of a subject of which only a part is known, it isn't known.
-
-    :param subject: the job's
-    """
-    state = snapshot.consumers.get(consumer or "")
-    if state is None or UNKNOWN_BYTE in subject or covered_by_any(state.filters, subject):
-        return True
-    return sequence <= unproved_up_to(snapshot.config, state.name, state.filters)
 
 
 def believed_entries(
@@ -57,7 +40,7 @@ def believed_entries(
     return tuple(
         entry
         for entry in entries
-        if entry.kind not in _BY_WORKERS or may_have_had(snapshot, entry.consumer, sequence, subject)
+        if entry.kind not in BY_WORKERS or snapshot.may_have_had(entry.consumer, sequence, subject)
     )
 
 
@@ -71,4 +54,4 @@ def _of_named(entries: Sequence[Entry]) -> tuple[Entry, ...]:
     if not named | terminated:
         return tuple(entries)
     believed = named or (terminated if len(terminated) == 1 else set())
-    return tuple(entry for entry in entries if entry.kind not in _BY_WORKERS or entry.consumer in {None, *believed})
+    return tuple(entry for entry in entries if entry.kind not in BY_WORKERS or entry.consumer in {None, *believed})

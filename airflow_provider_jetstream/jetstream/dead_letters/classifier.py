@@ -26,11 +26,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     letter_audit_subject,
     marker_subject,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import (
-    believed_entries,
-    may_have_had,
-    need_archive,
-)
+from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import believed_entries, need_archive
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.end_order import CLOCK_SKEW, Order, ServerTimes
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
@@ -400,7 +396,7 @@ class Classifier:
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
 
     def _may_have_had(self, consumer: str | None, letter: DeadLetter) -> bool:
-        return may_have_had(self.snapshot, consumer, letter.sequence, letter.subject)
+        return self.snapshot.may_have_had(consumer, letter.sequence, letter.subject)
 
     async def _acknowledgements(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> dict[int, list[datetime]]:
         """Return when the server reported that terminated jobs were acknowledged: a slow worker terminates late.

@@ -9,7 +9,6 @@ from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
-from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import may_have_had
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, Entry, EntryKind, last_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
@@ -155,7 +154,7 @@ async def _read_best_record(
             if not _contradicts(record.job, stored):
                 return record, message.stored_at
         elif covered_by_any(subjects, record.job.subject) and (
-            may_have_had(snapshot, record.death.consumer, record.death.sequence, record.job.subject)
+            snapshot.may_have_had(record.death.consumer, record.death.sequence, record.job.subject)
         ):
             return record, message.stored_at
         elif other[0] is None:

@@ -139,6 +139,18 @@ class LeftOver:
     schedules: int
     dead: int
 
+    @property
+    def warning(self) -> str:
+        """What is to be known of jobs that match no consumer; empty where there are none."""
+        if not self.undeliverable:
+            return ""
+        subject, count = next(iter(self.undeliverable.items()))
+        return (
+            f"{sum(self.undeliverable.values()):,} jobs match no consumer and stay for ever, such as {count:,} on"
+            f" {subject}: add a consumer, or correct the publisher; those among them that used up the deliveries of a"
+            " consumer which is gone, and have no entry, would run again"
+        )
+
 
 async def inspect_queue(connection: Connection, queue: str) -> QueueHealth:
     """Read a queue's numbers.

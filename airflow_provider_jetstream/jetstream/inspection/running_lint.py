@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.inspection.health import LeftOver
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _EVENTS = 1_000
@@ -89,7 +88,8 @@ async def running_warnings(connection: Connection, queue: WorkQueue) -> list[Que
     found += _result_warnings(measured)
     found += await _archive_warnings(connection, queue)
     if info["state"].get("num_subjects", 0) <= MAX_SUBJECTS:
-        found += _left_over_warnings(await count_left_over(connection, await inspect_consumers(connection, info)))
+        left_over = await count_left_over(connection, await inspect_consumers(connection, info))
+        found += [QueueWarning("untaken-subjects", left_over.warning)] if left_over.warning else []
     return found
 
 
@@ -213,13 +213,3 @@ async def _archive_warnings(connection: Connection, queue: WorkQueue) -> list[Qu
             " declare its max_bytes; an archive that existed before keeps the limits that aren't declared",
         )
     ]
-
-
-def _left_over_warnings(left_over: LeftOver) -> Iterator[QueueWarning]:
-    if subjects := left_over.undeliverable:
-        subject, count = next(iter(subjects.items()))
-        yield QueueWarning(
-            "untaken-subjects",
-            f"{sum(subjects.values()):,} jobs match no consumer and stay for ever, such as {count:,} on {subject}: add"
-            " a consumer, or correct the publisher",
-        )

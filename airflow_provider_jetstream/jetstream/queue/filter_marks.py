@@ -1,8 +1,13 @@
-"""The filters that provisioning gave to each consumer, in the queue's metadata: they show changes by other means.
+"""Which jobs a consumer may have had: by its filters, and by those that provisioning noted in the queue's metadata.
 
 A consumer's numbers count the jobs that its present filters match. Where another tool has changed these, the consumer
 has passed jobs that it never delivered, and nothing in the server's answers says so. A queue that other tools made has
 no marks: of its consumers no change is known.
+
+A worker's role is for one consumer, but a worker may name the job of any: in a record or a completion that it stores,
+and in its ``+TERM``, of which the server announces a termination by that consumer although the consumer never had the
+job (nats-server 2.10 to 2.15). So what workers bring about counts only from a consumer that may have had the job. An
+ack metric needs no such look: the server sends one only of a job that the consumer has in flight.
 """
 
 from __future__ import annotations
@@ -10,10 +15,12 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _PREFIX = "filters."
 _DIGITS = 12
@@ -48,6 +55,23 @@ def filter_marks(
 def without_marks(metadata: Mapping[str, str]) -> dict[str, str]:
     """Return a queue's metadata as its author wrote it."""
     return {key: value for key, value in metadata.items() if not key.startswith(_PREFIX)}
+
+
+def may_have_had(
+    stream: Mapping[str, Any], consumer: str, filters: Sequence[str] | None, sequence: int, subject: str
+) -> bool:
+    """Return whether a consumer may have delivered a job: its filters match the subject, or matched others before.
+
+    Of a consumer that is gone, and of a subject of which only a part is known, it isn't known.
+
+    :param stream: the queue's configuration on the server
+    :param filters: the consumer's; ``None`` where it is gone
+    :param sequence: the job's stream sequence
+    :param subject: the job's
+    """
+    if filters is None or UNKNOWN_BYTE in subject or covered_by_any(filters, subject):
+        return True
+    return sequence <= unproved_up_to(stream, consumer, filters)
 
 
 def unproved_up_to(stream: Mapping[str, Any], consumer: str, filters: Iterable[str]) -> int:

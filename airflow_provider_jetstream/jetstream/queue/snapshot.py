@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream.contract import companion_filter, mark
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.census import take_census
 from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState, consumer_state, filter_subjects
+from airflow_provider_jetstream.jetstream.queue.filter_marks import may_have_had
 from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since, watch_server
 
 if TYPE_CHECKING:
@@ -97,6 +98,15 @@ class QueueSnapshot:
     def empty_companions(self) -> frozenset[str]:
         """The names of the companions that stored no message."""
         return frozenset(name for name, info in self.companions.items() if not info["state"]["messages"])
+
+    def may_have_had(self, consumer: str | None, sequence: int, subject: str) -> bool:
+        """Return whether a consumer may have delivered a job; true where that can't be known.
+
+        :param sequence: the job's stream sequence
+        :param subject: the job's
+        """
+        state = self.consumers.get(consumer or "")
+        return may_have_had(self.config, consumer or "", state.filters if state else None, sequence, subject)
 
     def consumer_for(self, subject: str) -> ConsumerState | None:
         """Return the consumer whose filters match a subject, if there is one."""

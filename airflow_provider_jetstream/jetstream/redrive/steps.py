@@ -117,6 +117,9 @@ class Steps:
         self.finished_entries = FinishedEntries(
             connection, queue, self._dead_letter_queue["config"], report, gathers=gathers
         )
+        # Without an archive nothing tells another publisher's job from the new one, once it is done. Two attempts of a
+        # task of Spark store a new job once only under an id that both compute.
+        self._has_hidden_ids = removes_entries and self._target.for_intent(0).archive is None
         self._stored_letters = StoredLetters(
             *(connection, queue, self._target, self._audit, self.records, self.finished_entries, report),
             claims=claims,
@@ -373,7 +376,10 @@ class Steps:
         try:
             content = await new_content(letter, self._request.transform, self._request.body_patch)
             self._check_subject(content.subject, self._request.subject or letter.subject)
-            return replace(redriven_job(letter, content, self._request.subject, self._limits), after=self._last_copy)
+            job = redriven_job(letter, content, self._request.subject, self._limits)
+            if self._has_hidden_ids:
+                job = job.with_id(other_redrive_id(job.headers[MSG_ID]))
+            return replace(job, after=self._last_copy)
         except CopyTooLargeError as error:
             if self._rest_in_place:
                 self.without_room[letter.sequence] = str(error)

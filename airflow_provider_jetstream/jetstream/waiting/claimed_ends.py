@@ -1,9 +1,8 @@
 """Whether the consumer whose workers say that a job ended may have had the job.
 
-A worker's role is for one consumer, but it may name any sequence: in a completion that it stores, and in a ``+TERM``,
-of which the server announces a termination by that consumer although it never had the job (nats-server 2.10 to 2.15).
-So in a queue of several consumers an end counts where the consumer's filters match the job's subject, which the queue
-or the archive tells. Where neither has the job, or the user may not read them, the end counts as it is stated.
+A worker may name the job of any consumer (``queue/filter_marks.py``). So in a queue of several consumers an end counts
+where the consumer's filters match the job's subject, which the queue or the archive tells. Where neither has the job,
+or the user may not read them, the end counts as it is stated.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     NotFoundError,
@@ -26,7 +23,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
-from airflow_provider_jetstream.jetstream.queue.filter_marks import unproved_up_to
+from airflow_provider_jetstream.jetstream.queue.filter_marks import may_have_had
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import provisioned_declaration
 
 if TYPE_CHECKING:
@@ -86,10 +83,7 @@ class ConsumerCheck:
 
     def _matches(self, config: Mapping[str, Any], consumer: str, sequence: int, subject: str | None) -> bool:
         filters = self._filters.get(consumer)
-        if subject is None or filters is None or UNKNOWN_BYTE in subject or covered_by_any(filters or [">"], subject):
-            return True
-        # Another tool has changed the filters since.
-        return sequence <= unproved_up_to(config, consumer, filters)
+        return subject is None or may_have_had(config, consumer, filters, sequence, subject)
 
     async def _subjects(self, sequences: Sequence[int], info: Mapping[str, Any]) -> list[str | None]:
         """Return the subjects of jobs, ``None`` where neither the queue nor the archive has a job."""
