@@ -83,15 +83,20 @@ func bodyID(data []byte) string {
 
 type cancellation struct{ Why, By string }
 
-// The cancellation of a job's id that was stored at the time of the job or later; nil where there is none.
+// The cancellation of a job or of its id that was stored at the time of the job or later; nil where there is none.
 func (w *worker) cancellationOf(j *job) (*cancellation, error) {
-	request := fmt.Sprintf(`{"last_by_subj": "cancelled.%s.%x"}`, queue, sha256.Sum256([]byte(j.id)))
-	found, err := w.stored(w.events, request)
-	if err != nil || found == nil || found.Time.Before(j.Timestamp) {
-		return nil, err
+	byID := fmt.Sprintf("%x", sha256.Sum256([]byte(j.id)))
+	for _, token := range []string{byID, strconv.FormatUint(j.Sequence.Stream, 10)} {
+		found, err := w.stored(w.events, fmt.Sprintf(`{"last_by_subj": "cancelled.%s.%s"}`, queue, token))
+		if err != nil {
+			return nil, err
+		}
+		if found != nil && !found.Time.Before(j.Timestamp) {
+			cancelled := &cancellation{}
+			return cancelled, json.Unmarshal(found.Data, cancelled)
+		}
 	}
-	cancelled := &cancellation{}
-	return cancelled, json.Unmarshal(found.Data, cancelled)
+	return nil, nil
 }
 
 var (

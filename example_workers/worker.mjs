@@ -41,9 +41,13 @@ function bodyId(message) {
   }
 }
 
-/** The cancellation of a job's id that was stored at the time of the job or later. */
-async function cancellationOf(id, stored) {
-  const token = createHash("sha256").update(id, "utf8").digest("hex");
+/** The cancellation of a job or of its id that was stored at the time of the job or later. */
+async function cancellationOf(id, sequence, stored) {
+  const byId = createHash("sha256").update(id, "utf8").digest("hex");
+  return (await storedCancellation(byId, stored)) ?? (await storedCancellation(sequence, stored));
+}
+
+async function storedCancellation(token, stored) {
   try {
     const found = await manager.streams.getMessage(events, { last_by_subj: `cancelled.${queue}.${token}` });
     return nanosecondsOf(found.timestamp) >= BigInt(stored) ? json.decode(found.data) : undefined;
@@ -134,7 +138,7 @@ async function storeRecord(message, place, reason, explanation) {
 async function work(message) {
   const place = placeOf(message);
   const id = idOf(message, place.sequence);
-  const cancelled = await cancellationOf(id, place.stored);
+  const cancelled = await cancellationOf(id, place.sequence, place.stored);
   if (cancelled) {
     const { why, by } = cancelled;
     return storeEnd(message, place, { type: "io.airflow.jetstream.v1.cancelled", id, job_id: id, why, by });

@@ -201,8 +201,12 @@ work() {
   deliveries=${tokens[at]} sequence=${tokens[at + 1]} stored=${tokens[at + 3]} id=
   ((deliveries < ${#waits[@]})) && job_wait=${waits[deliveries - 1]} || job_wait=${waits[-1]}
   id=$(job_id) && token=$(jq -j . <<<"$id" | sha256sum) || return
-  request "\$JS.API.STREAM.MSG.GET.$events" <<<"{\"last_by_subj\": \"cancelled.$queue.${token%% *}\"}" || return
-  found=$(jq -r '.error.err_code // .message.time' "$folder/in")
+  for token in "${token%% *}" "$sequence"; do
+    request "\$JS.API.STREAM.MSG.GET.$events" <<<"{\"last_by_subj\": \"cancelled.$queue.$token\"}" || return
+    found=$(jq -r '.error.err_code // .message.time' "$folder/in")
+    # Neither that there is none, nor an earlier one.
+    [[ $found == 10037 ]] || { [[ $found == *T* ]] && (($(date -u -d "$found" +%s%N) < stored)); } || break
+  done
   if [[ $found == *T* ]] && (($(date -u -d "$found" +%s%N) >= stored)); then
     found=$(jq -r .message.data "$folder/in" | base64 -d | jq -c '{why, by} | with_entries(select(.value))')
     store_end cancelled "$found"

@@ -106,8 +106,9 @@ class Cancelled(_Advisory):
 
 
 class CancellationRequest(BaseModel):
-    """A request to cancel all jobs with an id.
+    """A request to cancel all jobs with an id, or one of them.
 
+    :param stream_seq: the stream sequence of the only job that it is for
     :param why: the reason, for people
     :param by: the person or task that requests it
     """
@@ -118,6 +119,7 @@ class CancellationRequest(BaseModel):
     timestamp: datetime
     stream: Name
     job_id: JobId
+    stream_seq: SequenceNumber | None = None
     why: Line | None = None
     by: Line | None = None
 

@@ -394,6 +394,11 @@ def cancellation_subject(queue: str, job_id: str) -> str:
     return f"cancelled.{queue}.{id_token(job_id)}"
 
 
+def job_cancellation_subject(queue: str, sequence: int) -> str:
+    """Return the subject on which the cancellation of one stored job is stored, whatever its id."""
+    return f"cancelled.{queue}.{sequence}"
+
+
 def late_ack_subject(stream: str, consumer: str, sequence: int) -> str:
     """Return the subject on which a message that was delivered before can still be acknowledged.
 

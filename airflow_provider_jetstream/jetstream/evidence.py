@@ -212,7 +212,10 @@ def _is_report(message: Message, names: _Names) -> bool:
 
 def _is_cancellation(message: Message, names: _Names) -> bool:
     request = parse_cancellation_request(message.data)
-    return request is not None and request.stream == names["queue"] and id_token(request.job_id) == names["token"]
+    if request is None or request.stream != names["queue"]:
+        return False
+    token = id_token(request.job_id) if request.stream_seq is None else str(request.stream_seq)
+    return token == names["token"]
 
 
 def _is_record(message: Message, names: _Names) -> bool:
@@ -309,7 +312,7 @@ TABLE: Final[tuple[Evidence, ...]] = (
         "cancelled.<queue>.<token>",
         "events",
         "nobody by role: who may cancel",
-        "a cancellation; `stream` as in the subject, whose token is the SHA-256 of `job_id`",
+        "a cancellation; `stream` as in the subject, whose token is `stream_seq`, or else the SHA-256 of `job_id`",
         _is_cancellation,
     ),
     Evidence(

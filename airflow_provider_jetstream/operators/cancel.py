@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class JetStreamCancelOperator(NamedMissingValues, BaseOperator):
-    """Cancel the jobs of some ids that are stored now, and schedules of such jobs.
+    """Cancel the jobs of some ids that are stored now, and schedules of such jobs; or the jobs of some sequences alone.
 
     The jobs are named in one of three ways. Jobs that are published later under the same id aren't cancelled. Workers
     obey of their own accord: before they start a job, or while it runs. The task doesn't wait for that, and succeeds

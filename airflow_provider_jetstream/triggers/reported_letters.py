@@ -75,7 +75,7 @@ class ReportedStore:
     async def _save(self, reported: ReportedLetters) -> None:
         await asyncio.sleep(STORED_AFTER)
         state = reported.as_json()
-        if len(state["sequences"]) > _LARGEST_STATE:
+        if len(state["sequences"]) > _LARGEST_STATE or not reported.sequences.is_storable:
             log.warning("The letters reported are too scattered to be stored: a new triggerer reports them once more")
             return
         try:

@@ -137,7 +137,7 @@ class JobExecutor:
             self.settlement.do(run, self._execute(run))
 
     def _may_be_refused(self, job: Delivery) -> bool:
-        return self._has_time(job) or self.cancellations.has(job.id)
+        return self._has_time(job) or self.cancellations.has(job.id, job.sequence)
 
     def _has_time(self, job: Delivery) -> bool:
         return JOB_EXPIRES in job.headers or (self.execute_at_header and EXECUTE_AT in job.headers)
@@ -180,7 +180,7 @@ class JobExecutor:
     async def _conclude(self, run: JobRun, result: HandlerResult) -> Ended:
         """Settle a job; the value of a successful result is the encoded completion."""
         message, job = run.message, run.job
-        if result.cancelled and (cancellation := self.cancellations.get(job.id, message.stored_at)):
+        if result.cancelled and (cancellation := self.cancellations.get(job.id, message.stored_at, job.sequence)):
             await self.settlement.completions.store_cancellation(message, job, cancellation)
             await self.settlement.acknowledge(run)
             return DeliveryOutcome.CANCELLED, None
@@ -217,12 +217,12 @@ class JobExecutor:
         if run.attempt is None:
             now = await self.clock.now() if self._has_time(job) else stored_at
             with HandlerResult() as refusal:
-                refusal.cancelled = self.cancellations.get(job.id, stored_at) is not None
+                refusal.cancelled = self.cancellations.get(job.id, stored_at, job.sequence) is not None
                 check_expiry(job, stored_at, now)
                 wait = self._seconds_to_hold(job, now)
             if refusal.cancelled or refusal.error:
                 return refusal
-        cancelled = asyncio.ensure_future(self.cancellations.wait(job.id, stored_at))
+        cancelled = asyncio.ensure_future(self.cancellations.wait(job.id, stored_at, job.sequence))
         try:
             result = await self.supervisor.hold(wait, cancelled) if wait else None
             if result is None:

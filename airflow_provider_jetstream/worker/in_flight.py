@@ -19,6 +19,7 @@ from airflow_provider_jetstream.worker.sweep import Sweep
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
     from airflow_provider_jetstream.worker.bounded_run import BoundedRun
@@ -159,10 +160,10 @@ class InFlightJobs:
             self._runs.pop(run, None)
         self._note_change()
 
-    def supervise(self, job_id: str) -> None:
-        """Look whether the running jobs of an id have to be ended, since it was cancelled."""
+    def supervise(self, cancellation: Cancellation) -> None:
+        """Look whether the running jobs that a cancellation is about have to be ended."""
         for run in list(self._runs):
-            if run.job.id == job_id:
+            if cancellation.key in (run.job.id, run.job.sequence):
                 run.supervise()
 
     async def nak_not_started(self, connection: Connection) -> None:

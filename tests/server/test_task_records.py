@@ -271,9 +271,8 @@ async def test_a_redrive_leaves_the_log_of_a_task_that_waits_as_it_is(connection
     queue = await make_queue(connection, name)
     log = Manifest(connection, queue, ORIGIN)
     assert await log.begin(await stream_info(connection, name)) is not None
-    report = await publish(
-        connection, None, [Job(b"a", headers={"Airflow-Task": ORIGIN.key})], subject=f"{name}.jobs.a"
-    )
+    jobs = prepare_jobs([b"a"], subject=f"{name}.jobs.a", origin=ORIGIN, batch="", by_key=True)
+    report = await publish_prepared(connection, jobs)
     await log.record_stored(report)
     await exhaust_deliveries(connection, queue, 1)
     await redrive_dead_letters(connection, queue)

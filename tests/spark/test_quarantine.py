@@ -225,4 +225,19 @@ def test_a_column_without_effect_is_refused(
     assert stream.info().last == 0
 
 
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("column", ["schedule", "schedule_target"])
+@pytest.mark.since_server("2.12", "message schedules")
+def test_a_schedule_for_a_work_queue_is_refused(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, column: str, *, allowed: bool
+) -> None:
+    make_stream(stream, retention="workqueue", allow_msg_schedules=allowed)
+    rows = spark.range(1).select(
+        f.lit("x").alias("value"), f.lit(f"{stream.name}.a").alias("subject"), f.lit("@every 1s").alias(column)
+    )
+    with pytest.raises(SparkOptionError, match=rf"expected no column {column} for the work queue.*Job\(body, at=…\)"):
+        write_rows(rows, stream_options, "/nowhere")
+    assert stream.info().last == 0
+
+
 _WRITERS = ("Nats-Msg-Id", "Nats-Expected-Stream")

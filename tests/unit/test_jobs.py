@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -135,7 +136,6 @@ def test_a_job_without_an_origin_is_named_by_its_batch() -> None:
         (Job({"id": "a"}), "a", {}),
         (Job({"advisory": "a.b"}, advisory="a.b"), None, {}),
         (Job({"advisory": "a.b"}, advisory="c"), None, {"Job-Advisory": "c"}),
-        (Job(b"x", headers={"Job-Id": "mine"}), None, {}),
     ],
 )
 def test_a_header_says_only_what_nothing_else_says(job: Job, job_id: str | None, headers: dict[str, str]) -> None:
@@ -282,6 +282,25 @@ def test_a_job_that_cannot_be_published_is_named_by_its_index(item: object, mess
     with pytest.raises(JobError) as caught:
         _prepared(b"fine", item)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("header", "instead"),
+    [
+        ("Job-Id", "give the id as Job(id=…), or by job_id"),
+        ("job-id", "give the id as Job(id=…), or by job_id"),
+        ("Job-Advisory", "give the subject as Job(advisory=…)"),
+        ("Scheduled-Msg-Id", "leave it out"),
+        *((f"Airflow-{name}", "leave it out") for name in ("Task", "Dag-Id", "Run-Id", "Task-Id", "Map-Index")),
+        *((f"Redrive-{name}", "leave it out") for name in ("Count", "Stream", "Sequence", "Consumer")),
+    ],
+)
+@pytest.mark.parametrize("job", [Job(b""), Job(b"", id="a"), Job({"id": 1}), Job(b"", delay="1h")])
+def test_a_header_that_the_publisher_writes_itself_is_refused(job: Job, header: str, instead: str) -> None:
+    with pytest.raises(JobError) as caught:
+        _prepared(b"fine", replace(job, headers={"Own": "a", header: "mine"}))
+    expected = f"job 1 sets the header {header}: expected none that the publisher or a redrive writes; {instead}"
+    assert str(caught.value).startswith(expected)
 
 
 def test_a_job_without_any_subject_is_refused() -> None:

@@ -47,6 +47,17 @@ def test_other_text_is_refused(text: str) -> None:
         SequenceRanges.decode(text)
 
 
+def test_short_text_stands_for_so_many_ranges_at_most() -> None:
+    most = SequenceRanges.decode(_encoded(b"\x01" * (1 << 19)))
+    assert (most.is_storable, len(most.bounds) * most.bounds.itemsize) == (True, 4 << 20)
+    larger = SequenceRanges.of(range(1, 1 << 20, 2))
+    assert not larger.is_storable
+    for text in (larger.encode(), _encoded(b"\x81\x82\x03" * (1 << 20)), _encoded(b"\x80" * (4 << 20))):
+        assert len(text) < 20_000
+        with pytest.raises(ValueError, match=r"expected"):
+            SequenceRanges.decode(text)
+
+
 def test_ranges_are_named_with_the_number_of_the_rest() -> None:
     ranges = SequenceRanges.of([1, 3, 4, 5, 9, 11, 12])
     assert ranges_text(ranges) == "1, 3-5, 9, 11-12"

@@ -125,6 +125,10 @@ async def write_checkpoint(connection: Connection, audit: Mapping[str, Any], che
     if len(body) + _HEADER_BYTES > room:
         log.warning("The account of %s needs %d bytes and isn't stored in %s", checkpoint.stream, len(body), name)
         return
+    sets = (checkpoint.open, checkpoint.deleted, checkpoint.early, checkpoint.unaccounted, checkpoint.unknown)
+    if not all(one.is_storable for one in sets):
+        log.warning("The account of %s isn't stored in %s: its jobs are too scattered", checkpoint.stream, name)
+        return
     condition = {"Nats-Expected-Last-Subject-Sequence": str(checkpoint.revision)}
     try:
         await store(connection, account_subject(checkpoint.stream), body, condition)

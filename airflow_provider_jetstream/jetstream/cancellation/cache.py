@@ -31,58 +31,63 @@ class CancellationCache:
 
     def __init__(self, max_age: timedelta = timedelta()) -> None:
         self._max_age = max_age
-        self._cancellations: dict[str, Cancellation] = {}
-        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+        # By key: ids, and sequences.
+        self._cancellations: dict[str | int, Cancellation] = {}
+        self._waiters: dict[str | int, set[asyncio.Future[None]]] = {}
         self._failure: JetStreamProviderError | None = None
-        self._reports: list[Callable[[str], None]] = []
+        self._reports: list[Callable[[Cancellation], None]] = []
 
-    def has(self, job_id: str) -> bool:
-        """Return whether any job of an id is cancelled."""
-        return job_id in self._cancellations
+    def has(self, job_id: str, sequence: int) -> bool:
+        """Return whether any job of an id or of a sequence is cancelled."""
+        return job_id in self._cancellations or sequence in self._cancellations
 
-    def report_to(self, on_cancellation: Callable[[str], None]) -> None:
-        """Call a function with the id of each cancellation that arrives from now on."""
+    def report_to(self, on_cancellation: Callable[[Cancellation], None]) -> None:
+        """Call a function with each cancellation that arrives from now on."""
         self._reports.append(on_cancellation)
 
-    def get(self, job_id: str, stored_at: datetime) -> Cancellation | None:
+    def get(self, job_id: str, stored_at: datetime, sequence: int = 0) -> Cancellation | None:
         """Return the cancellation of a job, if there is one.
 
         :param stored_at: when the job was stored, by the server's clock
+        :param sequence: its stream sequence; where absent, cancellations of its id count only
         """
-        cancellation = self._cancellations.get(job_id)
-        return cancellation if cancellation and cancellation.covers(stored_at) else None
+        found = (self._cancellations.get(sequence), self._cancellations.get(job_id))
+        return next((one for one in found if one and one.covers(stored_at)), None)
 
-    async def wait(self, job_id: str, stored_at: datetime) -> Cancellation:
+    async def wait(self, job_id: str, stored_at: datetime, sequence: int = 0) -> Cancellation:
         """Wait until a job is cancelled, without end if it isn't; awaited beside the handler.
 
         :param stored_at: when the job was stored, by the server's clock
+        :param sequence: its stream sequence; where absent, cancellations of its id count only
         :raises JetStreamProviderError: no more cancellations arrive: the connection was closed, or the events are gone
         """
-        while (cancellation := self.get(job_id, stored_at)) is None:
+        keys: tuple[str | int, ...] = (job_id, sequence)
+        while (cancellation := self.get(job_id, stored_at, sequence)) is None:
             if self._failure:
                 raise self._failure
             changed = asyncio.get_running_loop().create_future()
-            waiters = self._waiters.setdefault(job_id, set())
-            waiters.add(changed)
+            for key in keys:
+                self._waiters.setdefault(key, set()).add(changed)
             try:
                 await changed
             finally:
-                waiters.discard(changed)
-                if not waiters:
-                    self._waiters.pop(job_id, None)
+                for key in keys:
+                    self._waiters[key].discard(changed)
+                    if not self._waiters[key]:
+                        del self._waiters[key]
         return cancellation
 
     def add(self, cancellation: Cancellation) -> None:
         """Add the newest cancellation, and remove those that the server has removed."""
         # Inserted anew, since the dictionary is in the order of time.
-        self._cancellations.pop(cancellation.job_id, None)
-        self._cancellations[cancellation.job_id] = cancellation
+        self._cancellations.pop(cancellation.key, None)
+        self._cancellations[cancellation.key] = cancellation
         oldest_kept = cancellation.at - self._max_age
         while self._max_age and (oldest := next(iter(self._cancellations.values()))).at < oldest_kept:
-            del self._cancellations[oldest.job_id]
-        self._wake(self._waiters.get(cancellation.job_id, ()))
+            del self._cancellations[oldest.key]
+        self._wake(self._waiters.get(cancellation.key, ()))
         for on_cancellation in self._reports:
-            on_cancellation(cancellation.job_id)
+            on_cancellation(cancellation)
 
     def fail(self, error: JetStreamProviderError) -> None:
         """End every wait with an error, since no more cancellations arrive."""

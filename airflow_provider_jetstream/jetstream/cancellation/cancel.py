@@ -1,8 +1,10 @@
-"""Cancels jobs by their ids: a cancellation is stored in the events stream, and workers act on it.
+"""Cancels jobs: a cancellation is stored in the events stream, and workers act on it.
 
-A cancellation covers the jobs of an id that were stored before it; a later one, such as a redrive or another run's job
-of that id, is new. A worker checks before it starts a job, is notified while a job runs, and then stores the end of the
-cancelled job where it would store its completion, so that waiters learn of it.
+A cancellation by id covers the jobs of an id that were stored before it, whoever published them; a later one, such as a
+redrive or another run's job of that id, is new. A cancellation by sequence covers the one job that was stored under it
+before, since others may use its id: a task that ends cancels what it has published itself. A worker checks before it
+starts a job, is notified while a job runs, and then stores the end of the cancelled job where it would store its
+completion, so that waiters learn of it.
 
 The models are imported when there is something to read or write: importing pydantic would take most of the time in
 which a worker starts.
@@ -28,11 +30,12 @@ from airflow_provider_jetstream.jetstream.contract import (
     cancellation_subject,
     completion_subject,
     end_id,
+    job_cancellation_subject,
 )
 from airflow_provider_jetstream.jetstream.errors import JobError, NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.limits import EVENT_ID
 from airflow_provider_jetstream.jetstream.line_text import shown_value
-from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
 from airflow_provider_jetstream.jetstream.publishing.schedules import remove_schedules
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
@@ -50,20 +53,27 @@ _AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """A stored cancellation of the jobs with an id.
+    """A stored cancellation of the jobs with an id, or of one of them.
 
     :param at: when it was stored, by the server's clock
     :param why: a reason for people
     :param by: the person or system that cancels
+    :param sequence: the stream sequence of the only job that it is for
     """
 
     job_id: str
     at: datetime
     why: str | None = None
     by: str | None = None
+    sequence: int | None = None
+
+    @property
+    def key(self) -> str | int:
+        """What tells it from other cancellations: of two of one key, the later one counts."""
+        return self.job_id if self.sequence is None else self.sequence
 
     def covers(self, stored_at: datetime) -> bool:
-        """Return whether a job of this id that was stored at a time of the server's clock is cancelled."""
+        """Return whether a job of this key that was stored at a time of the server's clock is cancelled."""
         return stored_at <= self.at
 
 
@@ -117,7 +127,7 @@ async def cancel_jobs(
 
     async def cancel_one(job_id: str) -> CancelReport:
         requested_at = datetime.now(UTC)
-        ack = await _store(connection, queue.name, job_id, why, by)
+        ack = await _store(connection, queue.name, job_id, None, why, by)
         message = await get_message(connection, events, ack.sequence)
         cancellation = read_cancellation(message) if message else None
         return CancelReport(cancellation or Cancellation(job_id, requested_at, why, by), removed[job_id])
@@ -135,7 +145,7 @@ async def cancel_stored(
     *,
     created: str | None = None,
 ) -> int:
-    """Cancel the jobs that are still stored among these, and return their number; jobs without an id can't be.
+    """Cancel the jobs that are still stored among these, and no other ones of their ids; return their number.
 
     :param queue: the work queue's name
     :param events: its events stream's name
@@ -148,21 +158,23 @@ async def cancel_stored(
     """
     await _require_capture(connection, queue, events)
 
-    async def stored_id(sequence: int) -> str | None:
+    async def stored_id(sequence: int) -> tuple[int, str] | None:
         message = await get_message(connection, queue, sequence)
-        return stated_job_id(message.headers, message.data) if message else None
+        job_id = job_id_of(message.headers, message.data, sequence) if message else ""
+        return (sequence, job_id if len(job_id) <= EVENT_ID else str(sequence)) if message else None
 
-    async def cancel_one(job_id: str) -> None:
-        await _store(connection, queue, job_id, why, by)
+    async def cancel_one(job: tuple[int, str]) -> None:
+        sequence, job_id = job
+        await _store(connection, queue, job_id, sequence, why, by)
 
     cancelled, remaining = 0, iter(sequences)
     while batch := list(islice(remaining, _AT_ONCE)):
-        ids = [job_id for job_id in await map_concurrently(stored_id, batch) if job_id is not None]
+        jobs = [job for job in await map_concurrently(stored_id, batch) if job is not None]
         # Read after the jobs: they are of this stream.
-        if created and ids and (await stream_info(connection, queue))["created"] != created:
+        if created and jobs and (await stream_info(connection, queue))["created"] != created:
             break
-        await map_concurrently(cancel_one, ids)
-        cancelled += len(ids)
+        await map_concurrently(cancel_one, jobs)
+        cancelled += len(jobs)
     return cancelled
 
 
@@ -176,23 +188,27 @@ async def _require_capture(connection: Connection, queue: str, events: str) -> N
 
 
 async def _store(
-    connection: Connection, queue: str, job_id: str, why: str | None = None, by: str | None = None
+    connection: Connection, queue: str, job_id: str, sequence: int | None, why: str | None, by: str | None
 ) -> PubAck:
     from airflow_provider_jetstream.jetstream.advisories import CancellationRequest
 
     if len(job_id) > EVENT_ID or job_id != job_id.encode(errors="replace").decode():
         raise JobError(f"expected the id of a job, UTF-8 of at most {EVENT_ID} characters, found {shown_value(job_id)}")
-    request = CancellationRequest(timestamp=datetime.now(UTC), stream=queue, job_id=job_id, why=why, by=by)
+    now = datetime.now(UTC)
+    request = CancellationRequest(timestamp=now, stream=queue, job_id=job_id, stream_seq=sequence, why=why, by=by)
     body = request.model_dump_json(exclude_none=True).encode()
-    return await store(connection, cancellation_subject(queue, job_id), body)
+    subject = cancellation_subject(queue, job_id)
+    if sequence is not None:
+        subject = job_cancellation_subject(queue, sequence)
+    return await store(connection, subject, body)
 
 
 async def find_cancellation(
     connection: Connection, queue: WorkQueue, job_id: str, stored_at: datetime | None = None
 ) -> Cancellation | None:
-    """Read the cancellation of a job, if there is one.
+    """Read the cancellation of an id, if there is one.
 
-    :param stored_at: when the job was stored, by the server's clock; where absent, any cancellation of the id counts
+    :param stored_at: when a job of it was stored, by the server's clock; where absent, any cancellation of it counts
     :raises QueueDeclarationError: the queue declares no events that capture cancellations
     :raises NotFoundError: the events don't exist
     """
@@ -204,7 +220,7 @@ async def find_cancellation(
 async def is_cancelled(
     connection: Connection, queue: WorkQueue, job_id: str, stored_at: datetime | None = None
 ) -> bool:
-    """Return whether a job is cancelled; see :func:`find_cancellation`."""
+    """Return whether an id is cancelled; see :func:`find_cancellation`."""
     return await find_cancellation(connection, queue, job_id, stored_at) is not None
 
 
@@ -260,7 +276,7 @@ def cancelled_message(
 
 async def repeat_cancellation(connection: Connection, queue: WorkQueue, cancellation: Cancellation) -> None:
     """Store a cancellation once more, so that it covers a job that was on its way to the queue."""
-    await _store(connection, queue.name, cancellation.job_id, cancellation.why, cancellation.by)
+    await _store(connection, queue.name, cancellation.job_id, None, cancellation.why, cancellation.by)
 
 
 def events_stream(queue: WorkQueue) -> str:
@@ -283,4 +299,4 @@ def read_cancellation(message: StoredMessage) -> Cancellation | None:
 
     if proves_nothing(message) or (request := parse_cancellation_request(message.data)) is None:
         return None
-    return Cancellation(request.job_id, message.stored_at, request.why, request.by)
+    return Cancellation(request.job_id, message.stored_at, request.why, request.by, request.stream_seq)

@@ -7,12 +7,15 @@ import zlib
 from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_MAX_ENCODED = 4 << 20
+# Text of a few thousand characters may stand for any number of ranges, so their number is limited: 4 MiB, of which
+# the encoded form has half at most.
+_MOST_RANGES: Final = 1 << 18
+_MOST_ENCODED: Final = 2 << 20
 _LARGEST = 2**63
 # Differences are written as bytes of seven bits, the lowest first; all but the last have the highest bit set.
 _BITS, _MORE, _MOST_BITS = 7, 0x80, 70
@@ -47,13 +50,13 @@ class SequenceRanges:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Read what :meth:`encode` has written.
+        """Read what :meth:`encode` has written of a set that :attr:`is_storable`.
 
-        :raises ValueError: nothing has written this
+        :raises ValueError: nothing has written this, or it is a larger set
         """
         decompressor = zlib.decompressobj()
         try:
-            data = decompressor.decompress(b64decode(text.encode(), validate=True), _MAX_ENCODED)
+            data = decompressor.decompress(b64decode(text.encode(), validate=True), _MOST_ENCODED)
         except (binascii.Error, zlib.error) as error:
             raise ValueError(f"expected encoded ranges of sequences, found otherwise: {error}") from None
         bounds: array[int] = array("Q")
@@ -65,6 +68,8 @@ class SequenceRanges:
                 continue
             if not delta or (bound := bound + delta) > _LARGEST:
                 raise ValueError(f"expected ascending sequences, found {delta} after {bound}")
+            if len(bounds) == 2 * _MOST_RANGES:
+                raise ValueError(f"expected at most {_MOST_RANGES:,} ranges of sequences, found more")
             bounds.append(bound)
             delta = shift = 0
         if len(bounds) % 2 or shift or not decompressor.eof:
@@ -105,6 +110,11 @@ class SequenceRanges:
 
     def __sub__(self, other: SequenceRanges) -> SequenceRanges:
         return _combined(self, other, lambda one, two: one and not two)
+
+    @property
+    def is_storable(self) -> bool:
+        """Whether :meth:`decode` reads what :meth:`encode` writes: it has at most 262,144 ranges."""
+        return len(self.bounds) <= 2 * _MOST_RANGES
 
     @property
     def count(self) -> int:

@@ -35,7 +35,8 @@ class Job(TaskValue):
         body is refused. A job without an id is known by its subject, body, headers and schedule, and by the number of
         equal jobs before it
     :param advisory: a subject on which its worker reports the completion, besides the queue's own events
-    :param headers: further headers; names starting with ``Nats-`` belong to the server
+    :param headers: further headers; names starting with ``Nats-`` belong to the server, and those that
+        the publisher or a redrive writes, such as ``Job-Id`` and ``Airflow-Task``, to them
     :param partition_key: jobs of the same key go to the same partition, whose number replaces ``{partition}`` in the
         subject
     :param at: when the server publishes the job, with a time zone; also as text such as ``"2026-11-21T09:00:00Z"``

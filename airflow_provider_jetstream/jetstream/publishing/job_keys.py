@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, JOB_ID, TRACE_PARENT, TRACE_STATE
+from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT, TRACE_STATE
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES, DigestTable
 from airflow_provider_jetstream.jetstream.publishing.job_fields import blank_problem
@@ -36,8 +36,8 @@ SUBJECT_AND_BODY: Final = 1
 WITH_HEADERS: Final = 2
 CONTENTS: Final = WITH_HEADERS
 
-# The names in lower case of headers that differ at each try, or that the publisher sets.
-_OF_A_TRY = frozenset(name.lower() for name in (TRACE_PARENT, TRACE_STATE, "baggage", JOB_ID, AIRFLOW_TASK))
+# The names in lower case of headers that differ at each try.
+_OF_A_TRY = frozenset(name.lower() for name in (TRACE_PARENT, TRACE_STATE, "baggage"))
 
 
 @dataclass(frozen=True, slots=True)

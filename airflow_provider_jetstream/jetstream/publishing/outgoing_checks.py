@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
-from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_ID
+from airflow_provider_jetstream.jetstream.contract import (
+    AIRFLOW_TASK,
+    DAG_ID,
+    EXECUTE_AT,
+    JOB_ADVISORY,
+    JOB_ID,
+    MAP_INDEX,
+    REDRIVE_CONSUMER,
+    REDRIVE_COUNT,
+    REDRIVE_SEQUENCE,
+    REDRIVE_STREAM,
+    RUN_ID,
+    SCHEDULED_MSG_ID,
+    TASK_ID,
+)
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, header_job_id
@@ -24,6 +38,18 @@ if TYPE_CHECKING:
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LINE_BREAK = re.compile(r"[\r\n]")
+# The headers that a publisher or a redrive writes itself, in lower case, and what an author gives in their place.
+_TASK: Final = (AIRFLOW_TASK, DAG_ID, RUN_ID, TASK_ID, MAP_INDEX)
+_REDRIVE: Final = (REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONSUMER)
+_WRITTEN: Final = {
+    JOB_ID.lower(): "give the id as Job(id=…), or by job_id",
+    JOB_ADVISORY.lower(): "give the subject as Job(advisory=…)",
+    SCHEDULED_MSG_ID.lower(): "leave it out: the mover makes it of the job's id",
+    **dict.fromkeys(map(str.lower, _TASK), "leave it out: the task that publishes a job is named by itself"),
+    **dict.fromkeys(
+        map(str.lower, _REDRIVE), "leave it out, or give it another name: it says what a job was redriven of"
+    ),
+}
 
 
 def check_id(index: int, job_id: str) -> None:
@@ -99,6 +125,19 @@ def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | N
             " subject; declare one with partitions and such a filter"
         )
     return partition_subject(subject, partition_of(str(key), count))
+
+
+def check_author_headers(index: int, headers: Mapping[str, str]) -> None:
+    """Refuse headers that can't be sent, on which the server would act, or that are written for each job.
+
+    :raises JobError: there is such a header
+    """
+    check_headers(index, headers)
+    for name in headers:
+        if instead := _WRITTEN.get(name.lower()):
+            raise JobError(
+                f"job {index} sets the header {name}: expected none that the publisher or a redrive writes; {instead}"
+            )
 
 
 def check_headers(index: int | str, headers: Mapping[str, str]) -> None:

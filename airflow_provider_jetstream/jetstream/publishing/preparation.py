@@ -29,8 +29,8 @@ from airflow_provider_jetstream.jetstream.publishing.job_keys import (
 from airflow_provider_jetstream.jetstream.publishing.job_target import JobTargets
 from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
     check_advisory,
+    check_author_headers,
     check_execute_at,
-    check_headers,
     check_id,
 )
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import ListedRun, UniformRun
@@ -260,7 +260,7 @@ class _Preparation:
         if job.advisory:
             check_advisory(index, job.advisory, self._advisory_subjects)
         if job.headers:
-            check_headers(index, job.headers)
+            check_author_headers(index, job.headers)
             check_execute_at(index, job.headers, queue)
         body, is_scheduled = _encoded(job), job.schedule is not None
         own_id = given_id(index, item, job.id, body, self._job_id, self._advisory_subjects)
@@ -272,8 +272,7 @@ class _Preparation:
         headers = identity_headers(
             job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled
         )
-        if job.headers:
-            headers = {name: value for name, value in job.headers.items() if name != JOB_ID} | headers
+        headers = dict(job.headers) | headers
         copied_id = None if JOB_ID in headers or job_id != message_id else message_id
         measured = Measured(len(body or b""), copied_id=copied_id)
         if self._task_key:
@@ -303,6 +302,5 @@ def _encoded(job: Job) -> bytes | None:
 
 
 def _with_origin(headers: dict[str, str], origin: Origin, job: Measured, limit: SizeLimit | None) -> dict[str, str]:
-    # Whoever reads a key looks for nothing else.
-    named = {name: value for name, value in headers.items() if name != AIRFLOW_TASK} | origin.headers()
+    named = headers | origin.headers()
     return headers if limit and limit.problem(job, named) else named

@@ -53,6 +53,12 @@ def require_settings(columns: Collection[str], stream: str, config: Mapping[str,
     """
     for name in columns:
         column = SERVER_COLUMNS.get(name)
+        if name in (SCHEDULE_COLUMN, TARGET_COLUMN) and config.get("retention") == "workqueue":
+            raise SparkOptionError(
+                f"expected no column {name} for the work queue {stream}: where a stream takes schedules, whoever may"
+                " publish to it can purge it; publish such jobs as Job(body, at=…), which the queue's mover brings, or"
+                " leave the column out"
+            )
         if column and column.needs and not config.get(column.needs):
             raise SparkOptionError(
                 f"expected {column.needs} on {stream} (nats-server {column.since} or later) for the column {name},"

@@ -39,6 +39,7 @@ JOBS: Final = (
     TrialJob("odd id", "plain", job_id=_ODD_ID),
     TrialJob(_TAKEN, "plain", is_id_taken=True),
     TrialJob("cancelled", "plain", job_id="c", cancelled=WhenCancelled.AFTER),
+    TrialJob("cancelled by sequence", "plain", cancelled=WhenCancelled.BY_SEQUENCE),
     TrialJob("cancelled before", "plain", job_id="d", cancelled=WhenCancelled.BEFORE),
     TrialJob("expired", "plain", headers={JOB_EXPIRES: "2020-02-29T12:00:00+01:00"}),
     TrialJob("give up", "give up"),
@@ -145,8 +146,11 @@ def _progress_in_time(trial: Trial) -> str:
 
 
 def _cancelled_not_run(trial: Trial) -> str:
-    found = [body.get("type") for job, _, body in _ends(trial) if job == "cancelled"]
-    return "" if found == [_CANCELLED] else f"expected one end of type {_CANCELLED}, found {found}"
+    for name in ("cancelled", "cancelled by sequence"):
+        found = [body.get("type") for job, _, body in _ends(trial) if job == name]
+        if found != [_CANCELLED]:
+            return f"expected one end of type {_CANCELLED} of the job {name!r}, found {found}"
+    return ""
 
 
 def _earlier_cancellation(trial: Trial) -> str:

@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel, cancel_stored
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID, completion_subject, copy_subject, end_id
@@ -41,11 +41,12 @@ _OTHER_CONSUMER: Final = "other"
 
 
 class WhenCancelled(Enum):
-    """When a job's id is cancelled."""
+    """When a job is cancelled: by its id, but for the last."""
 
     NEVER = "never"
     BEFORE = "before it is published"
     AFTER = "after it is published"
+    BY_SEQUENCE = "after it is published, by its sequence"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +198,8 @@ async def _publish(connection: Connection, queue: WorkQueue, job: TrialJob) -> S
     ack = await store(connection, f"{queue.name}.jobs", job.body.encode(), headers)
     if job.cancelled is WhenCancelled.AFTER:
         await cancel(connection, queue, job.job_id, by="conform")
+    if job.cancelled is WhenCancelled.BY_SEQUENCE:
+        await cancel_stored(connection, queue.name, f"{queue.name}-events", [ack.sequence], by="conform")
     stored = await get_message(connection, queue.name, ack.sequence)
     if stored is None:
         raise NotFoundError(f"expected the job that was just stored in {queue.name}, found none")
