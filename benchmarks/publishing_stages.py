@@ -12,7 +12,6 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import PublishAckRu
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.runs_in_flight import RunsInFlight
 from benchmarks.report import Sample, Table, Way
 
 _PREFIX = b"_INBOX.abcdefghijklmnopqrstuv."
@@ -59,17 +58,14 @@ class _Stages:
         if origin:
             return
         sequences = array("Q", bytes(8 * self._count))
-        flights, first = RunsInFlight(sequences), 0
-        for run in runs:
-            flights.add(first, run, 0.0)
-            first += len(run)
-        self._note("match and record PubAcks", lambda: self._take(flights))
+        self._note("match PubAcks", lambda: self._take(sequences))
         if 0 in sequences:
             raise SystemExit("expected a sequence for each job")
 
-    def _take(self, flights: RunsInFlight) -> None:
+    def _take(self, known: array[int]) -> None:
         def record(indexes: Sequence[int], sequences: Sequence[int]) -> None:
-            flights.record(indexes, sequences)
+            for index, sequence in zip(indexes, sequences, strict=True):
+                known[index] = sequence
 
         acks = PublishAckRun(_PREFIX, "jobs", "", record)
         acks.bind(1)

@@ -8,6 +8,7 @@ names. What it hands on is what a rebuilt room still has, perhaps elsewhere: the
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
@@ -47,11 +48,10 @@ from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, cou
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, stated_job_id
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import AskedForEach
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
+from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.queue.discovery import (
     DeadLetterQueueInfo,
@@ -71,9 +71,9 @@ from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_ar
 from airflow_provider_jetstream.worker.consumers import ConsumerRef, Fallback
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from airflow_provider_jetstream.jetstream import Connection, WorkQueue
+    from airflow_provider_jetstream.jetstream import Connection, PublishReport, WorkQueue
 
 __all__ = [
     "GUARANTEES",
@@ -151,6 +151,36 @@ __all__ = [
     "while_ends_are_near",
     "wire_size",
 ]
+
+
+async def publish_prepared(connection: Connection, jobs: Iterable[OutgoingJob], **arguments: Any) -> PublishReport:
+    """Send jobs through an outbox of their own.
+
+    :param arguments: those of the outbox, and ``known`` and ``progress``
+    """
+    sending = {name: arguments.pop(name) for name in ("known", "progress") if name in arguments}
+    return await Outbox(connection, **arguments).send(jobs, **sending)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedForEach:
+    """Asks a function for each job whether it is stored.
+
+    :param stored_sequence: gets the index and the job
+    """
+
+    stored_sequence: Callable[[int, OutgoingJob], int | None]
+    run_size: int = 64
+    verifies: bool = False
+
+    def are_new(self, _first: int, _run: object) -> bool:
+        """Return false."""
+        return False
+
+    def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
+        """Ask for a job."""
+        return self.stored_sequence(index, job)
+
 
 _NO_MESSAGE, _NO_STREAM, _NO_CONSUMER = 10037, 10059, 10014
 _AT_ONCE = 64

@@ -15,8 +15,8 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotF
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
+from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, sequence_ranges
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.known_jobs import KnownJobs
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.outbox import KnownJobs
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
@@ -225,8 +225,7 @@ class JetStreamPublishOperator(PublishArguments):
         reserved: Iterable[OutgoingJob] = prepared
         if cursor is not None and begun.manifest:
             reserved = await pages.reserve(begun.advised, prepared, cursor.created)
-        send = partial(
-            publish_prepared,
+        outbox = Outbox(
             connection,
             rate=self._parsed_rate(),
             room_timeout=parse_time_limit("room_timeout", self.room_timeout),
@@ -234,8 +233,8 @@ class JetStreamPublishOperator(PublishArguments):
             stopped=lambda: self._killed,
         )
         async with begun:
-            report = await send(reserved, known=known, progress=begun.save_progress)
-        await begun.complete(report, send)
+            report = await outbox.send(reserved, known, begun.save_progress)
+        await begun.complete(report, outbox)
         self._names.locate(report.queue_sequences())
         await pages.record(report.advised)
         return report

@@ -8,7 +8,7 @@ from airflow.sdk import XComArg
 
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import check_rate
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
 from airflow_provider_jetstream.tasks.arguments import check_function, check_text

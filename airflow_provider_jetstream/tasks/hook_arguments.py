@@ -5,7 +5,7 @@ from __future__ import annotations
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.publisher import check_rate
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_optional_text, check_text
 from airflow_provider_jetstream.tasks.job_source import require_jobs

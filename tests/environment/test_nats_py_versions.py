@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 
 url, name = sys.argv[1:]
@@ -35,7 +35,7 @@ async def main():
     async with connect(settings), connect(settings) as connection:
         await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
         jobs = prepare_jobs(map(str, range(3_000)), subject=f"{name}.a", origin=None, batch="b")
-        report = await publish_prepared(connection, jobs, destination=Destination(name))
+        report = await Outbox(connection, destination=Destination(name)).send(jobs)
         report.raise_for_failures()
         assert sorted(report.sequences) == list(range(1, 3_001))
         reads = [(f"$JS.API.STREAM.MSG.GET.{name}", b'{"seq":%d}' % number) for number in range(1, 1_501)]

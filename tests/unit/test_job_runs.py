@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from airflow_provider_jetstream.jetstream.origin import Origin, digest_of
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import ListedRun, UniformRun
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.runs_in_flight import RunsInFlight
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 
 if TYPE_CHECKING:
@@ -125,21 +123,3 @@ def test_an_id_that_a_job_of_an_earlier_run_has_is_refused_with_both_indexes() -
     items[1_500] = Job(b"x", id="1500", headers={"A": "1"})
     with pytest.raises(JobError, match="jobs 1234 and 2000 both have the id '1234'"):
         _runs(items)
-
-
-def test_the_sequences_of_a_run_are_recorded_in_any_order() -> None:
-    (_, run) = _runs([b"%d" % number for number in range(9)], origin=None)
-    sequences = array("Q", bytes(8 * 30))
-    flights = RunsInFlight(sequences)
-    flights.add(0, run, 1.0)
-    flights.add(10, run, 2.0)
-    assert flights.record([3, 2, 25, 9], [13, 12, 25, 19]) == 2
-    assert flights.record([3], [99]) == 0
-    assert flights.record([4, 5, 6, 7], [14, 15, 16, 17]) == 4
-    assert (flights.jobs, flights.deadline) == (10, 1.0)
-    assert [index for index, _ in flights.take(1)] == [0, 1]
-    assert flights.record([0, 1], [10, 11]) == 0
-    assert (flights.jobs, flights.size, flights.deadline) == (8, run.size, 2.0)
-    assert flights.record(list(range(10, 18)), list(range(50, 58))) == 8
-    assert (flights.jobs, flights.size) == (0, 0)
-    assert sequences[:18].tolist() == [0, 0, 12, 13, 14, 15, 16, 17, 0, 0, *range(50, 58)]

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.assets import task_assets
 from airflow_provider_jetstream.command import exporter_command
 from airflow_provider_jetstream.jetstream.audit import lease, letter_ranges
 from airflow_provider_jetstream.jetstream.inspection import drained, samples
-from airflow_provider_jetstream.jetstream.publishing import flight_table, publisher, sender
+from airflow_provider_jetstream.jetstream.publishing import outbox
 from airflow_provider_jetstream.jetstream.redrive import (
     finished_entries,
     in_place,
@@ -55,7 +55,7 @@ from testbed.code_blocks import ROOT
 
 _KIB, _MIB = 2**10, 2**20
 _PAYLOAD = payload_options.PayloadOptions()
-_WINDOW = signature(publisher.publish_prepared).parameters["window"].default
+_WINDOW = signature(outbox.Outbox).parameters["window"].default
 
 _WORDS = {0.5: "half a", 1: "a", 3: "three", 5: "five", 10: "ten", 100: "a hundred", 2_000: "two thousand"}
 
@@ -71,9 +71,9 @@ STATED = {
         f"--port {exporter_command._PORT} --interval {exporter_command._INTERVAL:g}",
     ],
     "publishing": [
-        f"about {_WINDOW:,} are read ahead, and at most {_WINDOW:,} or {flight_table._MAX_BYTES // _MIB} MiB are on",
-        f"or {sender._MAX_FAILURES:,} have failed",
-        f"again after {sender._FIRST_PAUSE:g} s, and after twice as long",
+        f"about {_WINDOW:,} are read ahead, and at most {_WINDOW:,} or {outbox._MAX_BYTES // _MIB} MiB are on",
+        f"or {outbox._MAX_FAILURES:,} have failed",
+        f"again after {outbox._FIRST_PAUSE:g} s, and after twice as long",
         f"of the up to {_WINDOW:,} jobs that were sent already",
         f"nearly full, up to {_WINDOW:,} at once",
         f"takes it up to {publish._ENDED_SECONDS:g} seconds",

@@ -80,16 +80,10 @@ class JobReader:
                 "The source of the jobs blocks, and is left behind in its thread: it is ended when it returns"
             )
 
-    def take(self) -> OutgoingJob | None:
-        """Return the next job, or ``None`` where none is there (yet).
-
-        :raises BaseException: what the source raised, after all jobs before it
-        """
-        if run := self.take_ready(1, 0):
-            return run.job(0)
-        if self._has_ended and self._error:
-            raise self._error
-        return None
+    @property
+    def error(self) -> BaseException | None:
+        """What the source raised, after all jobs before it."""
+        return self._error if self._has_ended and not self._read else None
 
     def take_ready(self, count: int, size: int) -> OutgoingRun | None:
         """Return the next jobs that are there; ``None`` where none is.
@@ -243,8 +237,10 @@ async def read_all(jobs: Iterable[OutgoingJob]) -> list[OutgoingJob]:
     read: list[OutgoingJob] = []
     async with JobReader(jobs, _AT_ONCE) as reader:
         while True:
-            if job := reader.take():
-                read.append(job)
+            if run := reader.take_ready(_AT_ONCE, _MAX_BYTES):
+                read += [run.job(offset) for offset in range(len(run))]
+            elif reader.error:
+                raise reader.error
             elif reader.ended:
                 return read
             else:

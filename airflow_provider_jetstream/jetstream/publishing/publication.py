@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -20,8 +20,8 @@ from airflow_provider_jetstream.jetstream.publishing.advised_jobs import Advised
 from airflow_provider_jetstream.jetstream.publishing.due_jobs import warn_unless_moved
 from airflow_provider_jetstream.jetstream.publishing.job_content import named_identity
 from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS
-from airflow_provider_jetstream.jetstream.publishing.known_jobs import RUN_SIZE, SINGLE_JOBS, NothingKnown
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
+from airflow_provider_jetstream.jetstream.publishing.outbox import RUN_SIZE, SINGLE_JOBS, NothingKnown
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED, Destination, PublishFailure, RepeatedJob
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, salted_id
@@ -46,14 +46,13 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource
     from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
     from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
     from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
-
-SendAgain: TypeAlias = "Callable[..., Awaitable[PublishReport]]"
 
 _COMPARED_AT_ONCE = 256
 _TAKEN = "somebody else has taken each message id that it got: see who publishes to the queue"
@@ -250,7 +249,7 @@ class Publication:
                     PublishFailure(job.index, job.job.job_id, _other_job(job, message), certain=True)
                 )
 
-    async def _send_taken(self, report: PublishReport, send: SendAgain) -> None:
+    async def _send_taken(self, report: PublishReport, outbox: Outbox) -> None:
         """Send jobs whose message ids somebody else has taken under other ids, which the manifest notes first."""
         renewed = list(self.manifest.salts[-1:]) if self.manifest else []
         for _ in range(_MOST_SALTS):
@@ -268,7 +267,7 @@ class Publication:
                 *(len(taken), taken[0].stream, taken[0].sequence),
             )
             jobs = [_with_salt(repeated.job, salt) for repeated in taken]
-            sent = await send(jobs, known=NothingKnown(verifies=True))
+            sent = await outbox.send(jobs, NothingKnown(verifies=True))
             for repeated, sequence in zip(taken, sent.sequences, strict=False):
                 report.sequences[repeated.index] = sequence
                 if sequence and repeated.job.scheduled:
@@ -300,18 +299,18 @@ class Publication:
         for repeated in jobs:
             report.failures.append(PublishFailure(repeated.index, repeated.job.job_id, error, certain=True))
 
-    async def complete(self, report: PublishReport, send: SendAgain | None = None) -> None:
+    async def complete(self, report: PublishReport, outbox: Outbox | None = None) -> None:
         """Add to the report what this publication knows of its jobs, once the fate of each is known.
 
-        :param send: sends jobs as those of the report were sent; without it, those whose ids are taken aren't stored
+        :param outbox: that of the jobs of the report; without it, those whose ids are taken aren't stored
         """
         await self._end_saving()
         for unverified in self._unverified:
             report.withdraw(unverified.index)
         report.repeated += self._unverified
         await self._verify(report)
-        if send:
-            await self._send_taken(report, send)
+        if outbox:
+            await self._send_taken(report, outbox)
         self._fail(report, self._taken, TransientError(_TAKEN))
         self._taken.clear()
         report.advised = self.advised.sequences(report)
@@ -325,12 +324,12 @@ class Publication:
         if self.names and self.by_key:
             await _recorded(self.names.conclude(report))
 
-    async def conclude(self, report: PublishReport, send: SendAgain | None = None) -> None:
+    async def conclude(self, report: PublishReport, outbox: Outbox | None = None) -> None:
         """Record the jobs of a task that doesn't wait for them.
 
-        :param send: sends jobs as those of the report were sent; without it, those whose ids are taken aren't stored
+        :param outbox: that of the jobs of the report; without it, those whose ids are taken aren't stored
         """
-        await self.complete(report, send)
+        await self.complete(report, outbox)
         if self.manifest:
             is_stored = not report.failures and report.source_error is None
             await _recorded(self.manifest.close(report) if is_stored else self.manifest.record_stored(report))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from math import isfinite
+
+from airflow_provider_jetstream.jetstream.errors import JobError
 
 # Seconds: by how much a message may come early, and by how much the server may store one late, without any effect on
 # those after it. The interval is longer than the rate's by what makes up for both in ten seconds.
@@ -64,3 +67,12 @@ class RateLimiter:
         """
         if self._interval:
             self._due = max(self._due, time.monotonic() + count * self._interval - _LATE)
+
+
+def check_rate(rate: float | None) -> None:
+    """Refuse a rate that isn't above 0.
+
+    :raises JobError: it isn't
+    """
+    if rate is not None and not (isfinite(rate) and rate > 0):
+        raise JobError(f"expected a rate above 0 jobs a second, found {rate}: leave it out for all speed")

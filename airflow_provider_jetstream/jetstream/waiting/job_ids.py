@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.known_jobs import KnownJobs
+    from airflow_provider_jetstream.jetstream.publishing.outbox import KnownJobs
     from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
 
 # For a page's other fields, its headers, and what the server adds to a message.

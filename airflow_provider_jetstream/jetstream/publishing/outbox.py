@@ -1,0 +1,722 @@
+"""Sends prepared jobs with a bounded number in flight, and reports the fate of each by its index.
+
+At least once with deduplication: a job counts as stored only when the server has acknowledged it. A job without an
+answer is sent again under the same id, and reported by its index if it stays unanswered. Nothing is raised for a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import KW_ONLY, dataclass, field
+from math import ceil
+from typing import TYPE_CHECKING, Final, Protocol
+
+from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
+from airflow_provider_jetstream.jetstream.client.publish_ack import PublishAckRun, parse_publish_ack
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    JetStreamProviderError,
+    JobNotSerializableError,
+    NotFoundError,
+    PermissionDeniedError,
+    QueueFullError,
+    TransientError,
+    UnreachableError,
+    WrongStreamError,
+)
+from airflow_provider_jetstream.jetstream.publishing.job_reader import JobReader
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter, check_rate
+from airflow_provider_jetstream.jetstream.publishing.refusals import (
+    full_text,
+    is_full,
+    is_full_subject,
+    is_passing,
+    job_error,
+    too_large,
+    too_old,
+)
+from airflow_provider_jetstream.jetstream.publishing.report import PublishFailure, PublishReport, RepeatedJob
+from airflow_provider_jetstream.jetstream.publishing.unanswered_subjects import UnansweredSubjects
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
+    from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
+    from airflow_provider_jetstream.jetstream.publishing.report import Destination
+
+# Of jobs that are looked at one by one, so many are sent before other tasks of the event loop run.
+SINGLE_JOBS: Final = 64
+# Of a run.
+RUN_SIZE: Final = 512
+# Of all jobs in flight together: they are kept until they are stored.
+_MAX_BYTES = 16 << 20
+# Seconds until a full queue is tried again; doubled for as long as it stays full.
+_FIRST_PAUSE = 0.05
+# Also the longest time until a stop is noticed.
+_LONGEST_PAUSE = 1.0
+# Seconds until a job is sent again that the server can't store just now.
+_PASSING_PAUSE = 0.25
+# How often no stream answers before JetStream is asked why.
+_UNANSWERED = 2
+# So many failures are reported; they are held in memory.
+_MAX_FAILURES = 10_000
+# After so many jobs, bytes or seconds, other tasks of the event loop run. A run counts as one, since it takes as long.
+_YIELD_JOBS = 64
+_YIELD_BYTES = 256 << 10
+_YIELD_SECONDS = 0.005
+
+
+class KnownJobs(Protocol):
+    """Knows which jobs are stored."""
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it finds out itself what the messages are that the server calls duplicates of jobs."""
+
+    @property
+    def run_size(self) -> int:
+        """How many jobs are sent together at most."""
+
+    def are_new(self, first: int, run: OutgoingRun) -> bool:
+        """Note a run that is about to be sent; return ``False``, with nothing noted, where one may be stored.
+
+        :param first: the index of its first job
+        """
+
+    def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
+        """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class NothingKnown:
+    """Knows of no job that is stored."""
+
+    verifies: bool = False
+    run_size: int = RUN_SIZE
+
+    def are_new(self, _first: int, _run: OutgoingRun) -> bool:
+        """Return true."""
+        return True
+
+    def sequence_of(self, _index: int, _job: OutgoingJob) -> int | None:
+        """Return ``None``."""
+        return None
+
+
+_NOTHING_KNOWN: Final = NothingKnown()
+
+
+async def _no_progress(_: PublishReport) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Sends jobs of one queue, as window, rate and queue allow.
+
+    A job that a full queue refuses is held back, and all jobs after it with it, until the queue has room: the first of
+    them is sent alone, and after each success twice as many.
+
+    :param window: the largest number of unacknowledged jobs
+    :param ack_timeout: seconds to wait for an acknowledgement before a job is sent again
+    :param attempts: the largest number of times that a job is sent for want of an answer
+    :param rate: jobs per second at most; as fast as possible where absent
+    :param room_timeout: how many seconds a full queue may store no job before the jobs that it refuses are given up
+    :param away_timeout: how many seconds the server may say that it can't store a job just now, as while the stream's
+        cluster elects a leader
+    :param destination: the queue's stream; a job that another one stores is a failure, and ends publishing
+    :param stopped: returns whether to stop; the jobs that aren't sent by then are missing in the report
+    :raises JobError: the rate isn't above 0
+    """
+
+    connection: Connection
+    _: KW_ONLY
+    window: int = 1024
+    ack_timeout: float = 5.0
+    attempts: int = 3
+    rate: float | None = None
+    room_timeout: float = 0.0
+    away_timeout: float = 60.0
+    destination: Destination | None = None
+    stopped: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate)
+
+    async def send(
+        self,
+        jobs: Iterable[OutgoingJob],
+        known: KnownJobs = _NOTHING_KNOWN,
+        progress: Callable[[PublishReport], Awaitable[None]] = _no_progress,
+    ) -> PublishReport:
+        """Send jobs, and return the fate of each, those included that failed, and what their source raised.
+
+        :param jobs: read in a thread of their own, since their source may block, and about a window ahead at most
+        :param known: the jobs that are known to be stored, and aren't sent again; unless it verifies them, what the
+            server calls duplicates is believed
+        :param progress: awaited after the jobs that were sent together
+        :raises UnreachableError: the connection was closed before anything was sent
+        """
+        # After a lost connection, all jobs in flight arrive at once: no more than those of a second.
+        window = self.window if self.rate is None else min(self.window, max(2, ceil(self.rate)))
+        sending = _Sending(self, window)
+        subscription = await sending.subscribe()
+        try:
+            async with JobReader(jobs, window) as reader:
+                await sending.send_each(reader, known, progress)
+        finally:
+            await subscription.unsubscribe()
+        report = sending.report
+        if not known.verifies:
+            for repeated in report.repeated:
+                report.add_verified(repeated)
+            report.repeated = []
+        return report
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """Jobs that were sent together.
+
+    For the jobs of a larger one nothing but PubAcks has come: a job of which more is known has a flight of its own.
+
+    :param first: the index of its first job
+    :param waiting: how many of its jobs have no answer
+    :param deadline: when they are sent again, by the monotonic clock
+    :param attempts: how often they were sent for want of an answer
+    :param foreign_answer: whether something answered that is no stream
+    :param answer_lost: whether an attempt had no answer, so that the job may be stored
+    :param passing_since: since when the server can't store it just now
+    :param passing: how often that was the answer
+    :param is_passing: whether that was the last answer
+    :param refusal: why the server can't; ``None`` where no stream answers
+    """
+
+    first: int
+    run: OutgoingRun
+    waiting: int = field(init=False)
+    deadline: float = 0.0
+    attempts: int = 1
+    foreign_answer: bool = False
+    answer_lost: bool = False
+    passing_since: float = 0.0
+    passing: int = 0
+    is_passing: bool = False
+    refusal: JetStreamProviderError | None = None
+
+    def __post_init__(self) -> None:
+        self.waiting = len(self.run)
+
+    @property
+    def job(self) -> OutgoingJob:
+        """The job of a flight that has only one."""
+        return self.run.job(0)
+
+    def singles(self) -> Iterator[_Flight]:
+        """Yield a flight for each of its jobs."""
+        for offset in range(len(self.run)):
+            yield _Flight(self.first + offset, self.run.part(offset, offset + 1), self.deadline)
+
+
+class _Sending:
+    """One call: what is in flight, what a full queue has refused, and why nothing more is sent.
+
+    :ivar refused: by index, the jobs that a full queue refused, where there is time to wait for room
+    :ivar full_since: since when the queue has stored nothing for want of room
+    :ivar silent: whether the server hasn't answered for too long
+    :ivar away: why the server couldn't store a job for too long
+    :ivar misplaced: that another stream than the queue's has stored a job
+    :ivar gave_up: why no more time is left to wait for room
+    """
+
+    def __init__(self, outbox: Outbox, window: int) -> None:
+        self.report = PublishReport(destination=outbox.destination)
+        self.refused: dict[int, _Flight] = {}
+        self.refusal: ApiError | None = None
+        self.full_since: float | None = None
+        self.silent = False
+        self.away: JetStreamProviderError | None = None
+        self.misplaced: JetStreamProviderError | None = None
+        self.gave_up: str | None = None
+        self._outbox = outbox
+        self._connection = outbox.connection
+        self._stopped = outbox.stopped
+        self._window = window
+        self._limiter = RateLimiter(outbox.rate)
+        self._unanswered = UnansweredSubjects(outbox.connection)
+        self._denied: dict[str, PermissionDeniedError] = {}
+        # By the index of each job that has no answer; and by those of their first jobs.
+        self._waiting: dict[int, _Flight] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._bytes = 0
+        self._answered = asyncio.Event()
+        self._last_answer = time.monotonic()
+        self._useless_since: float | None = None
+        self._yielded_at, self._jobs_since, self._bytes_since = time.monotonic(), 0, 0
+        self._inbox = outbox.connection.new_inbox()
+        self._reply_prefix = f"{self._inbox}.".encode()
+
+    async def subscribe(self) -> Subscription:
+        """Subscribe to the answers.
+
+        :raises UnreachableError: the connection is closed
+        """
+        target, run = self._outbox.destination, None
+        if target:
+            run = PublishAckRun(self._reply_prefix, target.stream, target.domain or "", self._on_acknowledged)
+        try:
+            return await self._connection.subscribe_raw(f"{self._inbox}.*", self._on_answer, self._on_denied, run=run)
+        except UnreachableError as error:
+            raise UnreachableError(f"nothing was published: {error}") from None
+
+    async def send_each(
+        self, jobs: JobReader, known: KnownJobs, progress: Callable[[PublishReport], Awaitable[None]]
+    ) -> None:
+        """Send jobs as they come, until they end or publishing is stopped, and wait until the fate of each is known."""
+        while not self._stopped():
+            if self._is_over():
+                self.report.is_cut = not jobs.ended
+                break
+            at_once = self._sends_at_once()
+            if at_once and await self._wait_for_window():
+                continue
+            room = min(self._window - len(self._waiting), known.run_size) if at_once else 1
+            if ready := jobs.take_ready(room, _YIELD_BYTES):
+                await self._send_ready(ready, known, at_once=at_once)
+                await self._yield(_YIELD_JOBS if at_once else 1, ready.size)
+            elif isinstance(jobs.error, Exception):
+                self.report.source_error = jobs.error
+                break
+            elif jobs.error:
+                raise jobs.error
+            elif jobs.ended:
+                break
+            else:
+                await self._wait_for_source(jobs)
+            await progress(self.report)
+        await self._send_refused()
+
+    async def _send_ready(self, ready: OutgoingRun, known: KnownJobs, *, at_once: bool) -> None:
+        """Send jobs that aren't stored yet: at once in one write, or each in its turn."""
+        sequences, first = self.report.sequences, len(self.report.sequences)
+        if at_once and known.are_new(first, ready):
+            sequences.frombytes(bytes(len(ready) * sequences.itemsize))
+            self._write(self._admitted([_Flight(first, ready)]))
+            return
+        flights: list[_Flight] = []
+        try:
+            for offset in range(len(ready)):
+                if sequence := known.sequence_of(first + offset, ready.job(offset)):
+                    self.report.add_stored(sequence)
+                    continue
+                sequences.append(0)
+                flights.append(_Flight(first + offset, ready.part(offset, offset + 1)))
+        finally:
+            admitted = self._admitted(flights)
+            if at_once:
+                self._write(admitted)
+        for flight in [] if at_once else admitted:
+            await self._wait_for_turn()
+            if problem := self._not_sent():
+                self._fail(flight, problem)
+            else:
+                self._write([flight])
+
+    def _admitted(self, flights: Iterable[_Flight]) -> list[_Flight]:
+        """Return those that can be sent: by themselves those jobs of which one may be wrong, and may have failed."""
+        admitted: list[_Flight] = []
+        for flight in flights:
+            run = flight.run
+            if (
+                run.is_plain
+                and run.largest <= self._connection.max_payload
+                and not any(self._refusal_of(subject) for subject in run.subjects)
+            ):
+                admitted.append(flight)
+                continue
+            for single in [flight] if len(run) == 1 else flight.singles():
+                if problem := self._problem_of(single):
+                    self._fail(single, problem)
+                else:
+                    admitted.append(single)
+        return admitted
+
+    def _problem_of(self, flight: _Flight) -> JetStreamProviderError | None:
+        """Return why a job can't be sent."""
+        job = flight.job
+        try:
+            if job.body is None:
+                job.job.payload()
+        except JobNotSerializableError as error:
+            return error
+        if job.api_level > self._connection.api_level:
+            # An older server stores a schedule as a message like any other and never makes a job of it.
+            return too_old(job, self._connection)
+        if (limit := self._connection.max_payload) < flight.run.largest:
+            return too_large(f"the server's limit of {limit} bytes")
+        return self._refusal_of(job.subject)
+
+    def _refusal_of(self, subject: str) -> JetStreamProviderError | None:
+        """Return why nothing is sent on a subject, as far as the server has said so already."""
+        return self._denied.get(subject) or self._unanswered.missing(subject)
+
+    def _write(self, flights: Sequence[_Flight]) -> None:
+        """Send jobs in one write; while the connection is lost, they are sent after their deadline."""
+        if not flights:
+            return
+        frames = [flight.run.encode(self._reply_prefix, flight.first) for flight in flights]
+        deadline = time.monotonic() + self._outbox.ack_timeout
+        for flight in flights:
+            flight.deadline, flight.is_passing = deadline, False
+            self._add(flight)
+        try:
+            self._connection.write(b"".join(frames), sum(len(flight.run) for flight in flights))
+        except UnreachableError as error:
+            if self._connection.is_connected or self._connection.is_closed:
+                for flight in flights:
+                    for single in self._apart(flight):
+                        self._fail(single, error)
+
+    def _add(self, flight: _Flight) -> None:
+        self._flights[flight.first] = flight
+        self._waiting.update(dict.fromkeys(range(flight.first, flight.first + len(flight.run)), flight))
+        self._bytes += flight.run.size
+
+    def _remove(self, flight: _Flight) -> None:
+        """Forget a flight, with the jobs that wait for nothing any more."""
+        del self._flights[flight.first]
+        for index in range(flight.first, flight.first + len(flight.run)):
+            if self._waiting.get(index) is flight:
+                del self._waiting[index]
+        self._bytes -= flight.run.size
+
+    def _apart(self, flight: _Flight) -> list[_Flight]:
+        """Give each job of a flight that has no answer a flight of its own."""
+        if len(flight.run) == 1:
+            return [flight]
+        waiting = [single for single in flight.singles() if self._waiting.get(single.first) is flight]
+        self._remove(flight)
+        for single in waiting:
+            self._add(single)
+        return waiting
+
+    def _alone(self, index: int) -> _Flight | None:
+        """Return the flight that a job has by itself; ``None`` where it isn't in flight."""
+        if flight := self._waiting.get(index):
+            self._apart(flight)
+        return self._waiting.get(index)
+
+    def _fail(self, flight: _Flight, error: JetStreamProviderError, *, certain: bool = True) -> None:
+        """Report a job as not known to be stored."""
+        if self._waiting.get(flight.first) is flight:
+            self._remove(flight)
+        certain = certain and not flight.answer_lost
+        self.report.failures.append(PublishFailure(flight.first, flight.job.job_id, error, certain))
+
+    # What decides when the next jobs are sent.
+
+    def _is_over(self) -> bool:
+        """Return whether there is no point in reading more jobs: too many failed, or none is sent any more."""
+        if len(self.report.failures) >= _MAX_FAILURES:
+            return True
+        if self._not_sent() is None:
+            self._useless_since = None
+            return False
+        self._useless_since = self._useless_since or time.monotonic()
+        return time.monotonic() - self._useless_since >= _LONGEST_PAUSE
+
+    def _not_sent(self) -> JetStreamProviderError | None:
+        """Return why no more jobs are sent."""
+        if self.silent:
+            reason = "it was not sent: the jobs before it got no answer"
+            return UnreachableError(reason + last_report(self._connection.last_error))
+        if self.away:
+            return UnreachableError(f"it was not sent: {self.away}")
+        if self.misplaced:
+            return WrongStreamError(f"it was not sent: {self.misplaced}")
+        if self.gave_up:
+            return QueueFullError(f"it was not sent: {self.gave_up}")
+        if self._stopped():
+            return TransientError("it was not sent: publishing was stopped")
+        return None
+
+    def _sends_at_once(self) -> bool:
+        """Return whether nothing but the window decides when the next jobs are sent."""
+        if self._limiter.is_limited or self.refused or not self._connection.is_connected:
+            return False
+        return self._not_sent() is None
+
+    async def _wait_for_window(self) -> bool:
+        """Wait where the window is full, until there is room; return whether that was so."""
+        if len(self._waiting) < self._window and self._bytes <= _MAX_BYTES:
+            return False
+        await self._wait_until_at_most(self._window - 1)
+        return True
+
+    async def _wait_for_source(self, jobs: JobReader) -> None:
+        """Wait for the next job, and meanwhile send those again that need it."""
+        if self.refused:
+            await self._send_refused()
+        await jobs.wait(min(self._seconds_left(), _LONGEST_PAUSE))
+        await self._send_late()
+
+    async def _yield(self, count: int, size: int) -> None:
+        """Let other tasks run, such as the one that writes to the connection."""
+        self._jobs_since += count
+        self._bytes_since += size
+        if (
+            self._jobs_since >= _YIELD_JOBS
+            or self._bytes_since >= _YIELD_BYTES
+            or time.monotonic() - self._yielded_at >= _YIELD_SECONDS
+        ):
+            await asyncio.sleep(0)
+            self._yielded_at, self._jobs_since, self._bytes_since = time.monotonic(), 0, 0
+
+    async def _wait_for_turn(self) -> None:
+        """Wait until window, connection, queue and rate allow one more job."""
+        while True:
+            await self._wait_until_at_most(self._window - 1)
+            while self._is_lost() and self._waiting and not self._not_sent():
+                await self._connection.wait_until_connected(self._seconds_left())
+                await self._send_late()
+            if self.refused:
+                await self._send_refused()
+            if self._not_sent() or (seconds := self._limiter.delay(1)) <= 0:
+                break
+            await self._sleep(seconds)
+        self._limiter.consume(1)
+
+    def _is_lost(self) -> bool:
+        return not (self._connection.is_connected or self._connection.is_closed)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, but no longer than until a job in flight or a stop needs attention."""
+        await asyncio.sleep(min(seconds, self._seconds_left(), _LONGEST_PAUSE))
+        await self._send_late()
+
+    # Jobs that have no answer in time, or one that passes.
+
+    async def _wait_until_at_most(self, count: int) -> None:
+        """Wait until no more jobs than these are in flight."""
+        while len(self._waiting) > count or self._bytes > _MAX_BYTES:
+            self._answered.clear()
+            try:
+                async with asyncio.timeout(self._seconds_left()):
+                    await self._answered.wait()
+            except TimeoutError:
+                await self._send_late()
+
+    def _seconds_left(self) -> float:
+        """Return the seconds until a job has to be sent again; endless without jobs."""
+        deadline = min((flight.deadline for flight in self._flights.values()), default=float("inf"))
+        return max(0.0, deadline - time.monotonic())
+
+    async def _send_late(self) -> None:
+        """Send the jobs again that have no answer in time, or whose pause is over."""
+        now = time.monotonic()
+        for late in [flight for flight in self._flights.values() if flight.deadline <= now]:
+            self._apart(late)
+        late_ones = sorted(index for index, flight in self._flights.items() if flight.deadline <= now)
+        for flight in [self._flights[index] for index in late_ones]:
+            # Its answer may have come while another job was sent.
+            if not self._is_waiting(flight) or flight.deadline > time.monotonic():
+                continue
+            error = await self._passing_error(flight) if flight.is_passing else self._silence(flight)
+            if not self._is_waiting(flight):
+                continue
+            if error:
+                self._fail(flight, error)
+                continue
+            self._remove(flight)
+            self._write([flight])
+
+    def _is_waiting(self, flight: _Flight) -> bool:
+        return self._waiting.get(flight.first) is flight
+
+    def _silence(self, flight: _Flight) -> UnreachableError | None:
+        """Return the error of a job that had no answer, unless it is to be sent again."""
+        flight.answer_lost = True
+        attempts, seconds = self._outbox.attempts, self._outbox.ack_timeout
+        if flight.attempts < attempts:
+            flight.attempts += 1
+            return None
+        self.silent = self._last_answer < flight.deadline - seconds
+        reason = f"no acknowledgement after {attempts} attempts of {seconds:g} s"
+        if flight.foreign_answer:
+            reason += f": what answers on {flight.job.subject} isn't a stream; provision the queue first"
+        return UnreachableError(reason + last_report(self._connection.last_error))
+
+    async def _passing_error(self, flight: _Flight) -> JetStreamProviderError | None:
+        """Return the error of a job that the server can't store, unless it can only not just now."""
+        stream = self._outbox.destination.stream if self._outbox.destination else None
+        error = flight.refusal
+        if error is None and flight.passing >= _UNANSWERED:
+            error = await self._unanswered.reason(flight.job.subject, stream)
+        if isinstance(error, NotFoundError):
+            return error
+        is_over = time.monotonic() - flight.passing_since >= self._outbox.away_timeout
+        if is_over or self._stopped():
+            self.away = error or await self._unanswered.reason(flight.job.subject, stream)
+            return self.away
+        return None
+
+    # A full queue.
+
+    async def _send_refused(self) -> None:
+        """Wait for all answers, and send the jobs that a full queue refused again.
+
+        Until they are stored, or there is no room for too long.
+        """
+        count, pause = 1, _FIRST_PAUSE
+        while True:
+            await self._wait_until_at_most(0)
+            if not self.refused:
+                return
+            now = time.monotonic()
+            left = (now if self.full_since is None else self.full_since) + self._outbox.room_timeout - now
+            if self.silent or self.away or self._stopped() or left <= 0:
+                self._give_up_refused()
+                return
+            await asyncio.sleep(min(pause, left))
+            waiting = len(self.refused)
+            sent = self._first_refused(count)
+            for index in sent:
+                while (seconds := self._limiter.delay(1)) > 0 and not self._stopped():
+                    await self._sleep(seconds)
+                self._limiter.consume(1)
+                flight = self.refused.pop(index)
+                flight.attempts = 1
+                self._write(self._admitted([flight]))
+            await self._wait_until_at_most(0)
+            stored = waiting - len(self.refused)
+            count = min(2 * count, self._window) if stored == len(sent) else 1
+            pause = 0.0 if stored else min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+
+    def _first_refused(self, count: int) -> list[int]:
+        """Return in their order the jobs to be sent again: the first of them alone finds out whether there is room."""
+        refused = sorted(self.refused)
+        if count == 1 and self.refusal and is_full_subject(self.refusal):
+            # There may be room on the subjects of others.
+            firsts = {self.refused[index].job.subject: index for index in reversed(refused)}
+            return sorted(firsts.values())
+        return refused[:count]
+
+    def _give_up_refused(self) -> None:
+        problem = self._not_sent()
+        if problem is None and self.refusal:
+            self.gave_up = full_text(self.refusal, f" and stored nothing for {self._outbox.room_timeout:g} s")
+            problem = QueueFullError(self.gave_up)
+        for _, flight in sorted(self.refused.items()):
+            self._fail(flight, problem or TransientError("it was not sent"))
+        self.refused.clear()
+
+    # Answers.
+
+    def _on_acknowledged(self, indexes: Sequence[int], sequences: Sequence[int]) -> None:
+        """Record jobs that the queue's stream has stored and didn't have: nearly all answers."""
+        self._last_answer, self.silent = time.monotonic(), False
+        stored = self._record_stored(indexes, sequences)
+        if stored and self._outbox.destination:
+            self._note_stored(stored, self._outbox.destination.stream)
+        self._answered.set()
+
+    def _record_stored(self, indexes: Sequence[int], sequences: Sequence[int]) -> int:
+        """Record the sequences of jobs, and return how many of them were waited for."""
+        known, stored = self.report.sequences, 0
+        for index, sequence in zip(indexes, sequences, strict=True):
+            if flight := self._waiting.pop(index, None):
+                known[index] = sequence
+                stored += 1
+                flight.waiting -= 1
+                if not flight.waiting:
+                    del self._flights[flight.first]
+                    self._bytes -= flight.run.size
+        return stored
+
+    def _note_stored(self, count: int, stream: str) -> None:
+        self.away = self.full_since = None
+        self.report.stream = stream
+        self._limiter.record_stored(count + len(self._waiting))
+
+    def _on_answer(self, subject: bytes, _reply: bytes, _headers: bytes | None, payload: bytes) -> None:
+        number = subject[len(self._reply_prefix) :]
+        if number.isdigit():
+            self._take_answer(int(number), payload)
+
+    def _take_answer(self, index: int, payload: bytes) -> None:
+        ack = refusal = None
+        try:
+            # An empty answer is the server's own: no stream answers on the subject.
+            ack = parse_publish_ack("", payload) if payload else None
+        except ApiError as error:
+            refusal = error
+        except UnreachableError:
+            # From a subscriber to the subject that is no stream; the stream's own answer may still come.
+            if flight := self._alone(index):
+                flight.foreign_answer = True
+            return
+        self._last_answer, self.silent = time.monotonic(), False
+        self._answered.set()
+        if ack and self._record_among(index, ack):
+            return
+        if (flight := self._alone(index)) is None:
+            return
+        if ack:
+            self._remove(flight)
+            self._record(flight, ack)
+        elif refusal is None or is_passing(refusal):
+            now = time.monotonic()
+            flight.passing_since = flight.passing_since or now
+            flight.passing, flight.is_passing = flight.passing + 1, True
+            flight.refusal = job_error(refusal) if refusal else None
+            flight.deadline = now + _PASSING_PAUSE
+        elif is_full(refusal) and self._outbox.room_timeout > 0 and not self.gave_up:
+            self._remove(flight)
+            self.full_since, flight.answer_lost = self.full_since or time.monotonic(), False
+            self.refused[index], self.refusal = flight, refusal
+        else:
+            # An attempt whose answer was lost and that was stored would make this one a duplicate.
+            flight.answer_lost = False
+            self._fail(flight, job_error(refusal))
+
+    def _record_among(self, index: int, ack: PubAck) -> bool:
+        """Record a job of a larger flight as stored, if nothing but that is to be said; return whether it was."""
+        flight, target = self._waiting.get(index), self._outbox.destination
+        if flight is None or len(flight.run) == 1 or ack.duplicate or (target and target.problem(ack)):
+            return False
+        self._record_stored([index], [ack.sequence])
+        self._note_stored(1, ack.stream)
+        return True
+
+    def _record(self, flight: _Flight, ack: PubAck) -> None:
+        target, job, index = self._outbox.destination, flight.job, flight.first
+        self.away, flight.answer_lost = None, False
+        if target and (problem := target.problem(ack, job.schedules)):
+            self.misplaced = problem
+            self._fail(flight, problem)
+            return
+        self._limiter.record_stored(1 + len(self._waiting))
+        if ack.duplicate:
+            if not job.scheduled:
+                self.report.stream = ack.stream
+            self.report.repeated.append(RepeatedJob(index, job, ack.stream, ack.sequence))
+            return
+        self.full_since = None
+        self.report.add_acknowledged(index, ack, scheduled=job.scheduled)
+
+    def _on_denied(self, denial: PermissionDeniedError) -> None:
+        unheard = denial.subject == f"{self._inbox}.*"
+        if unheard:
+            self.away = denial
+        elif denial.action == "publish":
+            self._denied[denial.subject] = denial
+        for flight in list(self._flights.values()):
+            if unheard or denial.subject in flight.run.subjects:
+                for single in self._apart(flight):
+                    if unheard or denial.subject == single.job.subject:
+                        self._fail(single, denial, certain=not unheard)
+                        self._answered.set()
