@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 from uuid import UUID
 
 from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN_ID, TASK_ID
@@ -158,14 +157,6 @@ class Origin(TaskValue):
         operation = () if self.operation is None else ("operation", self.operation)
         mark = () if self.run_mark is None else ("run", self.run_mark)
         return ShortDigests(self.dag_id, *run, self.task_id, self.map_index, *operation, *mark, self.round)
-
-    def long_message_id(self, key: str | int) -> str:
-        """Return the ``Nats-Msg-Id`` that earlier versions gave to the job."""
-        parts = (self.dag_id, self.run_id, self.task_id, self.map_index)
-        rounds = [f"round-{self.round}"] if self.round else []
-        # Quoting removes # from ids, so the index of one job never equals the same number as the id of another.
-        last = f"#{key}" if isinstance(key, int) else quote(key, safe=":+")
-        return "/".join([*(quote(str(part), safe=":+") for part in parts), *rounds, last])
 
 
 def is_task_key(text: str) -> bool:

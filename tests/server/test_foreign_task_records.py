@@ -144,13 +144,6 @@ async def test_a_record_of_impossible_numbers_is_no_record(
     assert (again.round, again.queue_from, len(stored)) == (0, 1, 0)
 
 
-async def test_a_record_that_claims_countless_jobs_is_read_at_once(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    _, record, _ = await begin(connection, queue)
-    claimed = record.model_copy(update={"ids": "abcdefghijk", "runs": [(0, 7, 2**60)]})
-    assert claimed.recorded_jobs() == {"abcdefghijk": 7}
-
-
 @pytest.mark.parametrize(
     "mark", [{"events_from": "x"}, {"events_from": 10**30}, {"stream": "other"}, {"events_from": -1}, {}]
 )

@@ -19,10 +19,8 @@ from airflow_provider_jetstream.jetstream import Job, Origin, PublishRefusedErro
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
 from airflow_provider_jetstream.jetstream.errors import JobError, WrongStreamError
 from airflow_provider_jetstream.jetstream.publishing import manifest_rows
-from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
-from testbed import seams
 from testbed.face import Destination, Manifest, last_message, prepare_jobs, publish_prepared, read_range, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, pull_jobs, running_mover, store_completion, stored_count
@@ -420,32 +418,6 @@ async def test_a_trace_or_another_time_of_the_try_is_no_other_job(connection: Na
         assert report is not None
         assert (report.stored, report.duplicates, list(report.extra)) == (stored, duplicates, [])
         await asyncio.sleep(AFTER_WINDOW)
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-async def test_a_task_that_was_begun_with_content_of_subject_and_body_goes_on_with_it(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, *, recorded: bool
-) -> None:
-    queue = await make_queue(connection, name, archive=True, **WINDOW)
-    jobs = [Job("same", headers={"Kind": "a"}), "same", Job("same", headers={"Kind": "b"})]
-    with monkeypatch.context() as earlier:
-        earlier.setattr(seams.MANIFEST_HEAD_CONTENTS, SUBJECT_AND_BODY)
-        await run_try(connection, queue, jobs, killed_after=None if recorded else 3)
-    head = await last_message(connection, f"{name}-events", f"published.{name}.{ORIGIN.key}")
-    assert head is not None
-    # As the version before wrote it.
-    fields = {field: value for field, value in json.loads(head.data).items() if field != "contents"}
-    await connection.client.jetstream().publish(f"published.{name}.{ORIGIN.key}", json.dumps(fields).encode())
-    await asyncio.sleep(AFTER_WINDOW)
-    report = await run_try(connection, queue, jobs)
-    assert report is not None
-    assert (list(report.sequences), report.duplicates) == ([1, 2, 3], 3)
-    cleared = await run_try(connection, queue, jobs, origin=replace(ORIGIN, max_tries=3))
-    assert cleared is not None
-    assert list(cleared.sequences) == [4, 5, 6]
-    head = await last_message(connection, f"{name}-events", f"published.{name}.{ORIGIN.key}")
-    assert head is not None
-    assert json.loads(head.data)["contents"] == CONTENTS
 
 
 async def test_what_somebody_stores_among_the_pages_is_not_read(

@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT, TRACE_STATE
@@ -29,12 +29,6 @@ JobIdSource: TypeAlias = "str | Callable[[Any], object]"
 
 # What is stored of the digest of a body.
 BODY_DIGEST_BYTES = 8
-
-# What the content of a job without an id is, by a number that its task's manifest holds. A task that was begun with one
-# goes on with it, since its jobs have other message ids with another.
-SUBJECT_AND_BODY: Final = 1
-WITH_HEADERS: Final = 2
-CONTENTS: Final = WITH_HEADERS
 
 # The names in lower case of headers that differ at each try.
 _OF_A_TRY = frozenset(name.lower() for name in (TRACE_PARENT, TRACE_STATE, "baggage"))

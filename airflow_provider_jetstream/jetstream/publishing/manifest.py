@@ -139,7 +139,7 @@ class Manifest:
             if earlier.created == record.created and self._continues(earlier, has_ended=ended_at == earlier.began_at):
                 earlier_head = earlier
                 self._is_of_other_runs = self._idempotency_key is not None and earlier.closed
-                return resumed_head(earlier, record, self._origin)
+                return resumed_head(earlier, record)
             return following_head(record, earlier, number=earlier.round + 1)
 
         self._stored = await self._records.update(self._key, next_round, stored)
@@ -377,8 +377,6 @@ class Manifest:
             record = stored or last_seen
             if record is None or record.closed or self._is_of_later_round(stored):
                 return None
-            if record.origin is None:
-                record = record.named(self._origin)
             if report is not None:
                 record = self._recorded(record, report)
             elif state.get("closed") and record.runs is None:

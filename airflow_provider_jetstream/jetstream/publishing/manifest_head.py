@@ -5,22 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry
-from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-
-# Of the 22 characters of a message id: 66 bits.
-ID_LENGTH = 11
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
 
@@ -30,7 +25,7 @@ class ManifestHead(BaseModel):
 
     :param stream: the work queue
     :param created: when its stream was created, in the server's own text
-    :param dag_id: the task's DAG; ``None`` in records of earlier versions, as with the next three
+    :param dag_id: the task's DAG
     :param run_id: the DAG run
     :param task_id: the task
     :param map_index: its index in a mapped task, ``-1`` otherwise
@@ -44,10 +39,8 @@ class ManifestHead(BaseModel):
     :param runs: its jobs as index, sequence and count of each run; ``None`` where unknown
     :param idempotency_key: the key under which all runs of the task publish the same jobs; this record is theirs
     :param operation: the call of the task that published them, where it has several
-    :param ids: in records of earlier versions with such a key, the beginning of each job's message id
-    :param rows: the last of its jobs in base64; ``None`` in records of earlier versions
+    :param rows: the last of its jobs in base64
     :param pages: the sequences in the events stream of the pages with the jobs before those
-    :param contents: the number of what counts as the content of its jobs without an id
     :param unrecorded_from: the first sequence of the queue that may have a job which isn't in the manifest; ``None``
         where all of them are
     :param begun_by: the try that began last; only this one knows when all of its jobs are in the manifest
@@ -68,24 +61,22 @@ class ManifestHead(BaseModel):
     type: Literal["io.airflow.jetstream.v1.published"] = "io.airflow.jetstream.v1.published"
     stream: str
     created: str
-    dag_id: str | None = None
-    run_id: str | None = None
-    task_id: str | None = None
+    dag_id: str
+    run_id: str
+    task_id: str
     map_index: int = -1
     round: _Count = 0
     began_at: AwareDatetime
     queue_from: _Count
-    first_job: _Count | None = None
+    first_job: _Count
     last_job: _Count | None = None
     scheduled: bool = False
     cursor: dict[str, Any] = Field(default_factory=dict, validation_alias="mark", serialization_alias="mark")
     runs: list[tuple[_Count, _Count, _Count]] | None = None
     idempotency_key: str | None = None
     operation: str | None = None
-    ids: str | None = None
-    rows: str | None = None
+    rows: str
     pages: list[_Count] = Field(default_factory=list)
-    contents: _Count = SUBJECT_AND_BODY
     unrecorded_from: _Count | None = None
     begun_by: str = ""
     published: _Count | None = None
@@ -99,17 +90,15 @@ class ManifestHead(BaseModel):
     closed: bool = False
 
     @property
-    def origin(self) -> Origin | None:
-        """The task, where the record names it."""
-        if self.dag_id is None or self.run_id is None or self.task_id is None:
-            return None
+    def origin(self) -> Origin:
+        """The task."""
         return Origin(self.dag_id, self.run_id, self.task_id, self.map_index)
 
     @property
-    def manifest_origin(self) -> Origin | None:
+    def manifest_origin(self) -> Origin:
         """The task with what its manifest's key is made of besides."""
-        return (origin := self.origin) and replace(
-            origin,
+        return replace(
+            self.origin,
             idempotency_key=self.idempotency_key,
             operation=self.operation,
             run=self.run,
@@ -122,41 +111,22 @@ class ManifestHead(BaseModel):
         return self.operation is not None or self.is_further_run or bool(self.further_runs)
 
     def is_about(self, queue: str, key: str) -> bool:
-        """Return whether it may be the record under a task's key; one of an earlier version names no task."""
-        own = self.manifest_origin
-        named = own is None or own.manifest_key == key
-        return named and self.stream == queue
-
-    def named(self, origin: Origin) -> ManifestHead:
-        """Return a record of an earlier version with the names of its task."""
-        return self.model_copy(update=_names(origin))
+        """Return whether it may be the record under a task's key."""
+        return self.stream == queue and self.manifest_origin.manifest_key == key
 
     def position(self, name: str) -> int | None:
         """Return a position of its cursor, such as ``events_from``; ``None`` where it has none."""
         value = self.cursor.get(name)
         return value if isinstance(value, int) and value > 0 else None
 
-    @property
-    def is_of_earlier_version(self) -> bool:
-        """Whether a version stored it first that didn't name the task, and gave jobs longer message ids."""
-        return self.first_job is None
-
     def may_name_any(self, sequences: Sequence[int]) -> bool:
         """Return whether one of the jobs of these sequences may be the task's.
 
         :param sequences: in ascending order
         """
-        position = bisect_left(sequences, self.queue_from if self.first_job is None else self.first_job)
+        position = bisect_left(sequences, self.first_job)
         last = self.last_job if self.closed else None
         return position < len(sequences) and (last is None or sequences[position] <= last)
-
-    def recorded_jobs(self) -> dict[str, int]:
-        """Return the stream sequences by the beginnings of message ids, where an earlier version recorded them."""
-        if self.ids is None or self.runs is None:
-            return {}
-        ids = [self.ids[start : start + ID_LENGTH] for start in range(0, len(self.ids), ID_LENGTH)]
-        sequences = chain.from_iterable(range(start, start + count) for _, start, count in self.runs)
-        return dict(zip(ids, islice(sequences, len(ids)), strict=False))
 
     def covering(self, sequences: Sequence[int]) -> ManifestHead:
         """Return the record with more jobs; zeros are left out."""
@@ -164,9 +134,8 @@ class ManifestHead(BaseModel):
         if lowest is None:
             return self
         highest = max(sequences)
-        first = None if self.first_job is None else min(self.first_job, lowest)
         last = None if self.last_job is None else max(self.last_job, highest)
-        return self.model_copy(update={"first_job": first, "last_job": last})
+        return self.model_copy(update={"first_job": min(self.first_job, lowest), "last_job": last})
 
 
 def new_head(
@@ -182,14 +151,16 @@ def new_head(
     return ManifestHead(
         stream=queue,
         created=info["created"],
-        **_names(origin),
+        dag_id=origin.dag_id,
+        run_id=origin.run_id,
+        task_id=origin.task_id,
+        map_index=origin.map_index,
         began_at=datetime.now(UTC),
         queue_from=first,
         first_job=first,
         last_job=first - 1,
         cursor=dict(cursor or {}),
         rows="",
-        contents=CONTENTS,
         unrecorded_from=first,
         begun_by=uuid4().hex[:8],
         max_tries=origin.max_tries,
@@ -199,30 +170,23 @@ def new_head(
     )
 
 
-def resumed_head(earlier: ManifestHead, record: ManifestHead, origin: Origin) -> ManifestHead | None:
+def resumed_head(earlier: ManifestHead, record: ManifestHead) -> ManifestHead | None:
     """Return the head of an earlier try for one that goes on with its jobs; ``None`` where it can stay as it is.
 
     :param record: the head that a first try would store
     """
-    changed: dict[str, Any] = {"closed": False, "over": False, "max_tries": record.max_tries}
+    changed: dict[str, Any] = {
+        "closed": False,
+        "over": False,
+        "max_tries": record.max_tries,
+        "begun_by": record.begun_by,
+    }
     if record.attempt:
         changed["attempt"] = record.attempt
-    if earlier.rows is not None:
-        changed["begun_by"] = record.begun_by
-    if earlier.rows is not None and earlier.unrecorded_from is None:
+    if earlier.unrecorded_from is None:
         changed["unrecorded_from"] = record.queue_from
     resumed = earlier.model_copy(update=changed)
-    resumed = resumed if resumed.origin else resumed.named(origin)
     return None if resumed == earlier else resumed
-
-
-def _names(origin: Origin) -> dict[str, Any]:
-    return {
-        "dag_id": origin.dag_id,
-        "run_id": origin.run_id,
-        "task_id": origin.task_id,
-        "map_index": origin.map_index,
-    }
 
 
 def following_head(record: ManifestHead, earlier: ManifestHead, *, number: int) -> ManifestHead:
@@ -233,8 +197,11 @@ def following_head(record: ManifestHead, earlier: ManifestHead, *, number: int) 
     same_stream = earlier.created == record.created
     # Sequences of an earlier stream of this name don't bound those of this one.
     last = record.last_job if same_stream and earlier.last_job is not None else None
-    first = earlier.queue_from if earlier.first_job is None else earlier.first_job
-    following = {"first_job": min(first, record.queue_from), "last_job": last, "scheduled": earlier.scheduled}
+    following = {
+        "first_job": min(earlier.first_job, record.queue_from),
+        "last_job": last,
+        "scheduled": earlier.scheduled,
+    }
     same_runs = {"run": earlier.run, "further_runs": earlier.further_runs} if same_stream else {}
     return record.model_copy(update={**following, **same_runs, "round": number if same_stream else 0})
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import UNVERIFIED, read_rows, unpacked_rows
-from airflow_provider_jetstream.jetstream.publishing.stored_jobs import EarlierVersion, StoredJobs
+from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
 from airflow_provider_jetstream.jetstream.publishing.stored_search import find_stored_jobs
 
 if TYPE_CHECKING:
@@ -27,26 +26,23 @@ async def read_stored_jobs(
     :param earlier: its head as the try before this one left it
     :param rows: gets the rows that have to be stored again
     """
-    if earlier.rows is None:
-        known, search_from = _of_earlier_version(replace(origin, round=earlier.round), earlier)
-    else:
-        known, search_from = StoredJobs(), earlier.unrecorded_from
-        known.salts, known.of_any_task = earlier.salts, earlier.idempotency_key is not None
-        # The events stream keeps the head of a key for its max_age after the last run, and so must its pages be kept.
-        renews_pages = earlier.idempotency_key is not None
-        rows.resume(earlier, renews_pages=renews_pages)
-        async for page in read_rows(connection, queue.events.name if queue.events else "", queue.name, key, earlier):
-            if page is None:
-                # The events stream has forgotten it.
-                search_from = earlier.queue_from
+    known, search_from = StoredJobs(), earlier.unrecorded_from
+    known.salts, known.of_any_task = earlier.salts, earlier.idempotency_key is not None
+    # The events stream keeps the head of a key for its max_age after the last run, and so must its pages be kept.
+    renews_pages = earlier.idempotency_key is not None
+    rows.resume(earlier, renews_pages=renews_pages)
+    async for page in read_rows(connection, queue.events.name if queue.events else "", queue.name, key, earlier):
+        if page is None:
+            # The events stream has forgotten it.
+            search_from = earlier.queue_from
+            continue
+        for digest, body_digest, sequence in unpacked_rows(page):
+            if sequence >= UNVERIFIED:
+                known.add_unverified(digest, sequence - UNVERIFIED)
+            elif not sequence or not known.add(digest, body_digest, sequence):
                 continue
-            for digest, body_digest, sequence in unpacked_rows(page):
-                if sequence >= UNVERIFIED:
-                    known.add_unverified(digest, sequence - UNVERIFIED)
-                elif not sequence or not known.add(digest, body_digest, sequence):
-                    continue
-                if renews_pages:
-                    rows.add(digest, body_digest, sequence)
+            if renews_pages:
+                rows.add(digest, body_digest, sequence)
     if search_from is None:
         return known
     # Also within the duplicate window: a server that was restarted has forgotten the ids of jobs that are done.
@@ -58,18 +54,6 @@ async def read_stored_jobs(
         queue_from=search_from,
         events_from=earlier.position("events_from") or 1,
         # Other calls of the task, and other runs of its name, have jobs with its key too.
-        task_key=None if earlier.shares_task_key or earlier.rows is None else origin.key,
+        task_key=None if earlier.shares_task_key else origin.key,
     )
     return known
-
-
-def _of_earlier_version(origin: Origin, earlier: ManifestHead) -> tuple[StoredJobs, int | None]:
-    """Return what an earlier version recorded, and from where on to search for more, if at all."""
-    has_key = earlier.idempotency_key is not None
-    recorded = EarlierVersion(
-        origin,
-        () if has_key else tuple(earlier.runs or ()),
-        earlier.recorded_jobs(),
-        long_ids=earlier.is_of_earlier_version,
-    )
-    return StoredJobs(recorded), None if earlier.runs is not None and not has_key else earlier.queue_from

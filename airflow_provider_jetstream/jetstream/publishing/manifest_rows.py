@@ -61,7 +61,7 @@ def unpacked_rows(rows: bytes) -> Iterator[tuple[bytes, bytes, int]]:
 def inline_rows(head: ManifestHead) -> bytes:
     """Return the rows that a manifest's head holds itself."""
     try:
-        rows = b64decode(head.rows or "", validate=True)
+        rows = b64decode(head.rows, validate=True)
     except (Base64Error, ValueError):
         return b""
     return rows if len(rows) % ROW_BYTES == 0 else b""
@@ -262,7 +262,7 @@ async def read_manifest_sequences(connection: Connection, events: str, queue: st
     except NotFoundError:
         return None
     head = parse_manifest_head(message.data) if message else None
-    if head is None or head.rows is None or not head.is_about(queue, key):
+    if head is None or not head.is_about(queue, key):
         return None
     if head.unrecorded_from is not None:
         # A try was cut off, or its jobs don't fit.

@@ -168,8 +168,8 @@ async def renew_manifests(
         named = origin if origin and origin.key == key else None
 
         def extended(record: ManifestHead | None) -> ManifestHead | None:
-            if record and (record.origin or named):
-                return (record if record.origin or not named else record.named(named)).covering([sequence])
+            if record:
+                return record.covering([sequence])
             if named is None:
                 return None
             info = {"created": created, "state": {"last_seq": sequence - 1}}

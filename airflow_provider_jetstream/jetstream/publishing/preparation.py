@@ -20,8 +20,6 @@ from airflow_provider_jetstream.jetstream.origin import Origin, ShortDigests
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
 from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field, identity_headers
 from airflow_provider_jetstream.jetstream.publishing.job_keys import (
-    CONTENTS,
-    WITH_HEADERS,
     JobKeys,
     declared_content,
     given_id,
@@ -66,7 +64,6 @@ def prepare_jobs(
     job_id: JobIdSource | None = None,
     check: Callable[[int, OutgoingJob], None] | None = None,
     captured: Sequence[str] = (),
-    contents: int = CONTENTS,
     keeps_given_ids: bool = False,
 ) -> PreparedJobs:
     """Give every job its subject, id and headers.
@@ -83,7 +80,6 @@ def prepare_jobs(
     :param job_id: where the ids of jobs are that have none of their own: a field of the body, or what returns the id
     :param check: called with each job and its position; refuses those that can't be published
     :param captured: the subjects of the queue's stream, where they are known
-    :param contents: the number of what counts as the content of a job without an id
     :param keeps_given_ids: whether an id that the author gave identifies a job in all calls without an origin
     :raises JobTooLargeError: a job, or its redriven copy, is larger than the queue's limit
     :raises JobError: a job has no subject, an invalid one, one that the queue doesn't capture, a header of the
@@ -97,7 +93,6 @@ def prepare_jobs(
         *(subject, origin, (message_ids, given_ids or message_ids), queue, limit, job_id, check, captured, uniform),
         JobKeys(is_whole=_is_whole(items)),
         by_key=by_key,
-        contents=contents,
     )
     return PreparedJobs(items, preparation)
 
@@ -205,7 +200,6 @@ class _Preparation:
         keys: JobKeys,
         *,
         by_key: bool,
-        contents: int,
     ) -> None:
         self._subject = subject
         self._origin = origin
@@ -214,7 +208,6 @@ class _Preparation:
         self._job_id = job_id
         self._check = check
         self._targets = JobTargets(subject, queue, captured)
-        self._with_headers = contents >= WITH_HEADERS
         self._keys = keys
         self._message_ids, self._given_ids = message_ids
         self._task_key = origin.key if origin and by_key else None
@@ -250,7 +243,7 @@ class _Preparation:
         declared: Sequence[object] = ()
         if own_id:
             check_id(index, own_id)
-        elif self._with_headers and (job.headers or job.advisory or job.schedule):
+        elif job.headers or job.advisory or job.schedule:
             declared = declared_content(job.headers, job.advisory, job.schedule, body or b"")
         return self._keys.key_of(index, own_id, job.subject or self._subject or "", job.partition_key, body, declared)
 

@@ -19,7 +19,6 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs
 from airflow_provider_jetstream.jetstream.publishing.due_jobs import warn_unless_moved
 from airflow_provider_jetstream.jetstream.publishing.job_content import named_identity
-from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.outbox import RUN_SIZE, SINGLE_JOBS, NothingKnown
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
@@ -175,7 +174,6 @@ class Publication:
             job_id=job_id,
             check=None if self.stored.is_empty else self.stored.check,
             captured=(config.get("subjects") or ()) if config else captured,
-            contents=self.head.contents if self.head else CONTENTS,
             keeps_given_ids=True,
         )
         # Jobs that differ in body and ids only name no advisory subject.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -13,16 +11,13 @@ from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.origin import digest_of, short_digest
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DigestTable
 from airflow_provider_jetstream.jetstream.publishing.job_content import content_of_job, content_of_message
-from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
-from airflow_provider_jetstream.jetstream.publishing.manifest_head import ID_LENGTH
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 
 _UNKNOWN_BODY = bytes(BODY_DIGEST_BYTES)
@@ -32,49 +27,10 @@ def _table() -> DigestTable:
     return DigestTable(BODY_DIGEST_BYTES + 8)
 
 
-@dataclass(slots=True)
-class EarlierVersion:
-    """What an earlier version recorded of a task's jobs, by their positions and their longer message ids.
-
-    :param origin: the task
-    :param runs: index, sequence and count of each run of jobs, in the order of the indexes
-    :param recorded: stream sequences by the beginnings of message ids, of a task with an idempotency key
-    :param long_ids: whether it gave jobs the longer message ids
-    """
-
-    origin: Origin
-    runs: tuple[tuple[int, int, int], ...] = ()
-    recorded: dict[str, int] = field(default_factory=dict)
-    long_ids: bool = False
-
-    def message_ids(self, index: int, job: OutgoingJob) -> Iterator[str]:
-        """Yield the message ids that it may have given to a job."""
-        key: str | int = job.key.given_id or body_field(job.body or b"", "id") or index
-        yield self.origin.message_id(key)
-        if self.long_ids:
-            yield self.origin.long_message_id(key)
-
-    def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
-        """Return the stream sequence that it recorded for a job."""
-        for message_id in (job.message_id, *self.message_ids(index, job)):
-            if sequence := self.recorded.get(message_id[:ID_LENGTH]):
-                return sequence
-        run = bisect_right(self.runs, index, key=lambda run: run[0]) - 1
-        if run >= 0:
-            first, start, count = self.runs[run]
-            if index < first + count:
-                return start + index - first
-        return None
-
-
 class StoredJobs:
-    """The jobs of a task that are known to be stored.
+    """The jobs of a task that are known to be stored."""
 
-    :param earlier: what an earlier version recorded of them
-    """
-
-    def __init__(self, earlier: EarlierVersion | None = None) -> None:
-        self._earlier = earlier
+    def __init__(self) -> None:
         # By the digests of message ids: body digest and sequence of the jobs in the task's manifest.
         self._own = _table()
         self._named = bytearray()
@@ -86,7 +42,6 @@ class StoredJobs:
         # The same of those that name the task, as another list of the task may have had them.
         self._named_task = _table()
         self._listed: set[bytes] = set()
-        self._other_ids: dict[str, tuple[bytes, int]] = {}
         self._unverified: dict[bytes, int] = {}
         # What makes other message ids of jobs whose own ids somebody else had taken.
         self.salts: Sequence[str] = ()
@@ -117,8 +72,6 @@ class StoredJobs:
         message_id = message.header(SCHEDULED_MSG_ID) or message.header(MSG_ID) or ""
         value = sha256(message.data).digest()[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
         if (digest := digest_of(message_id)) is None:
-            if self._earlier and message_id:
-                self._other_ids[message_id] = (value[:BODY_DIGEST_BYTES], sequence)
             return
         content = content_of_message(message, of_any_task=self.of_any_task)
         self._found.set(_both(digest, content), sequence.to_bytes(8))
@@ -130,8 +83,6 @@ class StoredJobs:
         """Add a job that has ended, by its message id; a message that is stored counts in its place."""
         if digest := digest_of(message_id):
             self._ended.set(digest, _UNKNOWN_BODY + sequence.to_bytes(8))
-        elif self._earlier and message_id not in self._other_ids:
-            self._other_ids[message_id] = (_UNKNOWN_BODY, sequence)
 
     def check(self, index: int, job: OutgoingJob) -> None:
         """Refuse a job whose given id is stored with another body.
@@ -140,7 +91,7 @@ class StoredJobs:
         """
         if job.key.given_id is None or self.is_empty:
             return
-        known = self._value_of(index, job) or self._named_as(job)
+        known = self._value_of(job) or self._named_as(job)
         if known is None:
             return
         body_digest, sequence = known
@@ -166,14 +117,13 @@ class StoredJobs:
         if (digest := digest_of(job.message_id)) and (position := self._own.position(digest)) is not None:
             self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
             self._named[position] = 1
-        known = self._value_of(index, job)
+        known = self._value_of(job)
         return known[1] if known else None
 
     @property
     def is_empty(self) -> bool:
         """Whether no job is known to be stored."""
-        tables = (len(self._own), len(self._others), len(self._ended), len(self._other_ids), len(self._unverified))
-        return self._earlier is None and not any(tables)
+        return not (len(self._own) or len(self._others) or len(self._ended) or self._unverified)
 
     def unverified(self, job: OutgoingJob) -> int | None:
         """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
@@ -204,7 +154,7 @@ class StoredJobs:
         sequences = (int.from_bytes(value[BODY_DIGEST_BYTES:]) for value in unnamed)
         return array("Q", (sequence for sequence in sequences if sequence < SCHEDULED))
 
-    def _value_of(self, index: int, job: OutgoingJob) -> tuple[bytes, int] | None:
+    def _value_of(self, job: OutgoingJob) -> tuple[bytes, int] | None:
         digest = digest_of(job.message_id)
         if digest and (value := self._own.get(digest)):
             return value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
@@ -212,20 +162,6 @@ class StoredJobs:
             return job.key.body_digest[:BODY_DIGEST_BYTES], sequence
         if digest and self._others.get(digest) is None and (value := self._ended.get(digest)):
             return _UNKNOWN_BODY, int.from_bytes(value[BODY_DIGEST_BYTES:])
-        return self._value_of_earlier_version(index, job) if self._earlier else None
-
-    def _value_of_earlier_version(self, index: int, job: OutgoingJob) -> tuple[bytes, int] | None:
-        earlier = self._earlier
-        if earlier is None:
-            return None
-        if sequence := earlier.sequence_of(index, job):
-            return _UNKNOWN_BODY, sequence
-        for message_id in earlier.message_ids(index, job):
-            digest = digest_of(message_id)
-            if digest and (value := self._others.get(digest) or self._ended.get(digest)):
-                return _UNKNOWN_BODY, int.from_bytes(value[BODY_DIGEST_BYTES:])
-            if known := self._other_ids.get(message_id):
-                return _UNKNOWN_BODY, known[1]
         return None
 
     def _digests(self, job: OutgoingJob) -> Iterator[bytes]:
