@@ -605,41 +605,6 @@ async def test_a_duplicate_in_a_domain_is_stored_in_the_queue(name: str) -> None
             assert f"{name} in the domain other to store it, found that {name} in the domain edge did" in problem
 
 
-@pytest.mark.parametrize("recorded", [True, False])
-async def test_a_task_that_an_earlier_version_has_begun_goes_on_with_its_jobs(
-    connection: NatsPyConnection, name: str, *, recorded: bool
-) -> None:
-    queue = await make_queue(connection, name, archive=True, **WINDOW)
-    info = await stream_info(connection, name)
-    # The message ids of jobs without an id were made of their positions.
-    for key, job_id in ((0, None), ("7", "7"), (2, None)):
-        headers = {"Nats-Msg-Id": ORIGIN.message_id(key), **({"Job-Id": job_id} if job_id else {})}
-        await connection.client.jetstream().publish(f"{name}.jobs.x", str(key).encode(), headers=headers)
-    earlier = {
-        "type": "io.airflow.jetstream.v1.published",
-        "stream": name,
-        "created": info["created"],
-        "dag_id": "dag",
-        "run_id": "run",
-        "task_id": "task",
-        "map_index": -1,
-        "began_at": "2026-01-01T00:00:00Z",
-        "queue_from": 1,
-        "first_job": 1,
-        "last_job": 0,
-        **({"runs": [[0, 1, 3]]} if recorded else {}),
-    }
-    await connection.client.jetstream().publish(f"published.{name}.{ORIGIN.key}", json.dumps(earlier).encode())
-    await asyncio.sleep(AFTER_WINDOW)
-    report = await run_try(connection, queue, ["0", Job("7", id="7"), "2", "new"])
-    assert report is not None
-    assert (list(report.sequences), report.duplicates) == ([1, 2, 3, 4], 3)
-    # From now on it has a manifest.
-    again = await run_try(connection, queue, ["new", "2", "0", Job("7", id="7")])
-    assert again is not None
-    assert list(again.sequences) == [4, 3, 1, 2]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1_500, 2_500, 6_000])
 async def test_events_of_small_messages_record_what_fits_and_a_retry_finds_the_rest(
