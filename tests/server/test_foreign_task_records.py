@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -224,26 +224,6 @@ async def test_a_try_that_was_given_up_changes_nothing_of_a_cleared_task(
     await given_up.close(report)
     _, resumed, stored = await begin(connection, queue)
     assert (resumed.round, resumed.closed, len(stored)) == (1, False, 0)
-
-
-@pytest.mark.since_server("2.11", "messages with a time to live")
-async def test_a_record_of_an_earlier_version_names_its_task_once_it_stays(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    earlier = {
-        "type": "io.airflow.jetstream.v1.published",
-        "stream": name,
-        "created": (await stream_info(connection, name))["created"],
-        "began_at": datetime.now(UTC).isoformat(),
-        "queue_from": 1,
-        "mark": {},
-    }
-    await store_raw(connection, queue, ORIGIN.key, json.dumps(earlier).encode())
-    # The task was deferred before the upgrade.
-    await Manifest(connection, queue, ORIGIN).close()
-    (record,) = await stream_messages(connection, f"{name}-events", f"published.{name}.*")
-    assert (record.header("Nats-TTL"), await resolved(connection, queue)) == ("never", {ORIGIN})
 
 
 async def old_record(connection: NatsPyConnection, queue: WorkQueue, origin: Origin, **fields: Any) -> ManifestHead:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,10 +28,7 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_store import Manif
 from testbed import seams
 from testbed.dead_letters import change_stream, stream_messages
 from testbed.face import (
-    AskedForEach,
     Manifest,
-    prepare_jobs,
-    publish_prepared,
     resolve_origins,
     stream_info,
     subject_counts,
@@ -379,47 +375,6 @@ async def test_a_publication_that_fails_leaves_an_open_record(connection: NatsPy
     with suppress(PublishError):
         await publish(connection, queue, [b"a", object()], subject=f"{name}.jobs.a", origin=ORIGIN)
     assert (await record_of(connection, queue)).published == 1
-
-
-async def test_a_try_after_an_upgrade_finds_the_jobs_that_the_earlier_version_stored(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name, archive=True)
-    info = await stream_info(connection, name)
-    earlier = {
-        "type": "io.airflow.jetstream.v1.published",
-        "stream": name,
-        "created": info["created"],
-        "round": 1,
-        "began_at": datetime.now(UTC).isoformat(),
-        "queue_from": 1,
-        "mark": {},
-    }
-    jetstream = connection.client.jetstream()
-    await jetstream.publish(manifest_subject(name, ORIGIN.key), json.dumps(earlier).encode())
-    prefix = "shop/manual__2026-01-01T00:00:00+00:00/send/3/round-1"
-    headers = ORIGIN.headers() | {"Nats-Msg-Id": f"{prefix}/order-1", "Job-Id": "order-1"}
-    await jetstream.publish(f"{name}.jobs.a", b"a", headers=headers)
-    await jetstream.publish(
-        f"{name}.jobs.a", b"b", headers=ORIGIN.headers() | dict.fromkeys(("Nats-Msg-Id", "Job-Id"), f"{prefix}/#1")
-    )
-    log = Manifest(connection, queue, ORIGIN)
-    begun = await log.begin(info)
-    assert begun is not None
-    record, stored = begun
-    assert record.round == 1
-    prepared = prepare_jobs(
-        [Job(b"a", id="order-1"), b"b", b"c"],
-        subject=f"{name}.jobs.a",
-        origin=replace(ORIGIN, round=record.round),
-        batch="",
-        by_key=True,
-    )
-    report = await publish_prepared(connection, prepared, known=AskedForEach(stored.sequence_of))
-    assert (list(report.sequences), report.duplicates) == ([1, 2, 3], 2)
-    await log.close(report)
-    # Its record didn't name the task, and jobs of this version hold only its key.
-    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
 
 
 async def test_publishing_as_the_task_of_an_operator_leaves_its_log_open(
