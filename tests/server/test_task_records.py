@@ -29,6 +29,8 @@ from testbed import seams
 from testbed.dead_letters import change_stream, stream_messages
 from testbed.face import (
     Manifest,
+    prepare_jobs,
+    publish_prepared,
     resolve_origins,
     stream_info,
     subject_counts,
