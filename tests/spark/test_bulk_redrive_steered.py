@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from bulk_letters import letter_records, make_letters, waiting_jobs
 
 from airflow_provider_jetstream.jetstream import (
@@ -63,6 +66,56 @@ def steering(
         steered = thread.submit(asyncio.run, steer())
         report = redrive()
         return report, steered.result()
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_a_redrive_right_after_a_death_says_what_it_waits_for_and_can_be_stopped(
+    spark: SparkSession, connection_options: dict[str, str], name: str, caplog: pytest.LogCaptureFixture, tasks: int
+) -> None:
+    caplog.set_level(logging.INFO)
+    queue = make_letters(connection_options, name, 10, consumer={"ack_wait": "1h"})
+    said: list[str] = []
+
+    def report_progress(progress: Any) -> None:
+        said.append(progress.waiting)
+
+    # It would wait for an hour.
+    report = redrive_letters(
+        *(spark, rows(spark, 10), queue, None, connection_options),
+        progress=report_progress,
+        stopped=lambda: len(said) > 1,
+        tasks=tasks,
+    )
+    assert report.cancelled
+    assert not report.redriven
+    assert all(
+        text.startswith("until 20") and "a slow worker may still have one of their jobs" in text for text in said
+    )
+    assert caplog.text.count(f"The redrive of {name} waits {said[0]}") == 1
+    # The letters are still there.
+    assert len(letters_of(connection_options, queue)) == 10
+
+
+def test_a_redrive_long_after_the_deaths_waits_for_nothing(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, 10, consumer={"ack_wait": "100ms"})
+    said: list[str] = []
+    time.sleep(0.2)
+    report = redrive_letters(
+        *(spark, rows(spark, 10), queue, None, connection_options), progress=lambda found: said.append(found.waiting)
+    )
+    assert len(report.redriven) == 10
+    assert not any(said)
+
+
+def letters_of(options: dict[str, str], queue: WorkQueue) -> list[int]:
+    async def find() -> list[int]:
+        async with connect(socket_settings(options)) as connection:
+            return [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters]
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, find()).result()
 
 
 def test_a_bulk_redrive_is_listed_paused_and_resumed(

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from contextlib import nullcontext
-from datetime import UTC, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
@@ -46,7 +45,6 @@ log = logging.getLogger(__name__)
 
 # How often a wait looks whether it is to stop.
 _LOOK_SECONDS = 0.5
-_ONE_SECOND = timedelta(seconds=1)
 
 
 class RedriveStep:
@@ -251,11 +249,7 @@ class RedriveStep:
         clock = await ServerClock.read(self._connection, self._queue.name)
         if clock.seconds_until(moment) <= 0:
             return False
-        ends = moment.astimezone(UTC) + _ONE_SECOND
-        with self._progress.waiting(
-            f"until {ends:%Y-%m-%d %H:%M:%S} UTC, when the ack wait has passed since the last letters died: a slow"
-            " worker may still have one of their jobs until then"
-        ):
+        with self._progress.waiting(moment):
             while (seconds := clock.seconds_until(moment)) > 0 and not self._stopped():  # noqa: ASYNC110
                 await asyncio.sleep(min(seconds, _LOOK_SECONDS))
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
+from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
@@ -15,6 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -26,6 +28,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 5.0
+
+
+def log_waiting(queue: str, until: datetime) -> str:
+    """Log that a redrive waits for slow workers; return until when and why, to go on after "waits".
+
+    :param until: when none can have the job of a letter any more, by the server's clock
+    """
+    ends = until.astimezone(UTC) + timedelta(seconds=1)
+    what = (
+        f"until {ends:%Y-%m-%d %H:%M:%S} UTC, when the ack wait has passed since the last letters died: a slow"
+        " worker may still have one of their jobs until then"
+    )
+    log.info("The redrive of %s waits %s", queue, what)
+    return what
 
 
 class RunProgress:
@@ -83,14 +99,13 @@ class RunProgress:
             await self.report_now()
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Say in the log and to the caller what is waited for until the block ends.
+    def waiting(self, until: datetime) -> Iterator[None]:
+        """Say in the log and to the caller that slow workers are waited for, until the block ends.
 
-        :param what: what the redrive waits for and until when, to go on after "waits"
+        :param until: when none can have the job of a letter any more, by the server's clock
         """
         report = self._supervision.report
-        log.info("The redrive of %s waits %s", self._supervision.queue.name, what)
-        report.waiting = what
+        report.waiting = log_waiting(self._supervision.queue.name, until)
         self._on_progress(report)
         try:
             yield

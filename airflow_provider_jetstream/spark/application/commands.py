@@ -146,6 +146,8 @@ def _redrive_request(fields: Mapping[str, Any]) -> RedriveRequest:
 def _log_progress(progress: Progress) -> None:
     rate = progress.done / progress.seconds if progress.seconds else 0.0
     log.info("About %d of %d letters done, %.0f a second", progress.done, progress.letters, rate)
+    if progress.waiting:
+        log.info("The tasks wait %s", progress.waiting)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.redrive.preview import Preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.redrive.run_progress import log_waiting
 from airflow_provider_jetstream.spark.bulk_redrive.driver_lease import driver_lease
 from airflow_provider_jetstream.spark.bulk_redrive.driver_recovery import recover_letters
 from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import (
@@ -71,11 +72,13 @@ class Progress:
     :param done: about how many letters have a record in the audit
     :param letters: about how many the queue has
     :param seconds: since the job began
+    :param waiting: until when the tasks may wait at this moment, and what for; empty where they don't
     """
 
     done: int
     letters: int
     seconds: float
+    waiting: str = ""
 
 
 class BulkRedrive:
@@ -117,6 +120,7 @@ class BulkRedrive:
         self._left: list[int] | None = None
         self._wave_rows: WaveRows | None = None
         self._entries_left = 0
+        self._waiting, self._waits_until = "", self._start
 
     def redrive(self) -> RedriveReport:
         """Redrive until it is over, or jobs or people would have to be awaited for longer."""
@@ -229,10 +233,16 @@ class BulkRedrive:
         return run_on_own_connection(self._options, lambda connection: scan_queue(connection, self._queue, request))
 
     def _redrive_in_place(self, scan: DriverScan) -> RedriveReport:
+        def report_progress(report: RedriveReport) -> None:
+            seconds = time.monotonic() - self._start
+            self._progress(Progress(len(report.redriven), scan.jobs.num_rows, seconds, report.waiting))
+
         async def redrive_all() -> RedriveReport:
             request = replace(self._request, protocol=Protocol.IN_PLACE)
             async with connect(socket_settings(self._options)) as connection:
-                return await redrive_dead_letters(connection, scan.scan.queue, request, stopped=self._stopped)
+                return await redrive_dead_letters(
+                    connection, scan.scan.queue, request, progress=report_progress, stopped=self._stopped
+                )
 
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, redrive_all()).result()
@@ -271,6 +281,7 @@ class BulkRedrive:
         report.undeliverable, report.risks = scan.scan.undeliverable, scan.scan.risks
         task, tasks = self._task(scan, jobs.num_rows)
         rows = partition_letters(letters, self._columns, jobs, tasks)
+        self._note_wait(scan)
         try:
             outcomes = run_watched(rows, task, lambda _: self._tick(scan))
         except RedriveError:
@@ -288,9 +299,24 @@ class BulkRedrive:
             self._is_cancelling = True
             self._supervision.cancel_tasks()
         if time.monotonic() - self._last_progress > _PROGRESS_SECONDS:
-            self._last_progress = time.monotonic()
-            done = min(self._supervision.record_progress(), scan.jobs.num_rows)
-            self._progress(Progress(done, scan.jobs.num_rows, self._last_progress - self._start))
+            self._report_progress(scan)
+
+    def _note_wait(self, scan: DriverScan) -> None:
+        """Say until when tasks wait for slow workers, where the last letters died a moment ago."""
+        now, consumers = scan.scan.snapshot.taken_at, scan.scan.snapshot.consumers
+        died_at = scan.scan.index.last_recorded()
+        until = max((died_at[name] + consumers[name].max_ack_wait for name in died_at.keys() & consumers), default=now)
+        if until > now:
+            self._waits_until = time.monotonic() + (until - now).total_seconds()
+            self._waiting = log_waiting(scan.scan.queue.name, until)
+            self._report_progress(scan)
+
+    def _report_progress(self, scan: DriverScan) -> None:
+        self._last_progress = time.monotonic()
+        if self._last_progress >= self._waits_until:
+            self._waiting = ""
+        done = min(self._supervision.record_progress(), scan.jobs.num_rows)
+        self._progress(Progress(done, scan.jobs.num_rows, self._last_progress - self._start, self._waiting))
 
     def _finish(self, scan: DriverScan, report: RedriveReport) -> None:
         # Those of earlier waves that can't be removed are counted once more.

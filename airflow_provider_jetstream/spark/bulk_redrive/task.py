@@ -32,6 +32,7 @@ from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Previ
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover_letters
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+from airflow_provider_jetstream.jetstream.redrive.run_progress import log_waiting
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, Outcomes
@@ -53,6 +54,7 @@ _WINDOW = 500
 _BYTES_PER_WINDOW = 16 << 20
 # The same as in a redrive without Spark.
 _SNAPSHOT_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
 _EXCLUDED = "the request's selection excludes it"
 _PARKED = "it is parked; select parked to bring it back"
 _REPEATED = "the frame has another row for it, which counts"
@@ -208,12 +210,15 @@ class _TaskRun:
 
     async def _refresh(self) -> None:
         """Read whether the run is cancelled, and the queue's snapshot where that is too old."""
+        await self._refresh_cancelled()
+        if time.monotonic() - self._refreshed_at > _SNAPSHOT_SECONDS:
+            await self._refresh_snapshot()
+
+    async def _refresh_cancelled(self) -> None:
         if self._audit and not self._task.dry_run and self._task.request.run:
             subject = run_audit_subject(self._queue.name, self._task.request.run)
             if message := await last_message(self._connection, self._audit.stream, subject):
                 self._cancelled = bool(RunRecord.model_validate_json(message.data).report.get(CANCELLED))
-        if time.monotonic() - self._refreshed_at > _SNAPSHOT_SECONDS:
-            await self._refresh_snapshot()
 
     async def _refresh_snapshot(self) -> None:
         self._refreshed_at = time.monotonic()
@@ -226,12 +231,10 @@ class _TaskRun:
     def _redrive_batch(self, batch: list[TaskJob], outcomes: Outcomes) -> None:
         results = self._connection.run(self._classify(batch))
         ready_at = max((result.ready_at for result in results if isinstance(result, DeadLetter)), default=None)
-        if not self._task.dry_run and ready_at and (seconds := self._seconds_until(ready_at)) > 0:
-            # A slow worker may still have one of the jobs, and complete it in this time.
-            time.sleep(seconds)
+        if not self._task.dry_run and ready_at and self._wait_until(ready_at):
             self._connection.run(self._refresh_snapshot())
-            if self._needs_rescan:
-                outcomes.add_unprocessed((job.row.sequence for job in batch), cancelled=False)
+            if self._cancelled or self._needs_rescan:
+                outcomes.add_unprocessed((job.row.sequence for job in batch), cancelled=self._cancelled)
                 return
             results = self._connection.run(self._classify(batch))
         letters = [
@@ -264,11 +267,21 @@ class _TaskRun:
             # Spark retries the task, which finds out how far each letter came.
             raise self._connection.broken
 
-    def _seconds_until(self, moment: datetime) -> float:
-        """Return the seconds until a moment by the server's clock."""
+    def _wait_until(self, moment: datetime) -> bool:
+        """Wait until no slow worker can have one of the jobs, or the run is cancelled; return whether it waited.
+
+        :param moment: by the server's clock
+        """
         if moment <= self._snapshot.taken_at:
-            return 0.0
-        return self._connection.run(ServerClock.read(self._connection, self._queue.name)).seconds_until(moment)
+            return False
+        clock: ServerClock = self._connection.run(ServerClock.read(self._connection, self._queue.name))
+        if clock.seconds_until(moment) <= 0:
+            return False
+        log_waiting(self._queue.name, moment)
+        while (seconds := clock.seconds_until(moment)) > 0 and not self._cancelled:
+            time.sleep(min(seconds, _LOOK_SECONDS))
+            self._connection.run(self._refresh_cancelled())
+        return True
 
     async def _classify(self, batch: list[TaskJob]) -> list[DeadLetter | NotDead]:
         return await self._classifier.classify_all([(job.row.sequence, job.entries) for job in batch])
