@@ -56,7 +56,7 @@ check-alerts := tests/server/test_alert_rules.py
 test-compose test-database-restarts test-spark-elsewhere test-spark-versions test-ui-versions check-alerts: $(UV)
 	$(RUN) --isolated --group database pytest -v -rP $($@)
 
-test-long: test-faults fuzz test-mapped test-waiting-scale # what test-all has in short
+test-long: test-faults fuzz test-mapped test-waiting-scale conformance # what test-all has in short
 test-faults: $(UV) # killed redrives, random steps against the model of a queue, killed drivers, a million messages
 	FAULTS=full $(RUN) pytest tests/faults
 	FAULTS=full $(RUN) pytest -s tests/spark/test_bulk_redrive_faults.py tests/spark/test_bulk_redrive_kills.py \
@@ -72,6 +72,8 @@ test-servers: $(UV) ## scans and redrives with older servers …
 	$(RUN) python -m tools.server_versions
 matrix: $(UV) ## writes docs/reliability.md: every supported server, Airflow, Python; MATRIX="server --case redrive" …
 	$(RUN) python -m tools.matrix $(MATRIX)
+conformance: $(UV) # scripts of each kind on the simulated server and on nats-server 2.15.1, 2.12.8 and 2.10.27
+	$(RUN) python -m testbed.simulated.conformance $(or $(SCRIPTS),24)
 simulate: $(UV) ## worlds of the simulated server: SEEDS=0:2000
 	$(RUN) python -m testbed.simulated $(or $(SEEDS),0:200)
 bench: $(UV) ## the workloads of docs/benchmarks.md; bench-NAME runs benchmarks/NAME.py with ARGS …

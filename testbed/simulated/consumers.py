@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.subjects import covers
+from airflow_provider_jetstream.jetstream.client.subjects import covers, overlaps
 from testbed.simulated.streams import NANOSECONDS, Refusal, timestamp
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ _ENDS_AT_ONCE: Final = 1
 _SHOWS_STORED: Final = 1
 _NOTES_DEAD: Final = 5
 _DELETED: Final = "Unacknowledged message was deleted"
+_FIXED: Final = {
+    "deliver_policy": "deliver policy",
+    "mem_storage": "storage type",
+    "ack_policy": "ack policy",
+    "max_waiting": "max waiting",
+}
 _ADVISORY: Final = "$JS.EVENT.ADVISORY.CONSUMER"
 
 
@@ -118,6 +124,7 @@ class Consumer:
     stored: StoredState = field(default_factory=StoredState)
     timer: asyncio.TimerHandle | None = None
     gone: bool = False
+    cleared: int = 0
 
     @classmethod
     def create(cls, stream: Stream[Consumer], config: dict[str, Any]) -> Consumer:
@@ -133,6 +140,8 @@ class Consumer:
         elif policy == "last":
             start = max(stream.last, 1)
         consumer.next, consumer.floor = max(1, start), max(0, start - 1)
+        if policy != "all" and consumer._level >= _NOTES_DEAD:
+            consumer.stored.floor = consumer.floor
         return consumer
 
     @property
@@ -177,22 +186,35 @@ class Consumer:
     def pull(self, reply: str, body: bytes) -> None:
         """Serve a pull request, now or when something arrives."""
         server = self.stream.server
-        try:
-            request = json.loads(body) if body.strip() else {}
-        except ValueError:
-            request = {"batch": int(body)} if body.isdigit() else {}
-        batch = request.get("batch") or 1
         if not server.has_interest(reply):
             return
-        expires, no_wait = request.get("expires") or 0, request.get("no_wait") or False
-        if len(self.pulls) >= (self.config.get("max_waiting") or _MAX_WAITING):
-            self._status(reply, "409 Exceeded MaxWaiting")
+        request = _parsed_pull(body)
+        if request is None:
+            self._status(reply, "400 Bad Request - unexpected end of JSON input")
             return
+        if problem := self._pull_problem(request):
+            self._status(reply, problem)
+            return
+        batch = request.get("batch") or 1
+        expires, no_wait = request.get("expires") or 0, request.get("no_wait") or False
         pull = Pull(
-            reply, batch, request.get("max_bytes"), no_wait=no_wait, heartbeat=request.get("idle_heartbeat") or 0
+            reply,
+            batch,
+            request.get("max_bytes") or None,
+            no_wait=no_wait,
+            heartbeat=request.get("idle_heartbeat") or 0,
         )
-        if no_wait and not expires and not self.num_pending() and not self.due:
-            self._status(reply, "404 No Messages")
+        if no_wait and (problem := self._no_wait_problem(expires)):
+            self._status(reply, problem)
+            return
+        most = self.config.get("max_waiting") or _MAX_WAITING
+        if len(self.pulls) >= most and server.now() - self.cleared > NANOSECONDS:
+            # The server looks for abandoned ones no more often.
+            self.cleared = server.now()
+            self._drop_abandoned()
+        if len(self.pulls) >= most:
+            if not pull.heartbeat:
+                self._status(reply, "409 Exceeded MaxWaiting")
             return
         self.pulls.append(pull)
         if expires:
@@ -200,6 +222,28 @@ class Consumer:
         if pull.heartbeat:
             pull.heart = server.later(pull.heartbeat, lambda: self._beat(pull))
         self.serve()
+
+    def _pull_problem(self, request: dict[str, Any]) -> str:
+        """Return the status with which a pull request is refused; empty where it isn't."""
+        config, expires = self.config, request.get("expires") or 0
+        if (request.get("idle_heartbeat") or 0) * 2 > expires:
+            return "400 Bad Request - heartbeat value too large"
+        if (most := config.get("max_batch")) and (request.get("batch") or 1) > most:
+            return f"409 Exceeded MaxRequestBatch of {most}"
+        if (longest := config.get("max_expires")) and expires > longest:
+            return f"409 Exceeded MaxRequestExpires of {longest // 10**6}ms"
+        if (largest := config.get("max_bytes")) and (request.get("max_bytes") or 0) > largest:
+            return f"409 Exceeded MaxRequestMaxBytes of {largest}"
+        return ""
+
+    def _no_wait_problem(self, expires: int) -> str:
+        """Return the status that ends a request at once that doesn't wait; empty where it goes on."""
+        pending = self.num_pending() + len(self.due)
+        if not pending and not expires:
+            return "404 No Messages"
+        if pending:
+            self._drop_abandoned()
+        return "408 Requests Pending" if 0 < pending < sum(other.left for other in self.pulls) else ""
 
     def serve(self) -> None:
         """Deliver to the pull requests that wait what can be delivered."""
@@ -235,17 +279,24 @@ class Consumer:
 
     def _deliver_to(self, pull: Pull, message: Message) -> bool:
         """Deliver a message, or put it back where the request has no room for it."""
-        size = len(message.subject) + len(message.headers) + len(message.data)
+        headers, data = message.headers, message.data
+        if self.config.get("headers_only"):
+            headers, data = without_body(headers, data), b""
+        size = len(message.subject) + len(self._ack_subject(message, self.number + 1)) + len(headers) + len(data)
         if pull.max_bytes is not None and size > pull.max_bytes:
             self._put_back(message.sequence)
             self._end_pull(pull, "409 Message Size Exceeds MaxBytes")
             return False
+        pull.left -= 1
         if pull.max_bytes is not None:
             pull.max_bytes -= size
-        pull.left -= 1
+            pull.left = pull.left if pull.max_bytes else 0
         pull.served = True
-        self._deliver(pull.reply, message)
-        if not pull.left:
+        self._deliver(pull.reply, message, headers, data)
+        if pull.left <= 0:
+            if pull.max_bytes:
+                extra = f"Nats-Pending-Messages: 0\r\nNats-Pending-Bytes: {pull.max_bytes}\r\n"
+                self._status(pull.reply, "409 Batch Completed", extra)
             self._drop(pull)
         return True
 
@@ -257,7 +308,7 @@ class Consumer:
             self.due.append(sequence)
 
     def _is_full(self) -> bool:
-        most = self.config["max_ack_pending"]
+        most = self.config.get("max_ack_pending") or 0
         return self.acknowledges and 0 < most <= len(self.pending)
 
     def _next(self) -> Message | None:
@@ -286,7 +337,14 @@ class Consumer:
         self.next = max(self.next, self.stream.last + 1)
         return None
 
-    def _deliver(self, reply: str, message: Message) -> None:
+    def _ack_subject(self, message: Message, number: int) -> str:
+        count = max(0, self.deliveries.get(message.sequence, 0)) + 1
+        return (
+            f"$JS.ACK.{self.stream.name}.{self.name}.{count}.{message.sequence}.{number}.{message.time}"
+            f".{self.num_pending()}"
+        )
+
+    def _deliver(self, reply: str, message: Message, headers: bytes, data: bytes) -> None:
         server, sequence = self.stream.server, message.sequence
         self.number += 1
         count = max(0, self.deliveries.get(sequence, 0)) + 1
@@ -302,11 +360,8 @@ class Consumer:
             stored = self.stored
             stored.number = stored.floor_number = self.number
             stored.sequence = stored.floor = max(stored.sequence, sequence)
-        ack = (
-            f"$JS.ACK.{self.stream.name}.{self.name}.{count}.{sequence}.{self.number}.{message.time}"
-            f".{self.num_pending()}"
-        )
-        server.deliver(reply, message.headers, message.data, reply=ack, subject=message.subject)
+        ack = self._ack_subject(message, self.number)
+        server.deliver(reply, headers, data, reply=ack, subject=message.subject)
 
     def _status(self, reply: str, text: str, extra: str = "") -> None:
         self.stream.server.deliver(reply, f"NATS/1.0 {text}\r\n{extra}\r\n".encode(), b"")
@@ -327,7 +382,8 @@ class Consumer:
 
     def _beat(self, pull: Pull) -> None:
         if pull in self.pulls:
-            self._status(pull.reply, "100 Idle Heartbeat", f"Nats-Last-Consumer: {self.number}\r\n")
+            extra = f"Nats-Last-Consumer: {self.number}\r\nNats-Last-Stream: {self.next - 1}\r\n"
+            self._status(pull.reply, "100 Idle Heartbeat", extra)
             pull.heart = self.stream.server.later(pull.heartbeat, lambda: self._beat(pull))
 
     # Ends of deliveries.
@@ -381,7 +437,7 @@ class Consumer:
                 self.stream.remove(sequence)
         self._set_timer()
         self.serve()
-        return bool(self.stream.config["retention"] != "limits")
+        return True
 
     def _sample(self, sequence: int, number: int, count: int, pending: Pending) -> None:
         now = self.stream.server.now()
@@ -415,13 +471,8 @@ class Consumer:
         if pending is None or not self.floor_number < number <= self.number:
             return True
         self._advise("MSG_NAKED", "nak", sequence, consumer_seq=number, deliveries=count)
-        delay = 0
-        if argument:
-            try:
-                delay = int(json.loads(argument).get("delay") or 0)
-            except (ValueError, AttributeError):
-                delay = 0
-        if argument:
+        delay = _nak_delay(argument)
+        if delay is not None:
             if sequence in self.due:
                 self.due.remove(sequence)
             # As the server does it: the delivery looks as if it had begun so that its ack wait ends after the delay.
@@ -532,7 +583,8 @@ class Consumer:
     def reset(self, sequence: int) -> None:
         """Deliver every stored message from a sequence on anew."""
         self.next, self.floor = max(1, sequence), max(0, sequence - 1)
-        self.stored = StoredState(self.number, self.floor, self.number, self.floor)
+        self.number = self.floor_number = 0
+        self.stored = StoredState(0, self.floor, 0, self.floor)
         self.pending.clear()
         self.deliveries.clear()
         self.due.clear()
@@ -618,17 +670,56 @@ def completed(stream: Stream[Consumer], config: dict[str, Any]) -> dict[str, Any
     if full["ack_policy"] != "none":
         full["ack_wait"] = full.get("ack_wait") or _ACK_WAIT
         full["max_ack_pending"] = full.get("max_ack_pending") or _MAX_ACK_PENDING
-    else:
-        full.setdefault("max_ack_pending", 0)
     full["max_waiting"] = full.get("max_waiting") or _MAX_WAITING
-    if stream.is_work_queue:
-        if full["ack_policy"] == "none":
-            raise Refusal(400, 10084, "workqueue stream requires explicit ack")
-        if full["ack_policy"] == "all":
-            raise Refusal(400, 10098, "workqueue stream requires explicit ack")
-        if full["deliver_policy"] != "all":
-            raise Refusal(400, 10101, "consumer must be deliver all on workqueue stream")
+    if full["max_deliver"] > 0 and len(full.get("backoff") or ()) > full["max_deliver"]:
+        raise Refusal(400, 10116, "max deliver is required to be > length of backoff values")
+    if full["ack_policy"] == "none" and stream.server.level < _ENDS_AT_ONCE:
+        raise Refusal(400, 10084, "consumer in pull mode requires ack policy")
+    if full["ack_policy"] == "none" and stream.is_work_queue:
+        raise Refusal(400, 10084, "consumer in pull mode requires explicit ack policy on workqueue stream")
+    filters = full.get("filter_subjects") or []
+    if any(overlaps(one, other) for number, one in enumerate(filters) for other in filters[:number]):
+        raise Refusal(400, 10138, "consumer subject filters cannot overlap")
+    if (share := full.get("sample_freq")) and not share.rstrip("%").isdigit():
+        text = f'strconv.Atoi: parsing "{share.rstrip("%")}": invalid syntax'
+        raise Refusal(400, 10095, f"failed to parse consumer sampling configuration: {text}")
     return full
+
+
+def check(stream: Stream[Consumer], full: dict[str, Any], existing: Consumer | None) -> None:
+    """Refuse the configuration of a consumer that its stream or an earlier one doesn't allow.
+
+    :raises Refusal: it does
+    """
+    for field_, shown in _FIXED.items() if existing else ():
+        if existing and (full.get(field_) or "") != (existing.config.get(field_) or ""):
+            raise Refusal(500, 10012, f"{shown} can not be updated")
+    if stream.is_work_queue and full["deliver_policy"] != "all":
+        raise Refusal(400, 10101, "consumer must be deliver all on workqueue stream")
+
+
+def _nak_delay(argument: bytes) -> int | None:
+    """Return the delay of a NAK; ``None`` where it has none that the server understands."""
+    try:
+        return int(json.loads(argument).get("delay") or 0) if argument.strip() else None
+    except (ValueError, AttributeError):
+        return None
+
+
+def without_body(headers: bytes, data: bytes) -> bytes:
+    """Return the headers of a message that is delivered without its body."""
+    return (headers[:-2] if headers else b"NATS/1.0\r\n") + b"Nats-Msg-Size: %d\r\n\r\n" % len(data)
+
+
+def _parsed_pull(body: bytes) -> dict[str, Any] | None:
+    """Return a pull request; ``None`` where the server understands none."""
+    if not body.strip() or body.strip().isdigit():
+        return {"batch": int(body.strip() or 1)}
+    try:
+        request = json.loads(body)
+    except ValueError:
+        return None
+    return request if isinstance(request, dict) else None
 
 
 def nanoseconds(text: str) -> int:

@@ -1,184 +1,211 @@
 """Scripts of requests that are played on the simulated and on a real server, and what each answers.
 
-A script is made of a seed. What it does depends only on the seed and on what was answered before, so that both servers
-play the same one as long as they answer alike.
+A script is made of its kind and a number. What it does depends only on these and on what was answered before, so that
+both servers play the same one as long as they answer alike.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.headers import parse_headers
+from testbed.simulated import script_steps as steps
+from testbed.simulated.player import DEAD, Player
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from airflow_provider_jetstream.jetstream import Connection
 
-# Seconds. Long beside what a request takes on a busy machine.
-ACK_WAIT: Final = 2.0
-DEAD: Final = "-dead"
-_AFTER_ACK_WAIT: Final = 2.6
 _SETTLED: Final = 0.3
-_HEARD: Final = 0.05
-_NANOSECONDS: Final = 10**9
-_EXACT_FLOORS: Final = 5
-# What differs by the moment, by the machine, or by what the script is called.
-_LEFT_OUT: Final = {
-    *("ts", "created", "first_ts", "last_ts", "time", "timestamp", "id", "ack_time", "config", "cluster", "did_create"),
-    *("total", "offset", "limit", "bytes", "pause_remaining", "pause_until", "memory", "storage", "api", "limits"),
-    *("push_bound", "last_active", "priority_groups", "domain", "type", "account"),
-}
-_HEADERS_LEFT_OUT: Final = {"Nats-Time-Stamp", "Nats-Pending-Bytes"}
+_STEPS: Final = 24
 
 
-@dataclass(slots=True)
-class Delivery:
-    """A message that a consumer has delivered, and to which an answer may be sent."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of scripts.
 
-    sequence: int
-    reply: str
-
-
-@dataclass
-class Player:
-    """Plays scripts on one server, and keeps what it answers.
-
-    :param name: what its streams are called
+    :param weights: how often each step is drawn
+    :param streams: the configurations of which one is drawn for the queue
+    :param consumers: likewise for both consumers
+    :param level: the level of JetStream's API from which on there is such a thing
+    :param configs: whether configurations are compared
     """
 
-    connection: Connection
-    name: str
-    transcript: list[Any] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
+    weights: Mapping[str, int]
+    streams: tuple[dict[str, Any], ...] = ({},)
+    consumers: tuple[dict[str, Any], ...] = ({},)
+    level: int = 0
+    configs: bool = False
+    steps: int = _STEPS
 
-    def note(self, what: str, answer: Any) -> None:
-        """Keep an answer."""
-        self.transcript.append((what, self._renamed(answer)))
 
-    def _renamed(self, answer: Any) -> Any:
-        match answer:
-            case dict():
-                return {
-                    self._renamed(key): self._renamed(value)
-                    for key, value in answer.items()
-                    if key not in self.left_out
-                }
-            case list() | tuple():
-                return [self._renamed(item) for item in answer]
-            case str():
-                return answer.replace(self.name, "q")
-        return answer
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script."""
+
+    kind: str
+    number: int
 
     @property
-    def left_out(self) -> set[str]:
-        """What isn't compared."""
-        # Before 2.15 the floor follows a death or a purge by a timer of the server's.
-        return _LEFT_OUT if self.connection.api_level >= _EXACT_FLOORS else _LEFT_OUT | {"ack_floor"}
+    def name(self) -> str:
+        """What its streams are called."""
+        return f"{self.kind}{self.number}"
 
-    async def api(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request to JetStream's API."""
-        payload = json.dumps(request).encode() if request is not None else b""
-        answer = json.loads(await self.connection.api_request(subject.replace("%", self.name), payload))
-        self.note(subject, answer)
-        return dict(answer)
-
-    async def publish(self, subject: str, body: bytes, headers: dict[str, str] | None = None) -> None:
-        """Publish a message that a stream answers."""
-        answer = json.loads(await self.connection.publish_acknowledged(f"{self.name}.{subject}", body, headers))
-        self.note(f"publish {subject} {headers}", answer)
-
-    async def pull(self, consumer: str, request: dict[str, Any], *, wait: float) -> None:
-        """Send a pull request, and note what comes within some seconds."""
-        found: list[Any] = []
-        ended = asyncio.Event()
-
-        def receive(subject: bytes, reply: bytes, headers: bytes | None, body: bytes) -> None:
-            if reply.startswith(b"$JS.ACK."):
-                tokens = reply.decode().split(".")
-                self.deliveries.append(Delivery(int(tokens[5]), reply.decode()))
-                shown = [tokens[4], tokens[5], tokens[6], tokens[8], subject.decode(), _shown(headers), body.decode()]
-            else:
-                shown = [_shown(headers)]
-                ended.set()
-            found.append(shown)
-            if len(found) == request["batch"]:
-                ended.set()
-
-        inbox = self.connection.new_inbox()
-        subscription = await self.connection.subscribe_raw(inbox, receive)
-        try:
-            await self.connection.publish(
-                f"{self.connection.api_prefix}.CONSUMER.MSG.NEXT.{self.name}.{consumer}",
-                json.dumps(request).encode(),
-                reply=inbox,
-            )
-            try:
-                async with asyncio.timeout(wait):
-                    await ended.wait()
-            except TimeoutError:
-                found.append("no end")
-        finally:
-            await subscription.unsubscribe()
-        self.note(f"pull {consumer} {request}", found)
-
-    async def answer(self, delivery: Delivery, body: bytes) -> None:
-        """Send an answer to a delivery, and note whether the server confirms it."""
-        try:
-            answer = await self.connection.request(delivery.reply, body, time_limit=0.5)
-            self.note(f"{body.decode()} {delivery.sequence}", answer.decode())
-        except Exception as error:  # noqa: BLE001
-            self.note(f"{body.decode()} {delivery.sequence}", type(error).__name__)
-
-    async def stored(self, stream: str) -> None:
-        """Note what a stream stores."""
-        info = json.loads(await self.connection.api_request(f"STREAM.INFO.{self.name}{stream}"))
-        found: list[Any] = []
-        for sequence in range(info["state"]["first_seq"] or 1, info["state"]["last_seq"] + 1):
-            request = json.dumps({"seq": sequence}).encode()
-            answer = json.loads(await self.connection.api_request(f"STREAM.MSG.GET.{self.name}{stream}", request))
-            message = answer.get("message") or {}
-            data = base64.b64decode(message.get("data") or b"").decode()
-            headers = _shown(base64.b64decode(message.get("hdrs") or b""))
-            try:
-                body = json.loads(data)
-            except ValueError:
-                body = data
-            found.append([message.get("subject"), headers, body, answer.get("error")])
-        if stream == DEAD:
-            # Messages that die at the same moment are announced in any order.
-            found.sort(key=str)
-        self.note(f"stored in {stream or 'the queue'}", found)
+    def is_for(self, level: int) -> bool:
+        """Return whether a server has what it is about."""
+        return KINDS[self.kind].level <= level
 
 
-def _happens(rng: random.Random, share: float) -> bool:
-    return rng.random() < share
+_NEW, _OLD = {"discard": "new"}, {"discard": "old"}
+_SECOND: Final = 10**9
+_DAY: Final = 86_400 * _SECOND
+
+KINDS: Final[dict[str, Kind]] = {
+    # Everything at once.
+    "mixed": Kind(
+        {
+            "publish": 6,
+            "pull": 6,
+            "answer": 9,
+            "wait": 2,
+            "info": 2,
+            "get": 2,
+            "delete": 1,
+            "purge": 1,
+            "probe": 2,
+            "update": 1,
+        },
+        streams=(
+            *({}, {}, {}, {"max_msgs": 4, **_NEW}, {"max_msgs": 4, **_OLD}),
+            *({"max_msgs_per_subject": 2}, {"deny_delete": True}),
+        ),
+        consumers=({}, {}, {}, {"max_ack_pending": 1}, {"max_ack_pending": 2}),
+    ),
+    # Message ids, conditions and expectations.
+    "publish": Kind(
+        {"publish_id": 8, "publish_condition": 8, "publish": 2, "take": 2, "delete": 1, "wait": 1, "get": 1},
+        streams=({}, {"duplicate_window": _SECOND}, {"max_msgs": 3, **_NEW}, {"max_msgs_per_subject": 1}),
+    ),
+    "limits": Kind(
+        {"publish": 9, "publish_large": 4, "publish_id": 3, "take": 2, "delete": 1, "purge": 1, "state": 2},
+        streams=(
+            *({"max_msgs": count, **discard} for count in (1, 3) for discard in (_NEW, _OLD)),
+            *({"max_bytes": size, **discard} for size in (150, 400) for discard in (_NEW, _OLD)),
+            *({"max_msgs_per_subject": count, **discard} for count in (1, 2) for discard in (_NEW, _OLD)),
+            *({"max_msgs_per_subject": count, "discard_new_per_subject": True, **_NEW} for count in (1, 2)),
+            *({"max_msg_size": 20}, {"max_msgs": 4, "max_msgs_per_subject": 2, "max_bytes": 300}),
+        ),
+    ),
+    # Messages of some age are removed.
+    "age": Kind(
+        {"publish": 6, "wait": 3, "state": 2, "get": 2, "info": 1, "publish_id": 2},
+        streams=({"max_age": 3 * _SECOND // 2, "duplicate_window": _SECOND},),
+        steps=14,
+    ),
+    "pulls": Kind(
+        {"publish": 7, "pull_form": 9, "pulls": 3, "answer": 3, "probe": 2, "info": 1, "pull_refused": 2},
+        consumers=(
+            *({}, {}, {"max_waiting": 1}, {"max_batch": 2}, {"max_expires": 4 * _SECOND // 10}, {"max_bytes": 60}),
+            *({"max_ack_pending": 1}, {"max_ack_pending": 2}, {"headers_only": True}),
+        ),
+    ),
+    # Ends of deliveries.
+    "ends": Kind(
+        {"publish": 5, "pull": 7, "answer": 10, "wait": 3, "info": 3, "probe": 2},
+        consumers=(
+            *({"max_deliver": 1}, {"max_deliver": 2}, {"max_deliver": 3}, {}, {"max_deliver": 2, "max_ack_pending": 1}),
+            *({"max_deliver": 4, "backoff": [_SECOND, 2 * _SECOND]}, {"max_deliver": 3, "backoff": [2 * _SECOND]}),
+        ),
+    ),
+    # What is announced of them.
+    "events": Kind(
+        {"publish": 4, "pull": 7, "answer": 10, "wait": 3, "delete": 2, "purge": 1, "probe": 3, "events": 1},
+        consumers=tuple(
+            {"max_deliver": count, "sample_freq": share} for count in (1, 2, 3) for share in ("100%", "100", "0%", "")
+        ),
+    ),
+    "pause": Kind(
+        {"publish": 5, "pull": 6, "answer": 6, "pause": 4, "resume": 3, "wait": 1, "info": 4},
+        consumers=({}, {"max_deliver": 2}),
+        level=1,
+    ),
+    "reset": Kind(
+        {"publish": 5, "pull": 7, "answer": 7, "reset": 4, "wait": 2, "info": 4, "delete": 1},
+        consumers=({}, {"max_deliver": 1}, {"max_deliver": 2}, {"max_ack_pending": 2}),
+        level=4,
+    ),
+    # What is removed, and how it is read.
+    "reads": Kind(
+        {"publish": 6, "delete": 3, "purge": 3, "purge_part": 3, "get": 4, "direct_get": 6, "state": 3, "take": 2},
+        streams=({}, {"retention": "limits"}, {"deny_purge": True}, {"deny_delete": True}, {"allow_direct": False}),
+    ),
+    "batched_reads": Kind(
+        {"publish": 6, "delete": 1, "direct_batch": 8, "direct_last": 3, "take": 1},
+        streams=({}, {"retention": "limits"}),
+        level=1,
+    ),
+    "republish": Kind(
+        {"publish": 8, "publish_headers": 4, "publish_condition": 3, "take": 2, "delete": 1, "stored": 1},
+        streams=(
+            *({}, {"republish": {"src": ">", "dest": "archive.%.>"}}),
+            *({"republish": {"src": "%.a.*", "dest": "archive.%.only.{{wildcard(1)}}"}},),
+            *({"republish": {"src": ">", "dest": "archive.%.>", "headers_only": True}}, {"max_msgs": 2, **_NEW}),
+        ),
+    ),
+    "headers": Kind(
+        {"publish_headers": 9, "publish": 2, "pull": 4, "get": 3, "direct_get": 3, "answer": 2, "stored": 1},
+    ),
+    # Atomic batches.
+    "batches": Kind(
+        {"batch": 10, "publish": 3, "publish_id": 2, "take": 2, "delete": 1, "state": 1, "purge": 1},
+        streams=(
+            *({"allow_atomic": True, "allow_msg_ttl": True}, {"allow_atomic": True}, {}),
+            *({"allow_atomic": True, "max_msgs": 4, **_NEW}, {"allow_atomic": True, "max_msgs": 4, **_OLD}),
+            {"allow_atomic": True, "max_msgs_per_subject": 1},
+        ),
+        level=2,
+        steps=16,
+    ),
+    "ttl": Kind(
+        {"publish_ttl": 6, "publish": 2, "wait": 2, "state": 2, "get": 1},
+        streams=({"allow_msg_ttl": True}, {"allow_msg_ttl": True, "retention": "limits"}, {}),
+        level=1,
+        steps=14,
+    ),
+    # Errors by code.
+    "errors": Kind({"error": 12, "publish": 1}, streams=({}, {"deny_delete": True, "deny_purge": True})),
+    "consumers": Kind(
+        {"create": 8, "update": 3, "remove_consumer": 2, "info": 2, "publish": 3, "pull": 2, "names": 1},
+        streams=({}, {"retention": "limits"}),
+        configs=True,
+    ),
+}
 
 
-def _shown(headers: bytes | None) -> Any:
-    if not headers:
-        return []
-    status = headers[9:].partition(b"\r\n")[0].decode() if headers.startswith(b"NATS/1.0 ") else ""
-    return [status, *[[name, str(value)] for name, value in parse_headers(headers) if name not in _HEADERS_LEFT_OUT]]
+def scripts(each: int, kinds: tuple[str, ...] = ()) -> Iterator[Script]:
+    """Return some scripts of each kind.
 
-
-async def play(connection: Connection, name: str, seed: int, *, steps: int = 24) -> list[Any]:
-    """Play one script, and return what was answered.
-
-    :param name: not the name of any stream
+    :param kinds: only these
     """
-    player, rng = Player(connection, name), random.Random(seed)  # noqa: S311
-    await _prepare(player, rng)
-    for _ in range(steps):
-        await _step(player, rng)
+    for kind in kinds or KINDS:
+        for number in range(each):
+            yield Script(kind, number)
+
+
+async def play(connection: Connection, script: Script) -> list[Any]:
+    """Play one script, and return what was answered."""
+    kind = KINDS[script.kind]
+    player, rng = Player(connection, script.name, configs=kind.configs), random.Random(script.name)  # noqa: S311
+    await _prepare(player, rng, kind)
+    for _ in range(kind.steps):
+        name = rng.choices(list(kind.weights), list(kind.weights.values()))[0]
+        await getattr(steps, name)(player, rng)
     await asyncio.sleep(_SETTLED)
     for consumer in ("w", "v"):
-        await player.pull(
-            consumer, {"batch": 1, "no_wait": True, "expires": _NANOSECONDS // 20, "max_bytes": 1}, wait=1
-        )
+        await player.pull(consumer, steps.PROBE, wait=1)
     await asyncio.sleep(_SETTLED)
     for stream in ("", DEAD, "-archive"):
         await player.api(f"STREAM.INFO.%{stream}", {"subjects_filter": ">", "deleted_details": True})
@@ -187,7 +214,7 @@ async def play(connection: Connection, name: str, seed: int, *, steps: int = 24)
     return player.transcript
 
 
-async def _prepare(player: Player, rng: random.Random) -> None:
+async def _prepare(player: Player, rng: random.Random, kind: Kind) -> None:
     name = player.name
     stream: dict[str, Any] = {
         "name": name,
@@ -197,103 +224,23 @@ async def _prepare(player: Player, rng: random.Random) -> None:
         "allow_direct": True,
         "republish": {"src": f"{name}.>", "dest": f"archive.{name}.>"},
     }
-    if _happens(rng, 0.3):
-        stream |= {"max_msgs": rng.choice([2, 4, 6]), "discard": rng.choice(["new", "old"])}
-    if _happens(rng, 0.2):
-        stream |= {"max_msgs_per_subject": rng.choice([1, 2])}
-    if _happens(rng, 0.2):
-        stream |= {"deny_delete": True}
-    await player.api(f"STREAM.CREATE.{name}", stream)
+    await player.api(f"STREAM.CREATE.{name}", steps.named(stream | rng.choice(kind.streams), name))
     events = [
-        f"$JS.EVENT.ADVISORY.CONSUMER.{kind}.{name}.*" for kind in ("MAX_DELIVERIES", "MSG_TERMINATED", "MSG_NAKED")
+        f"$JS.EVENT.ADVISORY.CONSUMER.{event}.{name}.*" for event in ("MAX_DELIVERIES", "MSG_TERMINATED", "MSG_NAKED")
     ]
     events += [f"$JS.EVENT.METRIC.CONSUMER.ACK.{name}.*"]
     await player.api(f"STREAM.CREATE.{name}-dead", {"name": f"{name}-dead", "subjects": events, "storage": "memory"})
-    archive = {"name": f"{name}-archive", "subjects": [f"archive.{name}.>"], "storage": "memory"}
+    archive: dict[str, Any] = {"name": f"{name}-archive", "subjects": [f"archive.{name}.>"], "storage": "memory"}
+    if player.level >= steps.BATCHES:
+        archive["allow_atomic"] = True
     await player.api(f"STREAM.CREATE.{name}-archive", archive)
     for consumer, filter_ in (("w", f"{name}.a.>"), ("v", f"{name}.b")):
         config: dict[str, Any] = {
             "durable_name": consumer,
             "filter_subject": filter_,
             "ack_policy": "explicit",
-            "ack_wait": int(ACK_WAIT * _NANOSECONDS),
+            "ack_wait": int(steps.ACK_WAIT * _SECOND),
             "max_deliver": rng.choice([-1, 1, 1, 2, 2, 3]),
             "sample_freq": rng.choice(["100%", "0%"]),
-        }
-        if _happens(rng, 0.2):
-            config["max_ack_pending"] = rng.choice([1, 2])
-        request = {"stream_name": name, "config": config}
-        await player.api(f"CONSUMER.CREATE.%.{consumer}.{filter_}", request)
-
-
-async def _step(player: Player, rng: random.Random) -> None:  # noqa: C901, PLR0912
-    consumer, subject = rng.choice(["w", "w", "v"]), rng.choice(["a.x", "a.y", "b", "c"])
-    kind = rng.choices(
-        ["publish", "pull", "answer", "wait", "info", "get", "remove", "probe", "update"], [6, 6, 9, 2, 2, 2, 1, 2, 1]
-    )[0]
-    match kind:
-        case "publish":
-            headers: dict[str, str] = {}
-            if _happens(rng, 0.4):
-                headers["Nats-Msg-Id"] = f"id-{rng.randrange(4)}"
-            if _happens(rng, 0.1):
-                headers["Nats-Expected-Last-Subject-Sequence"] = str(rng.randrange(5))
-            if _happens(rng, 0.05):
-                headers[rng.choice(["Nats-Rollup", "Nats-TTL"])] = rng.choice(["all", "sub", "5s"])
-            await player.publish(subject, str(rng.randrange(100)).encode(), headers)
-        case "pull":
-            batch = rng.choice([1, 1, 2, 3])
-            request: dict[str, Any] = {"batch": batch}
-            forms: list[dict[str, Any]] = [
-                {"no_wait": True, "expires": _NANOSECONDS // 10},
-                {"expires": _NANOSECONDS // 5},
-                {"no_wait": True},
-            ]
-            request |= rng.choices(forms, [4, 5, 1])[0]
-            await player.pull(consumer, request, wait=0.7)
-        case "answer" if player.deliveries:
-            delivery = player.deliveries[-1 - min(rng.randrange(4), len(player.deliveries) - 1)]
-            body = rng.choices(
-                [b"+ACK", b"-NAK", b'-NAK {"delay": 2600000000}', b"+TERM", b"+TERM broken", b"+WPI", b""],
-                [6, 4, 1, 2, 1, 1, 1],
-            )[0]
-            await player.answer(delivery, body)
-        case "wait":
-            await asyncio.sleep(_AFTER_ACK_WAIT)
-        case "info":
-            # A consumer hears of new messages a moment after they are stored.
-            await asyncio.sleep(_HEARD)
-            await player.api(f"CONSUMER.INFO.%.{consumer}")
-        case "get":
-            request = rng.choice(
-                [
-                    {"seq": rng.randrange(1, 6)},
-                    {"last_by_subj": f"{player.name}.{subject}"},
-                    {"seq": rng.randrange(1, 6), "next_by_subj": f"{player.name}.a.*"},
-                ]
-            )
-            answer = json.loads(
-                await player.connection.api_request(f"STREAM.MSG.GET.{player.name}", json.dumps(request).encode())
-            )
-            message = answer.get("message") or {}
-            player.note(f"get {request}", [message.get("subject"), message.get("seq"), answer.get("error")])
-        case "remove":
-            if _happens(rng, 0.5):
-                await player.api("STREAM.MSG.DELETE.%", {"seq": rng.randrange(1, 6), "no_erase": True})
-            else:
-                await player.api("STREAM.PURGE.%", {"filter": f"{player.name}.{subject}"})
-        case "probe":
-            request = {"batch": 1, "no_wait": True, "expires": _NANOSECONDS // 20, "max_bytes": 1}
-            await player.pull(consumer, request, wait=1)
-        case "update":
-            await _update(player, rng, consumer)
-
-
-async def _update(player: Player, rng: random.Random, consumer: str) -> None:
-    await asyncio.sleep(_HEARD)
-    info = json.loads(await player.connection.api_request(f"CONSUMER.INFO.{player.name}.{consumer}"))
-    config = {name: value for name, value in info["config"].items() if name != "metadata"}
-    config["max_deliver"] = rng.choice([1, 2, 3, 5])
-    await player.api(
-        f"CONSUMER.CREATE.%.{consumer}", {"stream_name": player.name, "config": config, "action": "update"}
-    )
+        } | rng.choice(kind.consumers)
+        await player.api(f"CONSUMER.CREATE.%.{consumer}.{filter_}", {"stream_name": name, "config": config})

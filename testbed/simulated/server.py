@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.subjects import covers
-from testbed.simulated.consumers import Consumer, completed, nanoseconds
+from airflow_provider_jetstream.jetstream.client.subjects import covers, overlaps
+from testbed.simulated.consumers import Consumer, check, completed, nanoseconds
 from testbed.simulated.loop import simulated_loop
 from testbed.simulated.streams import NANOSECONDS, Refusal, Stream, compact, header, timestamp
 
@@ -42,6 +42,7 @@ _LEVELS: Final = {(2, 10): 0, (2, 11): 1, (2, 12): 2, (2, 14): 4, (2, 15): 5}
 _PAGE: Final = 256
 _PAUSE_LEVEL: Final = 1
 _RESET_LEVEL: Final = 4
+_NAMES_SUBJECTS: Final = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -146,7 +147,7 @@ class SimulatedServer:
         elif subject.startswith(_ACK):
             self._acknowledge(subject, reply, data)
         elif not self.publish(subject, headers, data, reply) and reply:
-            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+            self._say_that_nobody_answers(subject, reply)
 
     def publish(self, subject: str, headers: bytes, data: bytes, reply: str = "") -> bool:
         """Hand a message to subscriptions and streams; return whether there are any."""
@@ -155,11 +156,11 @@ class SimulatedServer:
             if stream.captures(subject):
                 heard = True
                 try:
-                    ack = stream.publish(subject, headers, data)
+                    ack: dict[str, Any] | None = stream.publish(subject, headers, data)
                 except Refusal as refusal:
                     ack = {"error": refusal.fields, "stream": stream.name, "seq": 0}
                 if reply and not stream.config.get("no_ack"):
-                    self.deliver(reply, b"", compact(ack))
+                    self.deliver(reply, b"", b"" if ack is None else compact(ack))
         return heard
 
     def _acknowledge(self, subject: str, reply: str, data: bytes) -> None:
@@ -168,7 +169,11 @@ class SimulatedServer:
         if found:
             found.acknowledge(tokens, data, reply)
         elif reply:
-            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+            self._say_that_nobody_answers(subject, reply)
+
+    def _say_that_nobody_answers(self, subject: str, reply: str) -> None:
+        named = f"Nats-Subject: {subject}\r\n" if self.level >= _NAMES_SUBJECTS else ""
+        self.deliver(reply, f"NATS/1.0 503\r\n{named}\r\n".encode("utf-8", "surrogateescape"), b"")
 
     # JetStream's API.
 
@@ -179,7 +184,7 @@ class SimulatedServer:
             if found:
                 found.pull(reply, data)
             else:
-                self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+                self._say_that_nobody_answers(f"{API}{action}", reply)
             return
         if action.startswith("DIRECT.GET."):
             self._direct_get(action.removeprefix("DIRECT.GET."), reply, data)
@@ -187,7 +192,7 @@ class SimulatedServer:
         tokens = action.split(".", 3)
         kind = next((name for length in (3, 2, 1) if (name := ".".join(tokens[:length])) in _TYPES), "")
         if not kind:
-            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+            self._say_that_nobody_answers(f"{API}{action}", reply)
             return
         answer: dict[str, Any] = {"type": f"io.nats.jetstream.api.v1.{_TYPES[kind]}_response"}
         try:
@@ -198,6 +203,8 @@ class SimulatedServer:
             answer |= result
         except Refusal as refusal:
             answer["error"] = refusal.fields
+            if kind == "STREAM.PURGE":
+                answer["purged"] = 0
         except ValueError:
             answer["error"] = Refusal(400, 10025, "invalid JSON").fields
         if reply:
@@ -235,8 +242,10 @@ class SimulatedServer:
                 return {"success": True}
             case "PURGE":
                 return {"success": True, "purged": stream.purge(request)}
-            case "MSG.GET":
+            case "MSG.GET" if request:
                 return {"message": _shown(stream.get(request))}
+        if not request:
+            raise Refusal(400, 10003, "bad request")
         if stream.config.get("deny_delete"):
             raise Refusal(500, 10057, "message delete not permitted")
         if not stream.remove(request.get("seq") or 0):
@@ -251,6 +260,8 @@ class SimulatedServer:
                 raise Refusal(400, 10058, "stream name already in use with a different configuration")
             return {**existing.info(), "did_create": True}
         request = request if request.get("subjects") or request.get("sources") else {**request, "subjects": [name]}
+        if any("" in subject.split(".") for subject in request.get("subjects") or ()):
+            raise Refusal(500, 10052, "invalid subject")
         self._check_subjects(name, request)
         stream: Stream[Consumer] = Stream.create(self, request)
         self.streams[name] = stream
@@ -259,7 +270,7 @@ class SimulatedServer:
     def _check_subjects(self, name: str, request: dict[str, Any]) -> None:
         for other in self.streams.values():
             if other.name != name and any(
-                _overlap(own, theirs) for own in request.get("subjects") or () for theirs in other.config["subjects"]
+                overlaps(own, theirs) for own in request.get("subjects") or () for theirs in other.config["subjects"]
             ):
                 raise Refusal(400, 10065, "subjects overlap with an existing stream")
 
@@ -280,7 +291,7 @@ class SimulatedServer:
         found = [
             stream
             for _, stream in sorted(self.streams.items())
-            if not filter_ or any(_overlap(filter_, subject) for subject in stream.config.get("subjects") or ())
+            if not filter_ or any(overlaps(filter_, subject) for subject in stream.config.get("subjects") or ())
         ]
         page = found[offset : offset + _PAGE]
         streams: list[Any] = [stream.name for stream in page] if what == "NAMES" else [item.info() for item in page]
@@ -318,33 +329,39 @@ class SimulatedServer:
 
     def _create_consumer(self, stream: Stream[Consumer], name: str, request: dict[str, Any]) -> dict[str, Any]:
         config, action = request.get("config") or {}, request.get("action") or ""
+        if request.get("stream_name") not in (None, stream.name):
+            raise Refusal(400, 10056, "stream name in subject does not match request")
+        if name and config.get("durable_name") not in (None, "", name.partition(".")[0]):
+            raise Refusal(400, 10017, "consumer name in subject does not match durable name in request")
         # The filter may stand in the subject, too.
         name = config.get("durable_name") or config.get("name") or name.partition(".")[0]
         existing = stream.consumers.get(name)
         full = completed(stream, {"name": name, **config})
+        if existing and action == "create" and full != existing.config:
+            raise Refusal(400, 10148, "consumer already exists")
+        if not existing and action == "update":
+            raise Refusal(400, 10149, "consumer does not exist")
+        if stream.is_work_queue:
+            if full["ack_policy"] == "all":
+                raise Refusal(400, 10098, "workqueue stream requires explicit ack")
+            self._check_filters(stream, Consumer(stream, full, self.now()), is_new=not existing)
+        check(stream, full, existing)
         if existing:
-            if action == "create" and full != existing.config:
-                raise Refusal(400, 10148, "consumer already exists")
-            for field in ("deliver_policy", "ack_policy"):
-                if full[field] != existing.config[field]:
-                    raise Refusal(500, 10012, f"{field.replace('_', ' ')} can not be updated")
             existing.config = full
             existing.update()
             return existing.info()
-        if action == "update":
-            raise Refusal(400, 10149, "consumer does not exist")
-        consumer = Consumer.create(stream, {"name": name, **config})
-        if stream.is_work_queue:
-            self._check_filters(stream, consumer)
-        stream.consumers[name] = consumer
+        stream.consumers[name] = consumer = Consumer.create(stream, {"name": name, **config})
         return consumer.info()
 
-    def _check_filters(self, stream: Stream[Consumer], new: Consumer) -> None:
-        for other in stream.consumers.values():
-            if any(_overlap(own, theirs) for own in new.filters for theirs in other.filters):
-                if ">" in (*new.filters, *other.filters):
-                    raise Refusal(400, 10099, "multiple non-filtered consumers not allowed on workqueue stream")
-                raise Refusal(400, 10100, "filtered consumer not unique on workqueue stream")
+    def _check_filters(self, stream: Stream[Consumer], new: Consumer, *, is_new: bool) -> None:
+        """Refuse a consumer of a work queue that would take what another one takes."""
+        others = [other for other in stream.consumers.values() if other.name != new.name]
+        if others and new.filters == [">"]:
+            if is_new:
+                raise Refusal(400, 10099, "multiple non-filtered consumers not allowed on workqueue stream")
+            return
+        if any(overlaps(own, theirs) for other in others for own in new.filters for theirs in other.filters):
+            raise Refusal(400, 10100, "filtered consumer not unique on workqueue stream")
 
     def _pause(self, consumer: Consumer, request: dict[str, Any]) -> dict[str, Any]:
         until = request.get("pause_until")
@@ -360,7 +377,7 @@ class SimulatedServer:
         name, _, last = name.partition(".")
         stream = self.streams.get(name)
         if stream is None or not stream.config.get("allow_direct"):
-            self.deliver(reply, b"NATS/1.0 503\r\n\r\n", b"")
+            self._say_that_nobody_answers(f"{API}DIRECT.GET.{name}{'.' + last if last else ''}", reply)
             return
         request = json.loads(data) if data.strip() else {}
         if last:
@@ -384,18 +401,20 @@ class SimulatedServer:
         else:
             start = request.get("seq") or 1
             messages = [item for item in stream.matching(request.get("next_by_subj") or ">") if item.sequence >= start]
-        size = 0
-        sent = 0
-        for message in messages[: request.get("batch") or None]:
-            size += len(message.data) + len(message.headers)
-            if sent and size > (request.get("max_bytes") or size):
-                break
-            self.deliver(reply, _direct_headers(stream, message), message.data)
-            sent += 1
-        if not sent:
-            self.deliver(reply, b"NATS/1.0 404 No Results\r\n\r\n", b"")
+        if not messages:
+            text = "No Results" if filters else "Message Not Found"
+            self.deliver(reply, f"NATS/1.0 404 {text}\r\n\r\n".encode(), b"")
             return
-        text = f"Nats-Num-Pending: {len(messages) - sent}\r\nNats-Last-Sequence: {messages[sent - 1].sequence}\r\n"
+        size = sent = last = 0
+        for message in messages[: request.get("batch") or None]:
+            sent += 1
+            extra = f"Nats-Num-Pending: {len(messages) - sent}\r\nNats-Last-Sequence: {last}\r\n"
+            self.deliver(reply, _direct_headers(stream, message, extra), message.data)
+            last = message.sequence
+            size += len(message.subject) + len(message.headers) + len(message.data)
+            if size >= (request.get("max_bytes") or size + 1):
+                break
+        text = f"Nats-Num-Pending: {len(messages) - sent}\r\nNats-Last-Sequence: {last}\r\n"
         self.deliver(reply, f"NATS/1.0 204 EOB\r\n{text}\r\n".encode(), b"")
 
     # Faults.
@@ -423,23 +442,12 @@ def _shown(message: Any) -> dict[str, Any]:
     return {**shown, "time": timestamp(message.time)}
 
 
-def _direct_headers(stream: Stream[Consumer], message: Any) -> bytes:
+def _direct_headers(stream: Stream[Consumer], message: Any, more: str = "") -> bytes:
     extra = (
         f"Nats-Stream: {stream.name}\r\nNats-Subject: {message.subject}\r\nNats-Sequence: {message.sequence}\r\n"
-        f"Nats-Time-Stamp: {timestamp(message.time)}\r\n\r\n"
+        f"Nats-Time-Stamp: {timestamp(message.time)}\r\n{more}\r\n"
     ).encode("utf-8", "surrogateescape")
     return (message.headers[:-2] if message.headers else b"NATS/1.0\r\n") + extra
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Return whether some subject matches both filters."""
-    first, second = one.split("."), other.split(".")
-    for left, right in zip(first, second, strict=False):
-        if ">" in (left, right):
-            return True
-        if left != right and "*" not in (left, right):
-            return False
-    return len(first) == len(second)
 
 
 __all__ = ["API", "Listener", "SimulatedServer", "header"]

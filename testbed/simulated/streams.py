@@ -16,14 +16,16 @@ from airflow_provider_jetstream.jetstream.client.subjects import covers
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 NANOSECONDS: Final = 10**9
 _DEDUP_WINDOW: Final = 120 * NANOSECONDS
 # The levels of JetStream's API from which on a server does so.
 _CONDITIONS_FIRST: Final = 1
 _SCHEDULES: Final = 2
+_BATCHES: Final = 2
 _PURGES_TOGETHER: Final = 5
+_BATCH_TIMEOUT: Final = 10 * NANOSECONDS
 _HEADER: Final = re.compile(rb"(?:^|\r\n)([^:\r\n]+):[ \t]*([^\r\n]*)")
 
 
@@ -98,6 +100,14 @@ class Message:
     time: int
 
 
+@dataclass(slots=True)
+class Batch:
+    """What was sent of an atomic batch: subjects, headers and bodies."""
+
+    messages: list[tuple[str, bytes, bytes]] = field(default_factory=list)
+    timer: asyncio.TimerHandle | None = None
+
+
 def header(block: bytes, name: str) -> str | None:
     """Return the first value of a header."""
     wanted = name.encode()
@@ -105,6 +115,25 @@ def header(block: bytes, name: str) -> str | None:
         if found == wanted:
             return str(value.decode("utf-8", "surrogateescape")).strip()
     return None
+
+
+def ttl_of(headers: bytes) -> int | None:
+    """Return after how many nanoseconds a message is to be removed: 0 where nothing says it, -1 for never.
+
+    :return: ``None`` where it isn't one that the server understands
+    """
+    text = header(headers, "Nats-TTL") if headers else None
+    if not text:
+        return 0
+    if text.lower() == "never":
+        return -1
+    if text.isdigit() and int(text):
+        return int(text) * NANOSECONDS
+    if not re.fullmatch(r"(\d+(\.\d+)?(h|m|s|ms))+", text):
+        return None
+    parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|m|s)", text)
+    seconds = sum(float(number) * {"h": 3600, "m": 60, "s": 1, "ms": 0.001}[unit] for number, unit in parts)
+    return int(seconds) * NANOSECONDS if seconds >= 1 else None
 
 
 @lru_cache
@@ -166,6 +195,10 @@ class Stream(Generic[_Reader]):
     last_time: int = 0
     consumers: dict[str, _Reader] = field(default_factory=dict)
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
+    last_id: str = ""
+    purged: bool = False
+    batches: dict[str, Batch] = field(default_factory=dict)
+    expiry: asyncio.TimerHandle | None = None
 
     @classmethod
     def create(cls, server: Host, config: dict[str, Any]) -> Stream[_Reader]:
@@ -173,6 +206,13 @@ class Stream(Generic[_Reader]):
         full = _completed(config)
         if full["duplicate_window"] > (full["max_age"] or full["duplicate_window"]):
             raise Refusal(500, 10052, "duplicates window can not be larger then max age")
+        if full["retention"] not in ("limits", "interest", "workqueue"):
+            raise Refusal(400, 10025, "invalid JSON")
+        if full.get("discard_new_per_subject"):
+            if full["discard"] != "new":
+                raise Refusal(500, 10052, "discard new per subject requires discard new policy to be set")
+            if full["max_msgs_per_subject"] < 1:
+                raise Refusal(500, 10052, "discard new per subject requires max msgs per subject > 0")
         stream = cls(server, full, server.now())
         if first := config.get("first_seq"):
             stream.first, stream.last = first, first - 1
@@ -194,27 +234,96 @@ class Stream(Generic[_Reader]):
 
     # What is stored.
 
-    def publish(self, subject: str, headers: bytes, data: bytes) -> dict[str, Any]:
-        """Store a message, and return the PubAck.
+    def publish(self, subject: str, headers: bytes, data: bytes) -> dict[str, Any] | None:
+        """Store a message, and return the PubAck; ``None`` for one of a batch that isn't complete yet.
 
         :raises Refusal: it isn't stored
         """
         self._expire()
+        if self.server.level >= _BATCHES and (batch := header(headers, "Nats-Batch-Id")):
+            return self._publish_batch(batch, subject, headers, data)
+        message_id = header(headers, "Nats-Msg-Id") if headers else None
         self._check_expectations(subject, headers)
         if self.server.level >= _CONDITIONS_FIRST:
             self._check_last(subject, headers)
-        message_id = header(headers, "Nats-Msg-Id")
-        if message_id:
-            self._forget_ids()
-            if known := self.ids.get(message_id):
-                return {"stream": self.name, "seq": known[0], "duplicate": True}
+        if message_id and (known := self._known(message_id)):
+            return {"stream": self.name, "seq": known, "duplicate": True}
         if self.server.level < _CONDITIONS_FIRST:
             self._check_last(subject, headers)
+        self._check_last_id(headers)
         self._check_limits(subject, headers, data)
-        sequence = self._append(subject, headers, data)
-        if message_id:
-            self.ids[message_id] = (sequence, self.server.now())
-        return {"stream": self.name, "seq": sequence}
+        return {"stream": self.name, "seq": self._append(subject, headers, data)}
+
+    def _known(self, message_id: str) -> int:
+        """Return the sequence of the message that has an id, or 0."""
+        self._forget_ids()
+        return self.ids.get(message_id, (0, 0))[0]
+
+    # Atomic batches.
+
+    def _publish_batch(self, name: str, subject: str, headers: bytes, data: bytes) -> dict[str, Any] | None:
+        """Take a message of a batch; all of them are stored with the last one."""
+        if not self.config.get("allow_atomic"):
+            raise Refusal(400, 10174, "atomic publish is disabled")
+        number = header(headers, "Nats-Batch-Sequence")
+        if number is None or not number.isdigit():
+            raise Refusal(400, 10175, "atomic publish sequence is missing")
+        batch = self.batches.get(name)
+        if batch is None:
+            if int(number) != 1:
+                raise Refusal(400, 10176, "atomic publish batch is incomplete")
+            batch = self.batches[name] = Batch()
+        if batch.timer:
+            batch.timer.cancel()
+        if int(number) != len(batch.messages) + 1:
+            self._abandon(name, "incomplete")
+            raise Refusal(400, 10176, "atomic publish batch is incomplete")
+        batch.messages.append((subject, headers, data))
+        if header(headers, "Nats-Batch-Commit") is None:
+            batch.timer = self.server.later(_BATCH_TIMEOUT, lambda: self._abandon(name, "timeout"))
+            return None
+        del self.batches[name]
+        self._check_batch(batch)
+        sequence = 0
+        for message in batch.messages:
+            sequence = self._append(*message)
+        return {"stream": self.name, "seq": sequence, "batch": name, "count": len(batch.messages)}
+
+    def _abandon(self, name: str, reason: str) -> None:
+        """Give a batch up."""
+        batch = self.batches.pop(name)
+        if batch.timer:
+            batch.timer.cancel()
+        advisory = {
+            "type": "io.nats.jetstream.advisory.v1.batch_abandoned",
+            "id": self.server.new_id(),
+            "timestamp": timestamp(self.server.now()),
+            "stream": self.name,
+            "batch": name,
+            "reason": reason,
+        }
+        self.server.publish(f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{self.name}", b"", compact(advisory))
+
+    def _check_batch(self, batch: Batch) -> None:
+        """Refuse a batch whose messages can't all be stored."""
+        ids: set[str] = set()
+        added: list[tuple[str, int]] = []
+        for subject, headers, data in batch.messages:
+            if header(headers, "Nats-Expected-Last-Msg-Id"):
+                raise Refusal(400, 10177, "atomic publish unsupported header used: Nats-Expected-Last-Msg-Id")
+            self._check_expectations(subject, headers)
+            if message_id := header(headers, "Nats-Msg-Id"):
+                if message_id in ids or self._known(message_id):
+                    raise Refusal(400, 10201, "atomic publish batch contains duplicate message id")
+                ids.add(message_id)
+            if (
+                any(subject == other for other, _ in added)
+                and header(headers, "Nats-Expected-Last-Subject-Sequence") is not None
+            ):
+                raise Refusal(400, 10071, "wrong last sequence")
+            self._check_last(subject, headers)
+            self._check_limits(subject, headers, data, added)
+            added.append((subject, _stored_size(self.config["storage"], subject, headers, data)))
 
     def _append(self, subject: str, headers: bytes, data: bytes) -> int:
         self.last += 1
@@ -225,6 +334,11 @@ class Stream(Generic[_Reader]):
         self.messages[self.last] = message
         if len(self.messages) == 1:
             self.first = self.last
+        self.last_id = header(headers, "Nats-Msg-Id") or "" if headers else ""
+        if self.last_id:
+            self.ids[self.last_id] = (self.last, self.server.now())
+        if self.config["max_age"] or (headers and self.server.level >= _CONDITIONS_FIRST and ttl_of(headers)):
+            self._set_expiry()
         self._enforce_limits(subject)
         self._republish(message, before.sequence if before else 0)
         for consumer in list(self.consumers.values()):
@@ -236,11 +350,20 @@ class Stream(Generic[_Reader]):
             return
         if (expected := header(headers, "Nats-Expected-Stream")) and expected != self.name:
             raise Refusal(400, 10060, "expected stream does not match")
-        if (ttl := header(headers, "Nats-TTL")) and self.server.level >= 1:
-            if not re.fullmatch(r"never|\d+|(\d+(\.\d+)?(h|m|s|ms))+", ttl):
-                raise Refusal(400, 10165, "invalid per-message TTL")
-            if not self.config.get("allow_msg_ttl"):
-                raise Refusal(400, 10166, "per-message TTL is disabled")
+        if ttl_of(headers) and self.server.level >= _CONDITIONS_FIRST and not self.config.get("allow_msg_ttl"):
+            raise Refusal(400, 10166, "per-message TTL is disabled")
+
+    def _check_last(self, subject: str, headers: bytes) -> None:
+        if not headers:
+            return
+        if (text := header(headers, "Nats-Expected-Last-Subject-Sequence")) is not None:
+            filter_ = header(headers, "Nats-Expected-Last-Subject-Sequence-Subject") or subject
+            last = self.last_of(filter_)
+            found = last.sequence if last else 0
+            if int(text) != found:
+                raise Refusal(400, 10071, f"wrong last sequence: {found}")
+        if (text := header(headers, "Nats-Expected-Last-Sequence")) is not None and int(text) != self.last:
+            raise Refusal(400, 10071, f"wrong last sequence: {self.last}")
         if (
             header(headers, "Nats-Schedule")
             and not self.config.get("allow_msg_schedules")
@@ -248,37 +371,33 @@ class Stream(Generic[_Reader]):
         ):
             raise Refusal(400, 10188, "message schedules is disabled")
 
-    def _check_last(self, subject: str, headers: bytes) -> None:
+    def _check_last_id(self, headers: bytes) -> None:
         if not headers:
             return
-        if (text := header(headers, "Nats-Expected-Last-Sequence")) is not None and int(text) != self.last:
-            raise Refusal(400, 10071, f"wrong last sequence: {self.last}")
-        if (text := header(headers, "Nats-Expected-Last-Subject-Sequence")) is not None:
-            filter_ = header(headers, "Nats-Expected-Last-Subject-Sequence-Subject") or subject
-            last = self.last_of(filter_)
-            found = last.sequence if last else 0
-            if int(text) != found:
-                raise Refusal(400, 10071, f"wrong last sequence: {found}")
+        if (expected := header(headers, "Nats-Expected-Last-Msg-Id")) and expected != self.last_id:
+            raise Refusal(400, 10070, f"wrong last msg ID: {self.last_id}")
         if header(headers, "Nats-Rollup") and not self.config.get("allow_rollup_hdrs"):
             raise Refusal(500, 10111, "rollup not permitted")
-        if expected := header(headers, "Nats-Expected-Last-Msg-Id"):
-            last_id = next(reversed(self.ids), "") if self.ids else ""
-            if expected != last_id:
-                raise Refusal(400, 10070, f"wrong last msg ID: {last_id}")
 
-    def _check_limits(self, subject: str, headers: bytes, data: bytes) -> None:
+    def _check_limits(self, subject: str, headers: bytes, data: bytes, added: Sequence[tuple[str, int]] = ()) -> None:
+        """Refuse a message that is too large, or one too many.
+
+        :param added: subjects and sizes of what is stored before it at the same moment
+        """
         size = len(headers) + len(data)
         if 0 <= self.config["max_msg_size"] < size:
             raise Refusal(400, 10054, "message size exceeds maximum allowed")
+        if ttl_of(headers) is None and self.server.level >= _CONDITIONS_FIRST:
+            raise Refusal(400, 10165, "invalid per-message TTL")
         if self.config["discard"] != "new":
             return
-        if self.config.get("discard_new_per_subject") and 0 < self.config["max_msgs_per_subject"] <= len(
-            list(self.matching(subject))
-        ):
+        own = len(self.matching(subject)) + sum(other == subject for other, _ in added)
+        if self.config.get("discard_new_per_subject") and 0 < self.config["max_msgs_per_subject"] <= own:
             raise Refusal(503, 10077, "maximum messages per subject exceeded")
-        if 0 <= self.config["max_msgs"] <= len(self.messages):
+        if 0 <= self.config["max_msgs"] <= len(self.messages) + len(added):
             raise Refusal(503, 10077, "maximum messages exceeded")
-        if 0 <= self.config["max_bytes"] < self.size() + _stored_size(subject, headers, data):
+        size = _stored_size(self.config["storage"], subject, headers, data) + sum(other for _, other in added)
+        if 0 <= self.config["max_bytes"] < self.size() + size:
             raise Refusal(503, 10077, "maximum bytes exceeded")
 
     def _enforce_limits(self, subject: str) -> None:
@@ -299,12 +418,17 @@ class Stream(Generic[_Reader]):
             f"Nats-Time-Stamp: {timestamp(message.time)}\r\nNats-Last-Sequence: {before}\r\n"
         ).encode("utf-8", "surrogateescape")
         block = (message.headers[:-2] if message.headers else b"NATS/1.0\r\n") + extra + b"\r\n"
-        target = _transformed(rule.get("src") or ">", rule["dest"], message.subject)
-        self.server.publish(target, block, message.data)
+        target = transformed(rule.get("src") or ">", rule["dest"], message.subject)
+        if rule.get("headers_only"):
+            block = block[:-2] + b"Nats-Msg-Size: %d\r\n\r\n" % len(message.data)
+        self.server.publish(target, block, b"" if rule.get("headers_only") else message.data)
 
     def size(self) -> int:
         """Return how many bytes are stored."""
-        return sum(_stored_size(message.subject, message.headers, message.data) for message in self.messages.values())
+        storage = self.config["storage"]
+        return sum(
+            _stored_size(storage, message.subject, message.headers, message.data) for message in self.messages.values()
+        )
 
     def matching(self, filter_: str) -> list[Message]:
         """Return the messages of subjects that match a filter, in order."""
@@ -335,14 +459,18 @@ class Stream(Generic[_Reader]):
         """Remove messages as STREAM.PURGE says, and return their number."""
         if self.config.get("deny_purge"):
             raise Refusal(500, 10110, "stream purge not permitted")
+        below = int(request.get("seq") or 0)
         chosen = [message.sequence for message in self.matching(request.get("filter") or ">")]
-        if below := request.get("seq"):
+        if below:
             chosen = [sequence for sequence in chosen if sequence < below]
         elif keep := request.get("keep"):
             chosen = chosen[:-keep]
         filter_ = request.get("filter") or ""
+        self.purged = self.purged or not filter_
         for sequence in chosen:
             del self.messages[sequence]
+        if not filter_ and below > self.last:
+            self.last = below - 1
         if filter_ and (len(chosen) == 1 or self.server.level < _PURGES_TOGETHER):
             # What a worker has of a single message is reported; of several nothing is since 2.15.
             for sequence in chosen:
@@ -364,13 +492,32 @@ class Stream(Generic[_Reader]):
             elif any(covers(own, purged) for own in consumer.filters):
                 consumer.purge(self.first, self.last, wider=True)
 
+    def _expires(self, message: Message) -> int:
+        """Return when a message is removed for its age; 0 for never."""
+        ttl = ttl_of(message.headers) if message.headers and self.config.get("allow_msg_ttl") else 0
+        if ttl:
+            return message.time + ttl if ttl > 0 else 0
+        return message.time + self.config["max_age"] if self.config["max_age"] else 0
+
     def _expire(self) -> None:
-        if age := self.config["max_age"]:
-            limit = self.server.now() - age
-            for message in list(self.messages.values()):
-                if message.time >= limit:
-                    break
+        if not self.config["max_age"] and not self.config.get("allow_msg_ttl"):
+            return
+        now = self.server.now()
+        for message in list(self.messages.values()):
+            if 0 < self._expires(message) <= now:
                 self.remove(message.sequence)
+
+    def _set_expiry(self) -> None:
+        """Remove what is old when its time is over."""
+        due = min((at for message in self.messages.values() if (at := self._expires(message))), default=0)
+        if self.expiry:
+            self.expiry.cancel()
+        self.expiry = self.server.later(max(1, due - self.server.now()), self._on_expiry) if due else None
+
+    def _on_expiry(self) -> None:
+        self.expiry = None
+        self._expire()
+        self._set_expiry()
 
     def _forget_ids(self) -> None:
         limit = self.server.now() - self.config["duplicate_window"]
@@ -400,7 +547,7 @@ class Stream(Generic[_Reader]):
         state: dict[str, Any] = {
             "messages": len(messages),
             "bytes": self.size(),
-            "first_seq": self.first if (messages or self.last) else 0,
+            "first_seq": self.first if (messages or self.last or self.purged) else 0,
             "first_ts": timestamp(first.time) if first else "0001-01-01T00:00:00Z",
             "last_seq": self.last,
             "last_ts": timestamp(self.last_time) if self.last_time else "0001-01-01T00:00:00Z",
@@ -449,16 +596,18 @@ class Stream(Generic[_Reader]):
         return found
 
 
-def _stored_size(subject: str, headers: bytes, data: bytes) -> int:
+def _stored_size(storage: str, subject: str, headers: bytes, data: bytes) -> int:
     # What a file store writes around a message: 22 bytes, 8 of a checksum, and 4 where it has headers.
-    return 30 + len(subject.encode("utf-8", "surrogateescape")) + len(headers) + len(data) + (4 if headers else 0)
+    around = 16 if storage == "memory" else 34 if headers else 30
+    return around + len(subject.encode("utf-8", "surrogateescape")) + len(headers) + len(data)
 
 
-def _transformed(source: str, target: str, subject: str) -> str:
-    """Return the subject that a republish rule makes of another."""
+def transformed(source: str, target: str, subject: str) -> str:
+    """Return the subject that a rule makes of another."""
     if source.endswith(">") and target.endswith(">"):
         return target[:-1] + subject[len(source) - 1 :]
-    return target
+    given = [part for mark, part in zip(source.split("."), subject.split("."), strict=False) if mark == "*"]
+    return re.sub(r"\{\{\s*wildcard\((\d+)\)\s*\}\}", lambda found: given[int(found[1]) - 1], target)
 
 
 def compact(answer: dict[str, Any]) -> bytes:
