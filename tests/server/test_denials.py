@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
 from airflow_provider_jetstream.worker import Worker
-from testbed.face import stream_info
+from testbed.face import prepare_jobs, publish_prepared, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, stored_count
 from testbed.spark_face import BlockingConnection, NatsSocket
@@ -142,6 +142,32 @@ async def test_jobs_on_a_denied_subject_fail_and_the_others_are_stored(server: N
         assert [failure.index for failure in failures] == [1, 3, 5]
         assert {type(failure.error) for failure in failures} == {PermissionDeniedError}
         assert await stored_count(user, NAME) == 3
+
+
+async def test_a_job_that_got_no_answer_before_its_subject_was_denied_may_be_stored() -> None:
+    def config(denied: str) -> str:
+        return (
+            f"authorization {{ users: [{{user: all, password: p}},"
+            f" {{user: publisher, password: p, permissions: {{publish: {{deny: ['{denied}']}}}}}}] }}"
+        )
+
+    with NatsServer(config=config("nothing")) as own:
+        async with connected(own, "all") as other, connected(own, "publisher") as user:
+            sent = asyncio.Event()
+
+            async def stay_silent(_: Msg) -> None:
+                if not sent.is_set():
+                    own.config = config("lost.*")
+                    own.reload()
+                    sent.set()
+
+            await other.client.subscribe("lost.*", cb=stay_silent)
+            await other.client.flush()
+            jobs = prepare_jobs(["a"], subject="lost.a", origin=None, batch="b")
+            report = await publish_prepared(user, jobs, ack_timeout=0.5, attempts=20)
+    (failure,) = report.failures
+    assert isinstance(failure.error, PermissionDeniedError)
+    assert not failure.certain
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,56 @@ async def test_no_more_jobs_than_the_window_are_unacknowledged_and_the_input_is_
     await subscription.unsubscribe()
 
 
+@pytest.mark.parametrize("attempts", [1, 3])
+async def test_a_job_without_an_answer_is_sent_as_often_as_asked_for(
+    connection: NatsPyConnection, name: str, attempts: int
+) -> None:
+    sent: list[Msg] = []
+
+    async def stay_silent(message: Msg) -> None:
+        sent.append(message)
+
+    await connection.client.subscribe(f"{name}.jobs.>", cb=stay_silent)
+    report = await publish_prepared(connection, _jobs(name, ["abc"]), attempts=attempts, ack_timeout=0.1)
+    await connection.client.flush()
+    assert len(sent) == attempts
+    (failure,) = report.failures
+    assert isinstance(failure.error, UnreachableError)
+    assert not failure.certain
+
+
+async def test_a_job_whose_last_attempt_is_answered_is_stored(connection: NatsPyConnection, name: str) -> None:
+    sent: list[Msg] = []
+
+    async def answer_the_third(message: Msg) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            await message.respond(json.dumps({"stream": name, "seq": 1}).encode())
+
+    await connection.client.subscribe(f"{name}.jobs.>", cb=answer_the_third)
+    report = await publish_prepared(connection, _jobs(name, ["abc"]), attempts=3, ack_timeout=0.5)
+    assert (report.stored, report.failures) == (1, [])
+
+
+async def test_no_more_jobs_than_the_window_are_unacknowledged_at_a_rate(
+    connection: NatsPyConnection, name: str
+) -> None:
+    waiting: list[Msg] = []
+    most = 0
+
+    async def answer_late(message: Msg) -> None:
+        nonlocal most
+        waiting.append(message)
+        most = max(most, len(waiting))
+        await asyncio.sleep(0.02)
+        await waiting.pop(0).respond(json.dumps({"stream": name, "seq": 1}).encode())
+
+    for _ in range(6):
+        await connection.client.subscribe(f"{name}.jobs.>", queue="stream", cb=answer_late)
+    report = await publish_prepared(connection, _jobs(name, range(60)), window=3, rate=100_000)
+    assert (report.stored, most) == (60, 3)
+
+
 async def test_the_headers_are_stored_as_the_contract_says(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     job = Job({"id": "i1", "n": 1}, id="i1", advisory="done.i1", headers={"Colour": "grün"})

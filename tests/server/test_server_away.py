@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from contextlib import asynccontextmanager
@@ -19,6 +20,8 @@ from testbed.queues import eventually, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+
+    from nats.aio.msg import Msg
 
     from testbed.face import NatsPyConnection, OutgoingJob
 
@@ -97,6 +100,23 @@ async def test_a_stream_without_a_leader_gets_its_jobs_when_it_has_one_again() -
             report = await asyncio.wait_for(publishing, _SECONDS)
             report.raise_for_failures()
             assert list(report.sequences) == [6, 7, 8, 9, 10]
+
+
+async def test_a_server_that_can_store_nothing_for_too_long_ends_the_call(
+    connection: NatsPyConnection, name: str
+) -> None:
+    refusal = {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}
+
+    async def answer_as_a_server_without_a_leader(message: Msg) -> None:
+        await message.respond(json.dumps({"error": refusal, "stream": name}).encode())
+
+    await connection.client.subscribe(f"{name}.>", cb=answer_as_a_server_without_a_leader)
+    jobs = prepare_jobs(["a", "b"], subject=f"{name}.jobs.a", origin=None, batch=name)
+    report = await asyncio.wait_for(publish_prepared(connection, jobs, away_timeout=0.5), _SECONDS)
+    assert report.stored == 0
+    assert [failure.certain for failure in report.failures] == [True, True]
+    assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
+    assert "can't store it just now" in str(report.failures[0].error)
 
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
