@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -161,9 +162,13 @@ async def test_of_many_that_take_a_lease_at_once_one_gets_it(
     assert sum(isinstance(result, LeaseHeldError) for result in results) == 19
 
 
-async def test_the_server_refuses_the_records_of_a_holder_whose_lease_was_taken_over(
-    connection: NatsPyConnection, name: str
+@pytest.mark.parametrize("api_level", [None, 0])
+async def test_the_audit_takes_no_records_of_a_holder_whose_lease_was_taken_over(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, api_level: int | None
 ) -> None:
+    if api_level is not None:
+        # A server before 2.11 ignores the condition.
+        monkeypatch.setattr(connection, "api_level", api_level)
     queue = await make_queue(connection, name)
     audit = await open_audit(connection, queue)
     first = await take(connection, queue, holder(seconds=0.5))
@@ -177,6 +182,30 @@ async def test_the_server_refuses_the_records_of_a_holder_whose_lease_was_taken_
     with pytest.raises(LeaseLostError, match="redrive second"):
         await fenced.require_lease()
     assert [await audit.last_record(sequence) is not None for sequence in (1, 2, 3)] == [True, False, False]
+
+
+async def test_a_record_that_a_cluster_refuses_while_it_stores_another_one_is_stored_afterwards(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    audit = await open_audit(connection, queue)
+    fenced = audit.fenced(await take(connection, queue))
+    refusal = json.dumps({"error": {"code": 400, "err_code": 10164, "description": "wrong last sequence: 0"}}).encode()
+    refused: list[str] = []
+    store = connection.publish_acknowledged
+
+    async def refuse_all(messages: Sequence[tuple[str, bytes]], *_: Any) -> list[bytes]:
+        return [refusal for _ in messages]
+
+    async def refuse_three(subject: str, *arguments: Any, **named: Any) -> bytes:
+        refused.append(subject)
+        return refusal if len(refused) <= 3 else await store(subject, *arguments, **named)
+
+    monkeypatch.setattr(connection, "request_many", refuse_all)
+    monkeypatch.setattr(connection, "publish_acknowledged", refuse_three)
+    assert await fenced.write([letter_record(audit, 1), letter_record(audit, 5)]) == [None, None]
+    assert len(refused) == 5
+    assert [await audit.last_record(sequence) is not None for sequence in (1, 5)] == [True, True]
 
 
 async def test_a_holder_that_was_stopped_for_a_while_goes_on_if_nobody_took_the_lease(
