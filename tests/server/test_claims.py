@@ -20,7 +20,12 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadLetterGoneError,
+    DeadlineError,
+    RedriveRequestError,
+    TransientError,
+)
 from testbed import seams
 from testbed.crash_points import crash_at_every_call
 from testbed.face import consumer_info
@@ -37,7 +42,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from nats.aio.client import Client
@@ -323,6 +328,35 @@ async def test_a_letter_that_a_handler_holds_for_long_is_neither_gone_nor_redriv
     # It is still the handler's.
     await acknowledge(client, message)
     assert (await find_dead_letters(connection, queue)).letters == ()
+
+
+async def test_a_letter_whose_entry_may_still_be_the_handlers_is_not_redriven(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER)
+    request_many = connection.request_many
+    lost: list[bytes] = []
+
+    async def lose_one_termination(
+        messages: Sequence[tuple[str, bytes]], *arguments: Any, **named: Any
+    ) -> list[bytes | TransientError]:
+        terminations = [body for _, body in messages if body.startswith(b"+TERM")]
+        if not terminations or lost:
+            return await request_many(messages, *arguments, **named)
+        lost.append(terminations[0])
+        return [DeadlineError("lost"), *await request_many(messages[1:], *arguments, **named)]
+
+    monkeypatch.setattr(connection, "request_many", lose_one_termination)
+    report = await redrive_dead_letters(connection, queue)
+    assert (set(report.redriven), set(report.failed)) == ({2}, {1})
+    assert "couldn't be taken (lost)" in str(report.failed[1])
+    # What wasn't redriven has no second job.
+    assert await stored_count(connection, name) == 2
+    monkeypatch.undo()
+    assert set((await redrive_dead_letters(connection, queue)).redriven) == {1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_a_redrive_that_is_cut_off_between_claim_and_copy_is_finished_by_the_next(

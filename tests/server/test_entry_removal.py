@@ -18,10 +18,13 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError
 from testbed.face import BodyPreserver, Scan, consumer_info, remove_entries
 from testbed.queues import make_dead_letters, make_queue, process_all, small_queue, stored_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
@@ -252,3 +255,21 @@ async def test_a_page_of_entries_is_removed_together(connection: NatsPyConnectio
     requests = connection.client.stats["out_msgs"] - before
     print(f"1000 entries {kind} in {taken:.2f} s with {requests} requests")
     assert await stored_count(connection, f"{name}-dead") == 0
+
+
+@pytest.mark.parametrize("arrives", ["no", "yes"])
+async def test_an_entry_whose_delete_got_no_answer_is_looked_at(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, arrives: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "abc")
+    request_many = connection.request_many
+
+    async def lose(messages: Sequence[tuple[str, bytes]]) -> list[bytes | TransientError]:
+        if arrives == "yes":
+            await request_many(messages)
+        return [DeadlineError("lost") for _ in messages]
+
+    monkeypatch.setattr(connection, "request_many", lose)
+    assert await remove_entries(connection, queue, [1, 3]) == (0 if arrives == "yes" else 2)
+    assert await left(connection, queue, 1, 2, 3) == ([2] if arrives == "yes" else [1, 2, 3])

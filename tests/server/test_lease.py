@@ -184,6 +184,18 @@ async def test_the_audit_takes_no_records_of_a_holder_whose_lease_was_taken_over
     assert [await audit.last_record(sequence) is not None for sequence in (1, 2, 3)] == [True, False, False]
 
 
+async def test_a_holder_that_comes_back_just_before_its_lease_runs_out_takes_it_again(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    lease = await take(connection, queue, holder(seconds=0.54))
+    first = lease.token
+    # Somebody may be about to take it, whom a renewal wouldn't stop.
+    await asyncio.sleep(0.46)
+    await lease.renew()
+    assert lease.token > first
+
+
 async def test_a_record_that_a_cluster_refuses_while_it_stores_another_one_is_stored_afterwards(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
