@@ -139,7 +139,8 @@ class Consumer:
             start = max(full.get("opt_start_seq") or 1, 1)
         elif policy == "last":
             start = max(stream.last, 1)
-        consumer.next, consumer.floor = max(1, start), max(0, start - 1)
+        consumer.next = max(1, start)
+        consumer.floor = 0 if policy == "new" and consumer._level < _SHOWS_STORED else max(0, start - 1)
         if policy != "all" and consumer._level >= _NOTES_DEAD:
             consumer.stored.floor = consumer.floor
         return consumer
@@ -523,7 +524,7 @@ class Consumer:
         """Give up a message that has used up its deliveries; it stays in the stream."""
         if pending := self.pending.pop(sequence, None):
             self.stored.deliver(pending.number, sequence, count, self.config["max_deliver"])
-            if self._level >= _NOTES_DEAD or not self.pending:
+            if self._level >= _NOTES_DEAD or (not self.pending and self._level >= _SHOWS_STORED):
                 self._move_floor(pending.number, sequence)
 
     # Time.
@@ -535,6 +536,9 @@ class Consumer:
         return int(backoff[min(max(0, self.deliveries.get(sequence, 0)), len(backoff) - 1)])
 
     def _set_timer(self) -> None:
+        if self.timer and not self.pending and self._level < _SHOWS_STORED:
+            # It goes on, and moves the floor.
+            return
         if self.timer:
             self.timer.cancel()
             self.timer = None
@@ -558,6 +562,8 @@ class Consumer:
                 self.deliveries[sequence] = count
                 continue
             self.due.append(sequence)
+        if not self.pending and self._level < _SHOWS_STORED:
+            self.floor_number, self.floor = self.number, self.next - 1
         self._set_timer()
         self.serve()
 
@@ -673,10 +679,10 @@ def completed(stream: Stream[Consumer], config: dict[str, Any]) -> dict[str, Any
     full["max_waiting"] = full.get("max_waiting") or _MAX_WAITING
     if full["max_deliver"] > 0 and len(full.get("backoff") or ()) > full["max_deliver"]:
         raise Refusal(400, 10116, "max deliver is required to be > length of backoff values")
-    if full["ack_policy"] == "none" and stream.server.level < _ENDS_AT_ONCE:
-        raise Refusal(400, 10084, "consumer in pull mode requires ack policy")
     if full["ack_policy"] == "none" and stream.is_work_queue:
-        raise Refusal(400, 10084, "consumer in pull mode requires explicit ack policy on workqueue stream")
+        old = stream.server.level < _ENDS_AT_ONCE
+        kind = "ack policy" if old else "explicit ack policy on workqueue stream"
+        raise Refusal(400, 10084, f"consumer in pull mode requires {kind}")
     filters = full.get("filter_subjects") or []
     if any(overlaps(one, other) for number, one in enumerate(filters) for other in filters[:number]):
         raise Refusal(400, 10138, "consumer subject filters cannot overlap")

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection
 
 DEAD: Final = "-dead"
-EXACT_FLOORS: Final = 5
+LATER: Final = "later "
+_SHOWS_STORED: Final = 1
 # What differs by the moment, by the machine, or by what the script is called.
 _LEFT_OUT: Final = {
     *("ts", "created", "first_ts", "last_ts", "time", "timestamp", "id", "ack_time", "cluster", "did_create"),
@@ -68,6 +69,9 @@ class Player:
             # Their sizes differ by the digits of times.
             answer = {**answer, "state": {**answer["state"], "bytes": 0}}
         left_out = _LEFT_OUT if self.configs and what.startswith("CONSUMER") else _LEFT_OUT | {"config"}
+        if self.level < _SHOWS_STORED and not what.startswith(LATER):
+            # The floor follows a timer of the ack wait.
+            left_out = left_out | {"ack_floor"}
         self.transcript.append((what, self._renamed(answer, left_out)))
 
     def _renamed(self, answer: Any, left_out: AbstractSet[str]) -> Any:
@@ -234,4 +238,4 @@ def _shown(headers: bytes | None) -> Any:
     return [status, *[[name, str(value)] for name, value in parse_headers(headers) if name not in _HEADERS_LEFT_OUT]]
 
 
-__all__ = ["DEAD", "EXACT_FLOORS", "Delivery", "Player"]
+__all__ = ["DEAD", "LATER", "Delivery", "Player"]

@@ -7,6 +7,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from testbed.simulated.player import LATER
+
 if TYPE_CHECKING:
     import random
 
@@ -309,6 +311,14 @@ async def info(player: Player, rng: random.Random) -> None:
     # A consumer hears of new messages a moment after they are stored.
     await asyncio.sleep(_HEARD)
     await player.api(f"CONSUMER.INFO.%.{_consumer(rng)}")
+
+
+async def later(player: Player, _rng: random.Random) -> None:
+    """Read the state of the consumers once all ack waits have passed."""
+    await asyncio.sleep(2 * _AFTER_ACK_WAIT)
+    for consumer in ("w", "v"):
+        answer = await player.connection.api_request(f"CONSUMER.INFO.{player.name}.{consumer}")
+        player.note(f"{LATER}{consumer}", json.loads(answer))
 
 
 # Consumers.

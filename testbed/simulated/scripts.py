@@ -114,7 +114,7 @@ KINDS: Final[dict[str, Kind]] = {
     ),
     # Ends of deliveries.
     "ends": Kind(
-        {"publish": 5, "pull": 7, "answer": 10, "wait": 3, "info": 3, "probe": 2},
+        {"publish": 5, "pull": 7, "answer": 10, "wait": 2, "info": 3, "probe": 2, "later": 1},
         consumers=(
             *({"max_deliver": 1}, {"max_deliver": 2}, {"max_deliver": 3}, {}, {"max_deliver": 2, "max_ack_pending": 1}),
             *({"max_deliver": 4, "backoff": [_SECOND, 2 * _SECOND]}, {"max_deliver": 3, "backoff": [2 * _SECOND]}),

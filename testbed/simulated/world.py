@@ -20,16 +20,17 @@ from airflow_provider_jetstream.jetstream import (
     Job,
     Origin,
     RedriveRequest,
+    Selection,
     WorkQueue,
     account_for_jobs,
     connection_settings,
     find_dead_letters,
     provision,
-    publish,
+    publish_with_handle,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
+from testbed.simulated.actors import ERRORS, Actors
 from testbed.simulated.connection import OWNER, SimulatedConnection
 from testbed.simulated.loop import run_simulated, simulated_loop
 from testbed.simulated.server import SimulatedServer
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 QUEUE = "q"
 CONSUMER = "worker"
 _SETTLED_WITHIN = 600.0
-_ERRORS = (JetStreamProviderError, TimeoutError)
+_BATCHES = (2, 12)
+_WAITS_END_WITHIN = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class Plan:
     :param fails: the share of attempts that fail
     :param terminates: the share of attempts that give the job up
     :param outlasts: the share of a foreign worker's attempts that take longer than the ack wait
+    :param waits: how many waits there are
+    :param watchers: how many watch dead letters
+    :param people: how many cancel jobs and park letters
+    :param atomic: whether the queue allows atomic batches
     :param faults: the share of seconds in which something is killed or cut off; 0 in a calm world
     """
 
@@ -63,6 +69,10 @@ class Plan:
     fails: float
     terminates: float
     outlasts: float
+    waits: int
+    watchers: int
+    people: int
+    atomic: bool
     faults: float
     seconds: float
 
@@ -79,6 +89,10 @@ class Plan:
             fails=rng.choice([0.0, 0.2, 0.5]),
             terminates=rng.choice([0.0, 0.1, 0.3]),
             outlasts=0.0 if calm else rng.choice([0.0, 0.0, 0.3]),
+            waits=rng.choice([0, 2, 4]),
+            watchers=rng.choice([0, 1]),
+            people=rng.choice([0, 0, 1]),
+            atomic=rng.choice([True, False]),
             faults=0.0 if calm else rng.choice([0.1, 0.3, 0.6]),
             seconds=rng.uniform(3.0, 20.0),
         )
@@ -122,6 +136,10 @@ class World:
     tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     settling: bool = False
     story: list[str] = field(default_factory=list)
+    actors: Actors = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.actors = Actors(self)
 
     def tell(self, what: str) -> None:
         """Add to the story of the world."""
@@ -149,12 +167,17 @@ class World:
         await asyncio.sleep(self.rng.uniform(0.0, self.plan.seconds / 2))
         while True:
             jobs = [Job(body.encode(), id=body) for body in self.rng.sample(bodies, count)]
-            with suppress(*_ERRORS):
+            with suppress(*ERRORS):
                 async with self.connected() as connection:
-                    report = await publish(connection, self.queue, jobs, subject=f"{QUEUE}.jobs.{name}", origin=origin)
+                    report = await publish_with_handle(
+                        connection, self.queue, jobs, subject=f"{QUEUE}.jobs.{name}", origin=origin
+                    )
                 stored = dict(zip([job.id for job in jobs], report.sequences, strict=True))
                 self.tell(f"{name} stored {stored}")
                 self.account.stored.update(bodies)
+                self.actors.note_published(
+                    name, report.handle, {sequence: body for body, sequence in stored.items() if body and sequence}
+                )
                 return
             await asyncio.sleep(0.2)
 
@@ -173,6 +196,8 @@ class World:
         chance = 1.0 if self.settling else self.rng.random()
         try:
             await asyncio.sleep(self.rng.uniform(0.0, 0.3))
+            if chance < self.plan.terminates + self.plan.fails:
+                self.actors.note_failed(body)
             if chance < self.plan.terminates:
                 self.tell(f"{worker} gives {body} up, {delivery.sequence}, attempt {delivery.attempt}")
                 raise GiveUpError("broken")
@@ -180,6 +205,7 @@ class World:
                 self.tell(f"{worker} fails with {body}, {delivery.sequence}, attempt {delivery.attempt}")
                 raise ValueError("failed")
             self.account.done[body] += 1
+            self.actors.note_done(body)
             self.tell(f"{worker} does {body}, {delivery.sequence}, attempt {delivery.attempt}")
         finally:
             self.account.running[body] -= 1
@@ -215,6 +241,8 @@ class World:
             outlasts = not self.settling and self.rng.random() < self.plan.outlasts
             await asyncio.sleep(self.rng.uniform(0.0, 0.2) + (self.plan.ack_wait * 1.5 if outlasts else 0.0))
             chance = 1.0 if self.settling else self.rng.random()
+            if outlasts or chance < self.plan.terminates + self.plan.fails:
+                self.actors.note_failed(body)
             answer = b"+ACK"
             if chance < self.plan.terminates:
                 answer = b"+TERM broken"
@@ -222,6 +250,7 @@ class World:
                 answer = b"-NAK"
             else:
                 self.account.done[body] += 1
+                self.actors.note_done(body)
                 if outlasts:
                     self.account.again.add(body)
                     self.account.unproved.add(body)
@@ -235,16 +264,16 @@ class World:
         while True:
             await asyncio.sleep(self.rng.uniform(0.1, 2.0))
             done = self._surely_done()
-            with suppress(*_ERRORS):
+            with suppress(*ERRORS):
                 async with self.connected() as connection:
                     found = await find_dead_letters(connection, self.queue)
                 self.account.counts["scans"] += 1
                 self.tell(f"{name} finds {[letter.sequence for letter in found.letters]}, {found.uncertain} uncertain")
                 for letter in found.letters:
                     if letter.body.decode() in done:
-                        self._problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was done")
+                        self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was done")
                 if found.uncertain and not self.plan.faults and not self.plan.outlasts:
-                    self._problem(f"{found.uncertain} jobs are uncertain in a calm world")
+                    self.problem(f"{found.uncertain} jobs are uncertain in a calm world")
 
     async def accountant(self, name: str) -> None:
         """Make accounts again and again: no job is gone without evidence."""
@@ -254,27 +283,30 @@ class World:
 
     async def make_account(self, name: str) -> None:
         """Make an account, and compare it."""
-        with suppress(*_ERRORS):
+        with suppress(*ERRORS):
             async with self.connected() as connection:
                 account = await account_for_jobs(connection, self.queue)
             self.account.counts["accounts"] += 1
             self.tell(f"{name} accounts {account.unaccounted} {account.unknown}")
             if (account.unaccounted or account.unknown) and not self.plan.faults:
-                self._problem(f"{account.unaccounted} {account.unknown} are unaccounted in a world without faults")
+                self.problem(f"{account.unaccounted} {account.unknown} are unaccounted in a world without faults")
 
     async def redriver(self, name: str) -> None:
         """Redrive again and again."""
         while True:
             await asyncio.sleep(self.rng.uniform(0.1, self.plan.seconds / 2))
-            with suppress(*_ERRORS):
-                await self.redrive(name)
+            with suppress(*ERRORS):
+                await self.redrive(name, self.actors.redrive_request())
 
     async def redrive(self, name: str, request: RedriveRequest | None = None) -> None:
         """Redrive once."""
         async with self.connected() as connection:
             report = await redrive_dead_letters(connection, self.queue, request or RedriveRequest())
         self.account.counts["redrives"] += 1
-        self.tell(f"{name} redrives {dict(report.redriven)}, failed {report.failed}")
+        self.tell(
+            f"{name} redrives {dict(report.redriven)}, parked {list(report.parked)}, failed {report.failed}, by"
+            f" {report.protocol.value}"
+        )
 
     async def faults(self) -> None:
         """Kill actors, and cut connections off."""
@@ -335,15 +367,18 @@ class World:
             "scanner": lambda: self.scanner(name),
             "accountant": lambda: self.accountant(name),
             "redriver": lambda: self.redriver(name),
+            "waiter": lambda: self.actors.waiter(name, f"p{int(number) % len(self.plan.jobs)}"),
+            "watcher": lambda: self.actors.watcher(name),
+            "operator": lambda: self.actors.operator(name),
             "publisher": lambda: self.publisher(f"p{number}", self.plan.jobs[int(number)]),
         }
 
         async def run() -> None:
             OWNER.set(name)
             while True:
-                with suppress(*_ERRORS):
+                with suppress(*ERRORS):
                     await actors[kind]()
-                    if kind == "publisher":
+                    if kind in ("publisher", "waiter"):
                         return
                 await asyncio.sleep(0.5)
 
@@ -357,7 +392,8 @@ class World:
             body for body, count in self.account.done.items() if count and body not in stored
         } - self.account.unproved
 
-    def _problem(self, text: str) -> None:
+    def problem(self, text: str) -> None:
+        """Note what must not be."""
         self.tell(f"PROBLEM: {text}")
         self.account.problems.append(text)
 
@@ -367,6 +403,9 @@ class World:
         names += [f"foreign {number}" for number in range(self.plan.foreign)]
         names += ["scanner", "accountant", "redriver", "redriver 2"]
         names += [f"publisher {number}" for number in range(len(self.plan.jobs))]
+        waits = [f"waiter {number}" for number in range(self.plan.waits)]
+        names += [*waits, *(f"watcher {number}" for number in range(self.plan.watchers))]
+        names += [f"operator {number}" for number in range(self.plan.people)]
         for name in names:
             self._start(name)
         faults = asyncio.create_task(self.faults())
@@ -375,10 +414,14 @@ class World:
         for name in [name for name in names if name.startswith("publisher")]:
             if name in self.tasks:
                 await self.tasks[name]
-        await self._end(*[self.tasks.pop(name) for name in names if name.startswith("redriver")])
+        await self._end(*[self.tasks.pop(name) for name in names if name.startswith(("redriver", "operator"))])
         await self._settle()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WAITS_END_WITHIN):
+                await asyncio.gather(*[self.tasks[name] for name in waits])
         await self._end(*self.tasks.values())
         self._judge()
+        self.actors.judge(waits)
 
     async def _end(self, *tasks: asyncio.Task[Any]) -> None:
         for task in tasks:
@@ -394,27 +437,38 @@ class World:
             self._restore(connection)
         self.settling = True
         self.tell("settling")
+        await self.actors.compare_watchers()
         until = self.server.loop.time() + _SETTLED_WITHIN
         while self.server.loop.time() < until:
-            with suppress(*_ERRORS):
-                await self.redrive("settling")
+            for selection in (Selection(), Selection(parked=True)):
+                with suppress(*ERRORS):
+                    await self.redrive("settling", RedriveRequest(selection))
             await asyncio.sleep(2 * self.plan.ack_wait)
-            if not self.server.streams[QUEUE].messages and self._all_done():
+            if not self._jobs_left() and self._all_done():
                 break
         await self.make_account("settled")
 
     def _all_done(self) -> bool:
-        return all(self.account.done[body] for body in self.account.stored)
+        return all(self.account.done[body] for body in self.account.stored - self.actors.cancelled)
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing is killed or cut off, and nobody is slower than the ack wait."""
+        return not self.plan.faults and not self.plan.outlasts
 
     def _judge(self) -> None:
-        for body in sorted(self.account.stored):
+        for body in sorted(self.account.stored - self.actors.cancelled):
             count = self.account.done[body]
             if not count:
-                self._problem(f"{body} was lost")
+                self.problem(f"{body} was lost")
             elif count > 1 and body not in self.account.again:
-                self._problem(f"{body} was done {count} times")
-        if left := self.server.streams[QUEUE].messages:
-            self._problem(f"{sorted(left)} are still stored")
+                self.problem(f"{body} was done {count} times")
+        if left := self._jobs_left():
+            self.problem(f"{left} are still stored")
+
+    def _jobs_left(self) -> list[int]:
+        messages = self.server.streams[QUEUE].messages.values()
+        return [message.sequence for message in messages if message.subject.startswith(f"{QUEUE}.jobs.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,6 +503,7 @@ def play_world(seed: int, *, calm: bool = False) -> Outcome:
             events=f"{QUEUE}-events",
             archive=True,
             audit=True,
+            atomic_redrive=plan.atomic and plan.version >= _BATCHES,
         )
         world = World(plan, simulated_loop().rng, server, queue)
         async with world.connected() as connection:

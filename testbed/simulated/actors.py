@@ -1,0 +1,248 @@
+"""Actors of worlds beside publishers, workers and redrives: waits, watchers of dead letters, and people.
+
+What each of them is told is compared with what really happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from airflow_provider_jetstream.jetstream import (
+    JobsHandle,
+    Protocol,
+    RedriveRequest,
+    Selection,
+    WaitPolicy,
+    WaitReport,
+    cancel,
+    find_dead_letters,
+    wait,
+    wait_by_handle,
+)
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters, watch_arrivals
+from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria
+from testbed.simulated.streams import header
+
+if TYPE_CHECKING:
+    from testbed.simulated.world import World
+
+ERRORS: Final = (JetStreamProviderError, TimeoutError)
+_ALL: Final = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
+_RESET_LEVEL: Final = 4
+# Seconds: how often a watcher looks by itself, and how late it may be.
+_LOOKS: Final = 5.0
+_LATE: Final = 15.0
+# A wait that is over may say what was so some moments before.
+_MOMENT: Final = 5.0
+_CANCELS: Final = 0.5
+_WAVES: Final = 0.3
+
+
+Published: TypeAlias = tuple[dict[str, Any], dict[int, str]]
+
+
+@dataclass
+class Actors:
+    """The actors of a world, and what they were told.
+
+    :ivar published: by publisher, the handle on its jobs and their bodies by sequence
+    :ivar finished: the waits that have ended
+    :ivar reported: by watcher, the sequences of the letters that it has reported
+    :ivar kept: by watcher, what it knows to be reported when it begins anew
+    :ivar done_at: when each body was first done, in seconds
+    :ivar failed: the bodies of which an attempt has failed, was given up or was lost, or may have been
+    :ivar cancelled: the bodies that somebody has cancelled
+    """
+
+    world: World
+    published: dict[str, asyncio.Future[Published]] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+    reported: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    kept: dict[str, ReportedLetters] = field(default_factory=dict)
+    done_at: dict[str, float] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+    cancelled: set[str] = field(default_factory=set)
+
+    @property
+    def _now(self) -> float:
+        return self.world.server.loop.time()
+
+    def note_done(self, body: str) -> None:
+        """Note that a handler has done a job."""
+        self.done_at.setdefault(body, self._now)
+
+    def note_published(self, publisher: str, handle: dict[str, Any] | None, jobs: dict[int, str]) -> None:
+        """Note the handle on the jobs of a publisher, and their bodies by sequence."""
+        if handle and not self._published(publisher).done():
+            self._published(publisher).set_result((handle, jobs))
+
+    def _published(self, publisher: str) -> asyncio.Future[Published]:
+        if publisher not in self.published:
+            self.published[publisher] = asyncio.get_running_loop().create_future()
+        return self.published[publisher]
+
+    def note_failed(self, body: str) -> None:
+        """Note that an attempt has failed."""
+        self.failed.add(body)
+
+    # Waits.
+
+    async def waiter(self, name: str, publisher: str) -> None:
+        """Wait for a publisher's jobs, as a trigger does that is moved and begun anew now and then."""
+        world, rng = self.world, self.world.rng
+        await asyncio.sleep(rng.uniform(0.0, world.plan.seconds))
+        handle, jobs = await asyncio.shield(self._published(publisher))
+        report: WaitReport | None = None
+        advised: dict[str, int] = {}
+        by_handle = rng.choice([True, False])
+        while True:
+            try:
+                async with world.connected() as connection, asyncio.timeout(rng.choice([None, 2.0, 10.0])):
+                    parsed = JobsHandle.of(handle)
+                    if by_handle:
+                        report = await wait_by_handle(connection, handle, policy=_ALL, on_stall="wait")
+                        break
+                    if report is None:
+                        report, advised = await parsed.report(connection)
+                    cursor = await parsed.cursor_now(connection)
+                    await wait(connection, cursor, report, policy=_ALL, advised=advised, on_stall="wait")
+                    break
+            except ERRORS as error:
+                world.tell(f"{name} is interrupted: {type(error).__name__}")
+                if rng.choice([True, False]):
+                    report = None
+                await asyncio.sleep(rng.uniform(0.0, 1.0))
+        world.account.counts["waits"] += 1
+        world.tell(
+            f"{name} ends: completed {sorted(report.completed)}, dead {dict(report.dead)}, cancelled"
+            f" {sorted(report.cancelled)}, vanished {sorted(report.vanished)}, copies {dict(report.copies)}"
+        )
+        self.finished.add(name)
+        self._check_report(name, report, jobs)
+
+    def _check_report(self, name: str, report: WaitReport, jobs: dict[int, str]) -> None:
+        told = [*report.completed, *report.dead, *report.cancelled, *report.vanished, *report.awaited]
+        if sorted(told) != sorted(jobs):
+            self.world.problem(f"{name} waited for {sorted(jobs)} and was told of {sorted(told)}")
+            return
+        account = self.world.account
+        for sequence, body in sorted(jobs.items()):
+            if sequence in report.completed:
+                if not account.done[body]:
+                    self.world.problem(f"{name} is told that {sequence} ({body}) is completed, and nobody has done it")
+            elif sequence in report.cancelled:
+                if body not in self.cancelled:
+                    self.world.problem(f"{name} is told that {sequence} ({body}) is cancelled, and nobody has done so")
+            elif sequence in report.dead:
+                if self.world.is_calm and body not in self.failed:
+                    self.world.problem(f"{name} is told that {sequence} ({body}) is dead, and no attempt has failed")
+            elif sequence in report.vanished and self.world.is_calm and body not in account.unproved:
+                self.world.problem(f"{name} is told that {sequence} ({body}) has vanished")
+
+    # Watchers of dead letters.
+
+    async def watcher(self, name: str) -> None:
+        """Report the dead letters that arrive, as the watcher of an asset does."""
+        world = self.world
+        async with (
+            world.connected() as connection,
+            watch_arrivals(
+                connection,
+                world.queue,
+                LetterCriteria(Selection()),
+                _LOOKS,
+                self.kept.get(name, ReportedLetters()),
+            ) as watch,
+        ):
+            while True:
+                arrivals = await watch.next()
+                self.kept[name] = watch.reported
+                found = [sequence for group in arrivals.groups.values() for sequence in group.sequences]
+                world.account.counts["arrivals"] += len(found)
+                world.tell(f"{name} reports {found}")
+                self.reported[name].update(found)
+                for sequence in found:
+                    body = self.body_of(sequence)
+                    if body is not None and self._was_done(body, sequence):
+                        world.problem(f"{name} reports {sequence} ({body}), which was done")
+
+    def _was_done(self, body: str, sequence: int) -> bool:
+        world = self.world
+        at = self.done_at.get(body)
+        return (
+            at is not None
+            and self._now - at > _MOMENT
+            and body not in world.account.unproved
+            and sequence not in world.server.streams[world.queue.name].messages
+        )
+
+    def body_of(self, sequence: int) -> str | None:
+        """Return the body of a job, from the queue or the archive."""
+        streams, name = self.world.server.streams, self.world.queue.name
+        if message := streams[name].messages.get(sequence):
+            return message.data.decode()
+        copies = streams[f"{name}-archive"].messages.values()
+        found = (copy.data.decode() for copy in copies if header(copy.headers, "Nats-Sequence") == str(sequence))
+        return next(found, None)
+
+    async def compare_watchers(self) -> None:
+        """Compare what watchers have reported with the letters that have been dead for some time."""
+        world = self.world
+        names = [name for name in world.tasks if name.startswith("watcher")]
+        if not names:
+            return
+        await asyncio.sleep(2 * _LATE)
+        until = datetime.now(UTC) - timedelta(seconds=_LATE)
+        with suppress(*ERRORS):
+            async with world.connected() as connection:
+                found = await find_dead_letters(connection, world.queue)
+            for name in names:
+                for letter in found.letters:
+                    if letter.death.died_at < until and letter.sequence not in self.reported[name]:
+                        world.problem(f"{name} has not reported {letter.sequence}, dead since {letter.death.died_at}")
+
+    # People.
+
+    async def operator(self, _name: str) -> None:
+        """Cancel jobs and park letters now and then."""
+        world, rng = self.world, self.world.rng
+        while True:
+            await asyncio.sleep(rng.uniform(0.5, world.plan.seconds))
+            stored = sorted(world.account.stored)
+            with suppress(*ERRORS):
+                if stored and rng.random() < _CANCELS:
+                    body = rng.choice(stored)
+                    self.cancelled.add(body)
+                    async with world.connected() as connection:
+                        await cancel(connection, world.queue, body, "by hand")
+                    world.account.counts["cancelled"] += 1
+                    world.tell(f"{body} is cancelled")
+                else:
+                    await world.redrive("parking", RedriveRequest(max_redrives=0))
+
+    def redrive_request(self) -> RedriveRequest:
+        """Draw a redrive: by any protocol that the server has."""
+        world, rng = self.world, self.world.rng
+        protocols = [Protocol.AUTO, Protocol.AUTO, Protocol.COPY]
+        if world.queue.atomic_redrive:
+            protocols.append(Protocol.ATOMIC)
+        if world.server.level >= _RESET_LEVEL:
+            protocols.append(Protocol.IN_PLACE)
+        protocol = rng.choice(protocols)
+        if protocol is not Protocol.IN_PLACE and rng.random() < _WAVES:
+            return RedriveRequest(protocol=protocol, waves=[2, "rest"], stop_when=1.0)
+        return RedriveRequest(protocol=protocol)
+
+    # The judge.
+
+    def judge(self, waits: list[str]) -> None:
+        """Judge at the end of the world."""
+        for name in waits:
+            if name not in self.finished:
+                self.world.problem(f"{name} has not ended")
