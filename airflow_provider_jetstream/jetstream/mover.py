@@ -4,6 +4,10 @@ The server stores a job that is due beside its schedule, and takes nothing from 
 accord. A mover pulls it, stores it in the queue on its own subject, under the message id that its schedule states, and
 acknowledges it once the queue has confirmed it. Several movers share the jobs. What is believed, and why:
 
+- *A message in the place of jobs that are due is one*: if the server made it of a schedule, which a header says that no
+  client can have stored there. A client chooses the subject of the server's answers, and permissions don't apply to
+  them; such a message is no job, and removed.
+- *The consumer gives each job, with its body, until it is acknowledged*: checked where a connection begins.
 - *The queue refused the job*: it isn't stored. A mover keeps it in its hands, and tries again, while the queue is full.
 - *The queue calls it a duplicate*: a message with its id was stored. It is the job if its content is the job's
   (:mod:`.publishing.verification`); otherwise somebody else took the id, and the job is stored under another one.
@@ -17,6 +21,7 @@ acknowledges it once the queue has confirmed it. Several movers share the jobs. 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import defaultdict
@@ -57,6 +62,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
     UnreachableError,
 )
+from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
+from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.publishing.job_content import content_of_message
 from airflow_provider_jetstream.jetstream.publishing.refusals import full_text, is_full, is_passing
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
@@ -64,6 +71,7 @@ from airflow_provider_jetstream.jetstream.publishing.scheduled_job import moved_
 from airflow_provider_jetstream.jetstream.publishing.schedules import id_of_due
 from airflow_provider_jetstream.jetstream.publishing.stored_search import first_since, jobs_since
 from airflow_provider_jetstream.jetstream.publishing.verification import ended_jobs, read_messages
+from airflow_provider_jetstream.jetstream.queue.declaration import mover_consumer
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -85,6 +93,16 @@ _PAUSE: Final = 1.0
 _SET_ASIDE: Final = 60
 # The clocks of a cluster's servers differ by less.
 _SKEW: Final = timedelta(seconds=5)
+# What a consumer that another tool has edited mustn't differ in.
+_PROVISIONED: Final = (
+    *("ack_policy", "backoff", "deliver_policy", "deliver_subject", "filter_subject", "filter_subjects"),
+    *("headers_only", "max_deliver", "replay_policy"),
+)
+# The server adds the first to what it makes of a schedule, the second to answers to direct gets, the third to a message
+# without its body.
+_SCHEDULER: Final = "Nats-Scheduler"
+_ANSWERED: Final = "Nats-Stream"
+_BODILESS: Final = "Nats-Msg-Size"
 # How a pull request ends without a message, or with all that it asked for.
 _ENDED: Final = ("404", "408", "409 Batch Completed")
 _STOP_WITHIN: Final = 10.0
@@ -107,6 +125,11 @@ class _Due:
     deliveries: int
     subject: str
     headers: Headers
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the server made it of a schedule."""
+        return self.message.header(_SCHEDULER) is not None and self.message.header(_ANSWERED) is None
 
     @property
     def content(self) -> bytes:
@@ -135,7 +158,7 @@ async def move_due_jobs(connection: Connection, queue: WorkQueue, *, stop: async
 
     :param stop: ends it; what is in its hands and not in the queue yet is left for others
     :return: how many jobs it has moved
-    :raises QueueDeclarationError: the queue declares no schedules
+    :raises QueueDeclarationError: the queue declares no schedules, or the mover's consumer isn't as it was provisioned
     :raises NotFoundError: the queue, its stream of schedules or the mover's consumer doesn't exist: provision it again
     :raises PermissionDeniedError: the user lacks a right of the role ``mover``
     """
@@ -224,6 +247,13 @@ class _Mover:
     async def _read_settings(self) -> None:
         """Read what the streams are like, and since when this connection lasts, by the server's clock."""
         consumer = await consumer_info(self._connection, self._stream, MOVER)
+        declared, found = mover_consumer(self._queue.name).config(), consumer["config"]
+        if edited := [field for field in _PROVISIONED if (found.get(field) or None) != (declared.get(field) or None)]:
+            shown = ", ".join(f"{field} {json.dumps(found.get(field))}" for field in edited)
+            problem = f"expected the consumer {MOVER} of {self._stream} as it was provisioned, found {shown}"
+            raise QueueDeclarationError(
+                self._queue.name, [f"{problem}: set it back with the tool that set it, or provision again"]
+            )
         info = await stream_info(self._connection, self._stream)
         queue = await stream_info(self._connection, self._queue.name)
         self._clock = ServerClock.of(queue)
@@ -318,13 +348,29 @@ class _Mover:
         return job.deliveries > 1 or not is_new
 
     async def _placed(self, batch: _Batch) -> list[_Due]:
-        """Return the jobs whose subject is the queue's; set others aside."""
+        """Return the jobs that the queue can take; set others aside, and remove what is no job."""
+        if foreign := [job for job in batch.jobs if not job.is_made]:
+            self._say(
+                "foreign",
+                "%d messages of %s, such as that of sequence %d on %s, weren't made of a schedule: they are no jobs,"
+                " and are removed; see who has answers sent there",
+                *(len(foreign), self._stream, foreign[0].message.sequence, shown_value(foreign[0].message.subject)),
+            )
+            await self._acknowledge(batch, foreign)
         if not all(map(self._is_queues, batch.jobs)):
             info = await stream_info(self._connection, self._queue.name)
             self._subjects = tuple(info["config"].get("subjects") or ())
-        for job in [job for job in batch.jobs if not self._is_queues(job)]:
-            await self._set_aside(batch, job, f"{self._queue.name} has no such subject")
+        for job in list(batch.jobs):
+            if problem := self._problem(job):
+                await self._set_aside(batch, job, problem)
         return list(batch.jobs)
+
+    def _problem(self, job: _Due) -> str | None:
+        if job.message.header(_BODILESS) is not None:
+            return f"the consumer {MOVER} delivers it without its body (headers_only)"
+        if len(job.subject.encode(errors="surrogateescape")) > PUBLISHED_SUBJECT:
+            return f"expected a subject of at most {PUBLISHED_SUBJECT} bytes"
+        return None if self._is_queues(job) else f"{self._queue.name} has no such subject"
 
     def _is_queues(self, job: _Due) -> bool:
         reserved = [reserved.subjects for reserved in reserved_subjects(self._queue.name)]
@@ -458,7 +504,7 @@ class _Mover:
         self._say(
             f"{job.subject} {problem}",
             "the job of sequence %d of %s, for %s, isn't moved: %s; it stays there, and is tried again",
-            *(job.message.sequence, self._stream, job.subject, problem),
+            *(job.message.sequence, self._stream, shown_value(job.subject), problem),
         )
         await self._connection.publish(job.reply, _nak(_SET_ASIDE))
         self._drop(batch, [job])

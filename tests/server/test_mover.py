@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 import sys
 from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import nats
 import pytest
@@ -31,7 +33,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import QueueSampler
 from testbed.face import authorization, consumer_info, find_cancellation, is_cancelled, read_range
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, make_queue, pull_jobs, running_mover, small_queue, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, running_mover, small_queue, stored_count
 from testbed.seams import DUE_JOBS_MOVED_WITHIN, MOVER_KEEP, MOVER_STORE_EACH, current
 
 if TYPE_CHECKING:
@@ -147,35 +149,141 @@ async def test_a_job_whose_message_id_somebody_took_is_moved_all_the_same(
     assert found[-1].header("Scheduled-Msg-Id") == due.header("Scheduled-Msg-Id")
     # Another mover, which knows nothing of it, stores it no third time.
     count = len(found)
-    await connection.client.jetstream().publish(due.subject, due.data, headers=_sendable(due.headers))
+    again = {"Job-Id": "1", "Scheduled-Msg-Id": due.header("Scheduled-Msg-Id") or ""}
+    await _make_due(connection, name, f"{name}.jobs.a", due.data, again)
+    await eventually(lambda: _are_due(connection, name, 1))
     async with running_mover(connection, queue):
         await eventually(lambda: _is_moved(connection, name))
     assert await stored_count(connection, name) == count
 
 
-def _sendable(headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    return {name: value for name, value in headers if not name.startswith("Nats-")}
+async def _make_due(
+    connection: NatsPyConnection, name: str, subject: str, body: bytes, headers: dict[str, str] | None = None
+) -> None:
+    """Have the server make a job of a schedule that a program of any make has stored."""
+    schedule = {"Nats-Schedule": "@at 2020-01-01T00:00:00Z", "Nats-Schedule-Target": f"due.{name}.{subject}"}
+    own = f"scheduled.{name}.once.{uuid4().hex}"
+    await connection.client.jetstream().publish(own, body, headers=schedule | (headers or {}))
 
 
 async def test_what_is_due_for_subjects_that_the_queue_lacks_stays_and_is_named(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # By somebody who may publish there; the server refuses schedules for such subjects.
+    # Of a stream that takes more than provisioning declares; the server refuses such schedules otherwise.
     queue = await make_queue(
         connection, name, schedules={"subjects": [f"scheduled.{name}.>", f"due.{name}.>"]}, atomic_redrive=True
     )
     elsewhere = {"name": f"{name}x", "subjects": [f"{name}x.>", f"completed.{name}x.>"]}
     await connection.api(f"STREAM.CREATE.{name}x", elsewhere)
-    js = connection.client.jetstream()
     for subject in (f"{name}x.a", f"requeued.{name}.1", f"completed.{name}.worker.1", "$JS.API.INFO"):
-        await js.publish(f"due.{name}.{subject}", b"x")
+        await _make_due(connection, name, subject, b"x")
+    await _make_due(connection, name, f"{name}.jobs.{'a' * 3_500}", b"x")
+    await eventually(lambda: _are_due(connection, name, 5))
     async with running_mover(connection, queue):
-        await js.publish(f"due.{name}.{name}.jobs.a", b"good")
+        await _make_due(connection, name, f"{name}.jobs.a", b"good")
         await eventually(lambda: _stored(connection, name, 1))
-        await eventually(lambda: _are_due(connection, name, 4))
+        await eventually(lambda: _are_due(connection, name, 5))
     assert await _bodies(connection, name) == {b"good": 1}
     assert [await stored_count(connection, f"{name}{end}") for end in ("x", "-events")] == [0, 0]
     assert len([record for record in caplog.records if "has no such subject" in record.message]) == 4
+    assert len([record for record in caplog.records if "a subject of at most 3500 bytes" in record.message]) == 1
+
+
+async def test_no_answer_that_a_client_directs_among_the_jobs_that_are_due_is_a_job(
+    connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Permissions don't apply to reply subjects: here those of one who publishes to another queue."""
+    queue, other = await make_queue(connection, name, schedules=True), await make_queue(connection, f"{name}x")
+    await _schedule(connection, queue, Job(b"stays", id="1", delay="1h"))
+    await _make_due(connection, name, f"{name}.jobs.a", b"job")
+    await eventually(lambda: _are_due(connection, name, 1))
+    (due,) = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+    await publish_jobs(connection, other, ["body"])
+    batch = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}
+    by_sequence = json.dumps({"seq": due.sequence}).encode()
+    requests: list[tuple[str, bytes, dict[str, str] | None]] = [
+        (f"{other.name}.jobs.a", b"job", None),
+        (f"{other.name}.jobs.a", b"job", {"Nats-Expected-Stream": "none"}),
+        (f"{other.name}.jobs.a", b"job", batch),
+        (f"{other.name}.jobs.a", b"job", batch | {"Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}),
+        ("$JS.API.INFO", b"", None),
+        (f"$JS.API.STREAM.INFO.{other.name}", b"", None),
+        (f"$JS.API.STREAM.MSG.GET.{other.name}", b'{"seq": 1}', None),
+        (f"$JS.API.DIRECT.GET.{name}-archive", b'{"seq": 1}', None),
+        (f"$JS.API.DIRECT.GET.{name}-schedules", by_sequence, None),
+        (f"$JS.API.DIRECT.GET.{name}-schedules", b'{"seq": 1}', None),
+        (f"$JS.API.CONSUMER.MSG.NEXT.{name}-schedules.none", b"", None),
+    ]
+    address = connection.client.connected_url
+    assert address is not None
+    foreign = await nats.connect(address.netloc)
+    for subject, body, headers in requests:
+        await foreign.publish(subject, body, reply=f"due.{name}.{name}.jobs.b", headers=headers)
+    await foreign.flush()
+    await foreign.close()
+    await eventually(lambda: _have_come(connection, name))
+    async with running_mover(connection, queue) as mover:
+        await eventually(lambda: _is_moved(connection, name))
+    assert mover.result() == 1
+    assert [(message.subject, message.data) async for message in read_range(connection, name)] == [
+        (f"{name}.jobs.a", b"job")
+    ]
+    assert await _bodies(connection, f"{name}-schedules") == {b"stays": 1}
+    assert "weren't made of a schedule: they are no jobs, and are removed" in caplog.text
+
+
+async def _have_come(connection: NatsPyConnection, name: str) -> bool:
+    return await _due(connection, name) > 8
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"headers_only": True},
+        {"max_deliver": 3},
+        {"filter_subject": "", "filter_subjects": ["due.>", "scheduled.>"]},
+        {"backoff": [1_000_000, 2_000_000], "max_deliver": 5},
+    ],
+)
+async def test_a_mover_refuses_a_consumer_that_another_tool_has_edited(
+    connection: NatsPyConnection, name: str, edit: dict[str, Any]
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    stream = f"{name}-schedules"
+    config = (await consumer_info(connection, stream, "mover"))["config"]
+    edited = {"stream_name": stream, "config": config | edit, "action": "update"}
+    await connection.api(f"CONSUMER.CREATE.{stream}.mover", edited)
+    await _make_due(connection, name, f"{name}.jobs.a", b"job")
+    with pytest.raises(
+        QueueDeclarationError, match=f"expected the consumer mover of {stream} as it was provisioned"
+    ) as e:
+        await move_due_jobs(connection, queue)
+    assert all(field in str(e.value) for field in edit)
+    assert await stored_count(connection, name) == 0
+    if "headers_only" in edit:
+        # What no declaration sets, provisioning names only.
+        await connection.api(f"CONSUMER.CREATE.{stream}.mover", edited | {"config": config})
+    await provision(connection, queue)
+    async with running_mover(connection, queue):
+        await eventually(lambda: _stored(connection, name, 1))
+    assert await _bodies(connection, name) == {b"job": 1}
+
+
+async def test_a_mover_stores_no_job_that_it_gets_without_its_body(connection: NatsPyConnection, name: str) -> None:
+    """Another tool edits the consumer while the mover runs."""
+    queue = await make_queue(connection, name, schedules=True)
+    stream = f"{name}-schedules"
+    config = (await consumer_info(connection, stream, "mover"))["config"]
+    async with running_mover(connection, queue):
+        await _make_due(connection, name, f"{name}.jobs.a", b"first")
+        await eventually(lambda: _stored(connection, name, 1))
+        edited = {"stream_name": stream, "config": config | {"headers_only": True}, "action": "update"}
+        await connection.api(f"CONSUMER.CREATE.{stream}.mover", edited)
+        await _make_due(connection, name, f"{name}.jobs.a", b"second")
+        await eventually(lambda: _is_held(connection, stream))
+        await eventually(lambda: _are_due(connection, name, 1))
+    assert await _bodies(connection, name) == {b"first": 1}
+    assert await _due(connection, name) == 1
 
 
 async def test_jobs_that_nobody_moves_are_named(
