@@ -34,6 +34,8 @@ _DEEP = {
     # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
     "jetstream.publishing.manifest": 520,
     "jetstream.publishing.publication": 420,
+    # What is in flight, what a full queue holds back, and why nothing more is sent: each answer changes all three.
+    "jetstream.publishing.outbox": 760,
     # Who gets which end of which stream, of jobs and of the new jobs of redriven ones.
     "jetstream.waiting.dispatcher": 430,
     # Records of letters and of ranges, with the condition and the check of what was stored before.
