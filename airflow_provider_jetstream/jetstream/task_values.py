@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, ClassVar, Final, Self
 from zoneinfo import ZoneInfo
 
-from airflow_provider_jetstream.jetstream.errors import ArgumentError
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.units import parse_duration
 
 _VERSION = 1
@@ -75,10 +75,18 @@ class TaskValue:
         """Return an equal value.
 
         :param version: of the form in which it is stored
-        :raises ArgumentError: it was stored by a later version of this package
+        :raises ArgumentError: another version of this package has stored it, or something else
         """
         _require_version(version, cls.__name__)
-        return cls(**{name: _unpacked(value) for name, value in data.items()})
+        try:
+            return cls(**{name: _unpacked(value) for name, value in data.items()})
+        except JetStreamProviderError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as problem:
+            raise ArgumentError(
+                f"expected a {cls.__name__} as this version of the package stores one, found another form ({problem}):"
+                " install the same version in all components"
+            ) from None
 
 
 def packed_body(body: Any) -> Any:

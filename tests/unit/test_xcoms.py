@@ -13,6 +13,7 @@ import pendulum
 import pytest
 from airflow.sdk import DAG, serde
 from airflow.serialization.helpers import serialize_template_field
+from pydantic import ValidationError
 
 from airflow_provider_jetstream import jetstream
 from airflow_provider_jetstream.jetstream import (
@@ -43,7 +44,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
-from airflow_provider_jetstream.jetstream.errors import ArgumentError
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import TaskTry
 from airflow_provider_jetstream.jetstream.provisioning.plan import Step
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
@@ -165,6 +166,19 @@ def test_a_value_of_a_later_version_is_refused() -> None:
     stored["__version__"] = 99
     with pytest.raises(ArgumentError, match="found 99: a later version of this package has stored it"):
         serde.deserialize(stored)
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_what_another_version_has_stored_otherwise_is_named(value: Any) -> None:
+    stored: Any = serde.serialize(value)
+    forms: list[Any] = ["text", None, [], 7]
+    if not isinstance(value, RedriveOutcomes | JobsHandle):
+        # These two leave out what they don't know.
+        forms += [{"later_field": 1}, {**stored["__data__"], "later_field": 1}]
+    for form in forms:
+        with pytest.raises((JetStreamProviderError, ValidationError)) as caught:
+            serde.deserialize({**stored, "__data__": form})
+        assert type(value).__name__ in str(caught.value)
 
 
 def _publish_report() -> PublishReport:
