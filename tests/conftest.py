@@ -95,8 +95,8 @@ def own_nats() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def settings(nats: NatsServer) -> ConnectionSettings:
-    """The settings of a connection to the shared server."""
-    return connection_settings({"servers": (nats.url,), "timeout": 5})
+    """The settings of a connection to the shared server, which answers late where many tests share the machine."""
+    return connection_settings({"servers": (nats.url,), "timeout": 20})
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def nats(secrets: Secrets) -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="session")
 def settings(nats: NatsServer, secrets: Secrets) -> ConnectionSettings:
-    return connection_settings({"servers": (nats.url,), "user": "airflow", "password": secrets.password, "timeout": 5})
+    return connection_settings({"servers": (nats.url,), "user": "airflow", "password": secrets.password, "timeout": 20})
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,7 @@ class Views:
         return [letter["sequence"] for letter in (await self.page(query, **fields))["letters"]]
 
 
+@pytest.mark.slow
 async def test_each_view_of_a_hundred_thousand_letters_is_right(server: NatsServer, service: MonitorService) -> None:
     half, views = await make_letters(server), Views(service)
     expected = {LARGE_NAME: LARGE} | {f"queue-{number:02}": small_count(number) for number in range(1, QUEUES)}

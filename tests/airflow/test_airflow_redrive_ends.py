@@ -13,6 +13,7 @@ from dags.redrives import queue as queue_of
 from test_airflow_redrive_operator import context, make_letters, operator, run
 
 from airflow_provider_jetstream.jetstream import WorkQueue, list_redrives
+from testbed import seams
 from testbed.deferral import TaskDeferred
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.usefixtures("own_connections")
 
 WAITING: dict[str, Any] = {"wait_for_completion": True, "wait_timeout": timedelta(seconds=60), "max_dead": None}
 FIELDS = ("state", "reason", "outcomes", "redriven", "parked", "failed")
+
+
+@pytest.fixture(autouse=True)
+def _ready_airflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event waits for an Airflow that isn't ready for it: there is none here."""
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 0.0)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_EXIT_NOTICE_SECONDS, lambda: 0.0)
 
 
 @pytest.fixture

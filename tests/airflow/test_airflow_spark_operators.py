@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -89,6 +90,8 @@ def test_the_reports_link_is_its_page_under_the_served_address(
     assert link == f"https://reports.example.org/{page.relative_to(tmp_path)}"
 
 
+@pytest.mark.jvm
+@pytest.mark.smoke
 async def test_letters_are_repaired_and_redriven(
     connection: Connection, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,16 +118,24 @@ async def test_letters_are_repaired_and_redriven(
     assert "3 dead letters redriven (0 by earlier tries), 0 parked, 0 failed" in output
 
 
-def spark_processes() -> list[psutil.Process]:
-    """Return the processes of Spark that this one has started."""
+def spark_processes() -> set[psutil.Process]:
+    """Return the processes of Spark that this one has started; one is that of other tests."""
     started = psutil.Process().children(recursive=True)
-    return [process for process in started if "SparkSubmit" in " ".join(process.cmdline())]
+    return {process for process in started if "SparkSubmit" in command_line(process)}
 
 
+def command_line(process: psutil.Process) -> str:
+    """Return the words of a process, or an empty text where it is gone."""
+    with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
+@pytest.mark.jvm
 async def test_waves_on_spark_hold_no_application_while_jobs_and_people_are_awaited(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await provisioned(settings, queue_of(name))
+    queue, others = await provisioned(settings, queue_of(name)), spark_processes()
 
     def redrive(**arguments: Any) -> JetStreamRedriveOperator:
         fields = {"waves": [2, "rest"], "wait_timeout": WITHIN, "why": "ticket 4711", **arguments}
@@ -136,7 +147,7 @@ async def test_waves_on_spark_hold_no_application_while_jobs_and_people_are_awai
             with pytest.raises(TaskDeferred) as deferred:
                 await asyncio.to_thread(redrive(deferrable=True).execute, context())
             assert isinstance(deferred.value.trigger, RedriveWaveTrigger)
-            assert spark_processes() == []
+            assert spark_processes() <= others
             begun = (await list_redrives(connection, queue))[0]
             assert (begun.engine, begun.redriven, begun.waves[0].state) == ("spark", 2, "awaiting")
             shop.is_open.set()
@@ -147,7 +158,7 @@ async def test_waves_on_spark_hold_no_application_while_jobs_and_people_are_awai
                 return (await read_redrive(connection, queue, begun.id)).state == "at_gate"
 
             await eventually(at_gate, WITHIN)
-            assert spark_processes() == []
+            assert spark_processes() <= others
             shop.fails = lambda _: ""
             await resume_redrive(connection, queue, begun.id, who="Ann Lee", why="mended")
             result = await asyncio.wait_for(running, WITHIN)
@@ -181,6 +192,7 @@ application.run(spark, ExecutorCredentials(options, {}), sys.argv[1], "report", 
 """
 
 
+@pytest.mark.jvm
 def test_the_application_of_a_killed_process_ends(name: str, tmp_path: Path) -> None:
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "AIRFLOW_HOME": str(tmp_path)}
@@ -192,7 +204,7 @@ def test_the_application_of_a_killed_process_ends(name: str, tmp_path: Path) -> 
 
     try:
         application = wait_for(running, "a running application", 300)
-        assert any("SparkSubmit" in " ".join(process.cmdline()) for process in application)
+        assert any("SparkSubmit" in command_line(process) for process in application)
         driver.signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(application, timeout=20)
         assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from airflow_steps import ROOT
 
 from testbed.airflow_settings import airflow_env, migrate, prepare_home
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 
+@pytest.mark.airflow
 def test_the_system_test_passes(
     nats: NatsServer, connections: dict[str, dict[str, object]], tmp_path: Path, migrated_databases: Path
 ) -> None:
@@ -27,6 +29,6 @@ def test_the_system_test_passes(
     prepare_home(home)
     migrate(home, env, sys.executable, migrated_databases)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / "example_work_queue.py")]
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "1 passed" in done.stdout

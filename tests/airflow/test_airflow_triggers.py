@@ -183,17 +183,18 @@ async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
     await process_jobs(settings, queue, 1)
     started = time.monotonic()
     await event_of(trigger)
-    assert 1.5 <= time.monotonic() - started < 3.5
+    assert time.monotonic() - started >= 1.5
 
 
 async def test_the_event_of_a_trigger_that_was_taken_over_is_not_delayed(
-    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A delay would outlast the test.
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_SHORTEST_MARGIN, 3600.0)
+    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 3600.0)
     trigger = await completion_trigger(connection, queue, 1)
     await process_jobs(settings, queue, 1)
-    started = time.monotonic()
-    await event_of(trigger)
-    assert time.monotonic() - started < 2.0
+    assert (await event_of(trigger))["status"] == "ended"
 
 
 def dead_letter_trigger(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
@@ -234,7 +235,7 @@ async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
     trigger = dead_letter_trigger(queue, min_count=1, older_than=1.5)
     assert recreated(trigger).serialize() == trigger.serialize()
     summary = (await event_of(trigger))["found"]
-    assert 1.5 <= summary["oldest_age_seconds"] < 3.5
+    assert summary["oldest_age_seconds"] >= 1.5
     assert summary["groups"] == []
 
 
@@ -269,6 +270,8 @@ async def test_a_dead_letter_trigger_fires_an_error_for_a_missing_queue(name: st
 async def test_a_sensor_looks_before_it_defers_only_at_few_entries(
     settings: ConnectionSettings, connection: NatsPyConnection, queue: WorkQueue, mocker: MockerFixture
 ) -> None:
+    mocker.patch(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 0.0)
+    mocker.patch(seams.EARLY_FIRE_GUARD_EXIT_NOTICE_SECONDS, return_value=0.0)
     await connection.client.jetstream().publish(queue.name, b"job")
     await process_jobs(settings, queue, 1, fail=True)
     sensor = JetStreamDeadLetterSensor(task_id="sense", work_queue=queue, deferrable=True, timeout=60)

@@ -93,6 +93,8 @@ async def test_a_restart_in_mid_run_is_named_by_all_who_rely_on_the_queue_and_jo
     assert "isn't as declared" not in caplog.text
 
 
+# The documents give a worker half a minute for each task.
+@pytest.mark.slow
 async def test_tasks_of_a_worker_that_starts_again_are_done_and_awaited_once_provisioned_before_work(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
 ) -> None:

@@ -250,7 +250,7 @@ async def test_a_wait_for_a_lost_job_ends_with_an_error_or_with_the_end_of_anoth
     lost = await publish_jobs(connection, queue, ["lost"])
     await replace_all(connection, queue, backups)
     assert await publish_jobs(connection, queue, ["another"]) == lost
-    waiting = asyncio.create_task(asyncio.wait_for(wait(connection, cursor, lost), 10))
+    waiting = asyncio.create_task(asyncio.wait_for(wait(connection, cursor, lost), 50))
     await acknowledge_jobs(connection, queue, 1)
     if await created_of(connection, queue) == created:
         assert (await waiting).completed == set(lost)

@@ -60,7 +60,8 @@ def _queue(name: str) -> WorkQueue:
         {"name": consumer, "filter_subject": f"{name}.jobs.{kind}", "max_deliver": 1, "sample_freq": "0"}
         for consumer, kind in ((CONSUMER, "plain"), (_OTHER, "other"))
     )
-    long = {"ack_wait": "30s"}
+    # Where jobs die by deliveries, a redrive waits as long.
+    long = {"ack_wait": "1s" if name == "fkept" else "30s"}
     return small_queue(name, consumers=[mine | long, other | long], archive=_QUEUES[name] == "kept")
 
 

@@ -89,7 +89,7 @@ async def until_empty(connection: NatsPyConnection, name: str) -> None:
     async def empty() -> bool:
         return not await stored_count(connection, name)
 
-    await eventually(empty, 40)
+    await eventually(empty, 120)
 
 
 async def state(connection: NatsPyConnection, name: str) -> dict[str, Any]:
@@ -155,7 +155,8 @@ async def test_a_migration_that_is_killed_anywhere_is_continued_by_the_next(
 
     async def prepare(call: int) -> WorkQueue:
         own = f"{name}k{call}"
-        await provision(connection, unfiltered(own))
+        # Ten tasks at a time must not outlast the ack wait beside the other runs' workers.
+        await provision(connection, unfiltered(own, consumer={"ack_wait": "30s"}))
         await publish(connection, own, range(150))
         await publish(connection, own, range(1000, 1004), "email")
         workers[own] = Workers(connection, own)
@@ -176,7 +177,7 @@ async def test_a_migration_that_is_killed_anywhere_is_continued_by_the_next(
 
     async with AsyncExitStack() as stack:
         report = await crash_at_every_call(
-            settings.servers, f"{__name__}:migrate", prepare, logs=tmp_path, counted="changes", within=30
+            settings.servers, f"{__name__}:migrate", prepare, logs=tmp_path, counted="changes", within=120
         )
         left = [await stored_count(connection, queue.name) for queue in report.queues]
         assert sum(left) > len(left)

@@ -169,7 +169,7 @@ async def test_a_stream_deleted_during_the_call_is_reported_for_the_other_jobs(o
     def delete() -> None:
         asyncio.run_coroutine_threadsafe(own.api(f"STREAM.DELETE.{_NAME}"), loop).result()
 
-    report = await publish_prepared(own, _jobs(600, at=300, then=delete), window=50)
+    report = await publish_prepared(own, _jobs(600, at=300, then=delete), window=50, ack_timeout=0.5)
     assert 200 <= report.stored < 600
     assert len(report.failures) == 600 - report.stored
     assert all(isinstance(failure.error, NotFoundError) for failure in report.failures)

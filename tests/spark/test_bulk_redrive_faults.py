@@ -73,6 +73,7 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
 
 
 # Two JVMs and half a minute for each.
+@pytest.mark.jvm
 @pytest.mark.parametrize("protocol", PROTOCOLS if os.environ.get("FAULTS") == "full" else PROTOCOLS[:1])
 def test_a_killed_executor_neither_loses_nor_repeats_a_letter(
     nats: NatsServer, connection_options: dict[str, str], name: str, tmp_path: Path, protocol: Protocol

@@ -71,6 +71,7 @@ def find(name):
 """
 
 
+@pytest.mark.jvm
 def test_the_application_allows_them(name: str, tmp_path: Path) -> None:
     (tmp_path / "password").write_text(_SECRET)
     (tmp_path / "providing.py").write_text(_PROVIDER)

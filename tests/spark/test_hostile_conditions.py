@@ -181,7 +181,9 @@ def _start_when_ended(server: NatsServer) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_read_continues_where_the_server_is_restarted_by_lame_duck_mode(name: str, method: str) -> None:
     with NatsServer(config=_LAME_DUCK) as server:
         options = {"servers": server.url, "stream": name, "fetchMethod": method}
@@ -192,6 +194,7 @@ def test_a_read_continues_where_the_server_is_restarted_by_lame_duck_mode(name: 
         assert rows == _stored(options) == list(enumerate(_bodies(), 1))
 
 
+@pytest.mark.slow
 def test_a_write_continues_where_the_server_is_restarted_by_lame_duck_mode(name: str) -> None:
     with NatsServer(config=_LAME_DUCK) as server:
         options = {"servers": server.url, "stream": name}
@@ -203,6 +206,7 @@ def test_a_write_continues_where_the_server_is_restarted_by_lame_duck_mode(name:
         assert _stored(options) == list(enumerate(_bodies(), 1))
 
 
+@pytest.mark.slow
 def test_a_read_and_a_write_go_on_with_another_server_of_a_cluster(name: str) -> None:
     with NatsCluster() as cluster:
         for server in cluster.servers.values():
@@ -226,7 +230,9 @@ def test_a_read_and_a_write_go_on_with_another_server_of_a_cluster(name: str) ->
         assert rows == _stored(options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_rows_are_the_same_where_the_servers_limit_changes_while_they_are_read(name: str, method: str) -> None:
     with NatsServer(config="max_payload: 1MB") as server:
         options = {"servers": server.url, "stream": name, "fetchMethod": method}
@@ -255,6 +261,7 @@ def _reload(server: NatsServer, config: str) -> None:
     _wait(lambda: server.log().count("Reloaded server configuration") > reloads)
 
 
+@pytest.mark.slow
 def test_rows_are_stored_once_where_the_servers_limit_changes_while_they_are_written(name: str) -> None:
     with NatsServer(config="max_payload: 1MB") as server:
         options = {"servers": server.url, "stream": name}
@@ -281,6 +288,7 @@ def test_rows_above_a_lowered_limit_are_named_and_stored_by_a_later_try(name: st
         assert sorted(body for _, body in _stored(options)) == sorted(bodies)
 
 
+@pytest.mark.slow
 def test_a_reader_that_the_server_gives_up_for_being_slow_misses_no_row(name: str) -> None:
     config = 'max_payload: 64KB\nmax_pending: 256KB\nwrite_deadline: "200ms"'
     with NatsServer(config=config) as server:
@@ -310,7 +318,9 @@ def _stored_without_pings(server: NatsServer, options: Mapping[str, str]) -> Row
     return _stored(options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_task_that_is_too_slow_for_the_servers_pings_misses_no_row(name: str, method: str) -> None:
     with NatsServer(config=_PINGS) as server:
         options = {"servers": server.url, "stream": name, "fetchMethod": method}
@@ -319,6 +329,7 @@ def test_a_task_that_is_too_slow_for_the_servers_pings_misses_no_row(name: str, 
         assert rows == _stored_without_pings(server, options) == list(enumerate(_bodies(), 1))
 
 
+@pytest.mark.slow
 def test_a_source_of_rows_that_is_too_slow_for_the_servers_pings_stores_each_row_once(name: str) -> None:
     with NatsServer(config=_PINGS) as server:
         options = {"servers": server.url, "stream": name}

@@ -49,7 +49,7 @@ def _running(spark: SparkSession, checkpoint: Path, options: Mapping[str, str], 
 
 
 def _wait(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -87,6 +87,7 @@ def driver(stream_options: dict[str, str], tmp_path: Path) -> Iterator[subproces
         yield process
 
 
+@pytest.mark.jvm
 def test_every_row_is_read_and_written_once_where_executors_are_killed(
     stream_options: dict[str, str], stream: SourceStream, nats: NatsServer, driver: subprocess.Popen[str]
 ) -> None:

@@ -73,7 +73,8 @@ def prepare(connection: NatsPyConnection, name: str) -> Callable[[int], Awaitabl
     """Return a function that creates the queue of a run."""
 
     def create_queue(call: int) -> Awaitable[WorkQueue]:
-        return make_queue(connection, f"{name}-{call}")
+        # A job whose only delivery outlasts the ack wait stays in the queue.
+        return make_queue(connection, f"{name}-{call}", consumer={"ack_wait": "60s"})
 
     return create_queue
 
