@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import ConnectionSettings, provision
+from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.face import Completion, consumer_info, read_range
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
@@ -90,6 +91,33 @@ async def test_each_job_is_acknowledged_once_and_only_after_its_completion(
     assert all(order["completed", sequence] < order["acknowledged", sequence] for sequence in range(1, 201))
     events = [message async for message in read_range(connection, f"{name}-events", ">", stop=200)]
     assert sorted(json.loads(event.data)["result"] for event in events) == list(range(1, 201))
+
+
+async def test_a_report_that_the_connection_did_not_take_is_sent_before_the_job_is_acknowledged(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name, advisory_subjects=[f"done.{name}.*"], consumer=LONG)
+    reports: list[bytes] = []
+    lost: list[bytes] = []
+    write = type(connection).write
+
+    async def note(message: Msg) -> None:
+        reports.append(message.data)
+
+    def lose_the_first_report(self: NatsPyConnection, frames: bytes, messages: int = 1) -> None:
+        if f"PUB done.{name}.a ".encode() in frames and not lost:
+            lost.append(frames)
+            raise UnreachableError("the connection is closed")
+        write(self, frames, messages)
+
+    await connection.client.subscribe(f"done.{name}.*", cb=note)
+    monkeypatch.setattr(type(connection), "write", lose_the_first_report)
+    async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
+        await publish_jobs(connection, queue, ["x"], headers={"Job-Advisory": f"done.{name}.a"})
+        await eventually(lambda: _is_empty(connection, name), within=30)
+    await connection.client.flush()
+    assert len(lost) == 1
+    assert len(reports) == 1
 
 
 @pytest.mark.slow

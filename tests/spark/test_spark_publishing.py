@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -17,6 +18,9 @@ from testbed.spark_face import Publisher, RowEncoder, write_options
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from nats.aio.msg import Msg
+
+    from testbed.face import NatsPyConnection
     from testbed.spark_face import SourceStream
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
@@ -173,6 +177,31 @@ def test_another_stream_with_the_subject_stores_nothing(stream_options: dict[str
         with pytest.raises(RowsNotStoredError, match=r"rows 0: expected stream does not match \(error 10060\)"):
             _write(stream_options, [{"value": b"x", "subject": f"{other.name}.a"}])
         assert other.info().last == 0
+
+
+async def test_a_row_that_another_stream_says_it_stored_is_not_stored(
+    connection: NatsPyConnection, stream_options: dict[str, str], name: str
+) -> None:
+    async def answer_as_another_stream(message: Msg) -> None:
+        await message.respond(b'{"stream":"another","seq":1}')
+        await message.respond(b'{"error":{"code":400,"err_code":10060,"description":"expected stream does not match"}}')
+
+    await connection.client.subscribe(f"{name}.outside", cb=answer_as_another_stream)
+    await connection.client.flush()
+    with pytest.raises(RowsNotStoredError, match="rows 0: expected stream does not match"):
+        await asyncio.to_thread(_write, stream_options, [{"value": b"x", "subject": f"{name}.outside"}])
+
+
+def test_rows_wait_for_a_stream_that_does_not_listen_for_a_moment(
+    stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    with open_stream(stream_options) as other:
+        making = threading.Timer(0.3, make_stream, [other])
+        making.start()
+        publisher = _write(stream_options, [{"value": b"x", "subject": f"{stream.name}.a"}] * 3)
+        making.join()
+    assert publisher.stored == 3
+    assert stream.info().last == 3
 
 
 @pytest.mark.parametrize("window", ["1", "7", "10000"])

@@ -1,9 +1,9 @@
 """Applies each change of ``list.toml`` to a copy of the package, and says which of them the tests notice.
 
-``python -m tools.mutations`` runs all of them, for hours; with names only those. A change is noticed where one of its
-test files fails that passes without it. Its tests run one file after the other, and end with the first failure.
-What is known is written to ``mutations.json`` in the folder of ``--results`` as it becomes known; what is there isn't
-run again.
+``python -m tools.mutations`` runs all of them, for hours; with names only those; with ``--quick`` only the tests of
+``make test``. A change is noticed where one of its test files fails that passes without it. Its tests run one file
+after the other, and end with the first failure. What is known is written to ``mutations.json`` or, with ``--quick``,
+``mutations-quick.json`` in the folder of ``--results`` as it becomes known; what is there isn't run again.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__", "n
 _LONGEST = 900.0
 # pytest's codes for tests that failed, and for none that ran.
 _FAILED, _NO_TESTS = 1, 5
+_QUICK = ("-m", "not slow or smoke")
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ def mutations() -> list[Mutation]:
 class Copy:
     """A copy of the package and its tests, in which one change at a time is made."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
         self._root = folder / _ROOT.name
+        self._options = options
         shutil.copytree(_ROOT, self._root, ignore=_LEFT_OUT, symlinks=True)
         # The servers and tools that were fetched, and the documents that tests read.
         for shared in (".tools", "docs", "web"):
@@ -93,14 +95,14 @@ class Copy:
             elif code in (_FAILED, None) and self._run(test) == 0:
                 return f"noticed by {test}" + ("" if code else f", which took more than {_LONGEST:g} s")
             elif code == _NO_TESTS:
-                return f"unknown: {test} has no tests"
+                print(f"  {test} has none of the tests", flush=True)
             else:
                 print(f"  {test} fails without the change, too", flush=True)
         return "survived" if passing else "unknown: no test file passes without it"
 
     def _run(self, test: str) -> int | None:
         """Run a test file, and return pytest's code; ``None`` where it took too long."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", test]
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *self._options, test]
         environment = {**os.environ, "PYTHONPATH": str(self._root), "PYTHONDONTWRITEBYTECODE": "1"}
         process = subprocess.Popen(
             command,
@@ -125,6 +127,7 @@ def main() -> int:
     """Run the changes, and return 1 where one survived."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutations", description=str(__doc__).partition("\n")[0])
     parser.add_argument("names", nargs="*", help="only these changes")
+    parser.add_argument("--quick", action="store_true", help="only the tests of make test")
     parser.add_argument("--list", action="store_true", help="print the changes, and whether each fits the package")
     parser.add_argument("--results", type=Path, default=_ROOT / ".mutations", help="the folder of mutations.json")
     arguments = parser.parse_args()
@@ -135,10 +138,10 @@ def main() -> int:
             print(f"{mutation.name}: {mutation.harm} ({mutation.file})")
         return 0
     arguments.results.mkdir(exist_ok=True, parents=True)
-    file = arguments.results / "mutations.json"
+    file = arguments.results / ("mutations-quick.json" if arguments.quick else "mutations.json")
     known: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder))
+        copy = Copy(Path(folder), _QUICK if arguments.quick else ())
         for mutation in chosen:
             if mutation.name not in known:
                 began = time.monotonic()
