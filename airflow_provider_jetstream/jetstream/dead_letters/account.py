@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -268,18 +269,17 @@ class _Accounting:
             self._note_gap(name, info, skew)
             await self._evidence.read(info, skew)
         self._companions = infos
-        self._claimed |= await self._evidence.judge_claims(self._subjects)
+        self._claimed |= await self._evidence.judge_claims(self._read_jobs)
 
-    async def _subjects(self, sequences: Sequence[int]) -> list[str | None]:
-        """Return the subjects of jobs; ``None`` where neither the archive nor the queue has a job."""
+    async def _read_jobs(self, sequences: Sequence[int]) -> list[StoredMessage | None]:
+        """Return jobs as the archive or the queue stores them; ``None`` where neither does."""
         archive = await self._archive()
 
-        async def subject_of(sequence: int) -> str | None:
+        async def read(sequence: int) -> StoredMessage | None:
             copy = await archive.find(sequence) if archive else None
-            job = copy or await get_message(self._connection, self._queue.name, sequence)
-            return job.subject if job else None
+            return copy or await get_message(self._connection, self._queue.name, sequence)
 
-        return await map_concurrently(subject_of, sequences)
+        return await map_concurrently(read, sequences)
 
     def _note_gap(self, name: str, info: Mapping[str, Any], skew: timedelta) -> None:
         """Note since when a companion has all that was stored there and wasn't read yet."""
@@ -346,8 +346,8 @@ class _Accounting:
         index = await read_index(self._connection, info["config"]["name"], snapshot.queue, snapshot.created)
         if handlers and self._audit:
             with_entries = frozenset(job for job in gone if job in index)
-            handled = await self._evidence.jobs_with_removed_entries(self._audit, with_entries)
-            accounted |= SequenceRanges.of(handled) & gone
+            handled = await self._evidence.jobs_with_removed_entries(self._audit, with_entries, self._read_jobs)
+            accounted |= handled & gone
         if in_doubt := (gone & deleted) - accounted:
             classifier = await ScanContext(self._queue, snapshot, False, handlers).classifier(  # noqa: FBT003
                 *(self._connection, index),

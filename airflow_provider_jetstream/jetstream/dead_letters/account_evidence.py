@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 # The consumer whose workers brought an end about, none where the server or a redriver states it; and the jobs.
 _Ends: TypeAlias = "tuple[str | None, Iterable[int]]"
+ReadJobs: TypeAlias = "Callable[[Sequence[int]], Awaitable[list[StoredMessage | None]]]"
 _NOTHING: Final[_Ends] = (None, ())
 _DIGITS = 19
 _AT_ONCE = 512
@@ -137,27 +138,36 @@ class EndEvidence:
         message = await get_message(self._connection, name, read.to)
         return 0 if message and message.stored_at != datetime.fromisoformat(read.time) else read.to
 
-    async def judge_claims(self, subjects: Callable[[Sequence[int]], Awaitable[list[str | None]]]) -> SequenceRanges:
+    async def judge_claims(self, read_jobs: ReadJobs) -> SequenceRanges:
         """Have those ends count that consumers brought about which may have had the jobs; drop the others.
 
-        :param subjects: returns the subjects of jobs; ``None`` where it isn't known
-        :returns: the jobs whose subject isn't known
+        :param read_jobs: returns jobs as the archive or the queue stores them; ``None`` where neither does
+        :returns: the jobs that neither stores
         """
-        open_to_doubt = SequenceRanges()
         ended = self.ended
         claims = {consumer: claimed.ranges() - ended for consumer, claimed in self._claims.items()}
         self._claims = {}
-        for some in batches(reduce(or_, claims.values(), SequenceRanges())):
-            known = dict(zip(some, await subjects(some), strict=True))
-            open_to_doubt |= SequenceRanges.of(sequence for sequence in some if known[sequence] is None)
-            for consumer, claimed in claims.items():
-                for sequence in some:
-                    subject = known[sequence]
-                    may_have_had = subject is not None and self._snapshot.may_have_had(consumer, sequence, subject)
-                    if may_have_had and sequence in claimed:
-                        self._count(sequence)
-            await pause_if_due()
+        believed, open_to_doubt = await self._judge(claims, read_jobs)
+        for sequence in believed:
+            self._count(sequence)
         return open_to_doubt
+
+    async def _judge(
+        self, claims: Mapping[str, SequenceRanges], read_jobs: ReadJobs
+    ) -> tuple[SequenceRanges, SequenceRanges]:
+        """Return the jobs that one of the consumers that claim them may have had, and those of which it isn't known."""
+        believed, unknown = _Growing(), _Growing()
+        for some in batches(reduce(or_, claims.values(), SequenceRanges())):
+            for sequence, job in zip(some, await read_jobs(some), strict=True):
+                if job is None:
+                    unknown.add(sequence)
+                elif any(
+                    sequence in claimed and self._snapshot.may_have_had(consumer, sequence, job.subject, job.stored_at)
+                    for consumer, claimed in claims.items()
+                ):
+                    believed.add(sequence)
+            await pause_if_due()
+        return believed.ranges(), unknown.ranges()
 
     def _ends(self, stream: str, message: StoredMessage) -> _Ends:
         """Return the jobs of which a message states that they ended; note what else it states."""
@@ -180,18 +190,25 @@ class EndEvidence:
     def _ends_by_report(self, message: StoredMessage) -> _Ends:
         return None, (_number(message.subject.rpartition(".")[2]),)
 
-    async def jobs_with_removed_entries(self, audit: str, stored: frozenset[int]) -> set[int]:
+    async def jobs_with_removed_entries(
+        self, audit: str, stored: frozenset[int], read_jobs: ReadJobs
+    ) -> SequenceRanges:
         """Return the jobs that had entries and have none: a handler of the dead letter queue removed the entries.
 
         :param audit: the audit's stream, which has copies of all entries
         :param stored: the jobs that have entries
+        :param read_jobs: returns jobs as the archive or the queue stores them
         """
-        jobs = set[int]()
+        jobs, claims = set[int](), dict[str, set[int]]()
         async for message in read_range(self._connection, audit, entry_copies_filter(self._snapshot.queue)):
             job = self._read_copy(message)
             if job and job[1].kind != EntryKind.DELETION and job[1].recorded_at >= self._snapshot.created_at:
-                jobs.add(job[0])
-        return jobs - stored
+                claimant = self._claimant(job[1].consumer) if job[1].kind in BY_WORKERS else None
+                (claims.setdefault(claimant, set()) if claimant else jobs).add(job[0])
+        believed, _ = await self._judge(
+            {consumer: SequenceRanges.of(claimed - jobs - stored) for consumer, claimed in claims.items()}, read_jobs
+        )
+        return believed | SequenceRanges.of(jobs - stored)
 
     def _ends_by_record(self, message: StoredMessage) -> _Ends:
         try:
@@ -241,10 +258,14 @@ class EndEvidence:
         is_earlier_job = sequence > self._checkpoint.last and at < self._checkpoint.taken_at - skew
         if not 0 < sequence < HIGHEST_JOB or is_earlier_job or (requeued_at and at <= requeued_at):
             return
-        if consumer is None or self._snapshot.consumers.keys() <= {consumer}:
-            self._count(sequence)
+        if claimant := self._claimant(consumer):
+            self._claims.setdefault(claimant, _Growing()).add(sequence)
         else:
-            self._claims.setdefault(consumer, _Growing()).add(sequence)
+            self._count(sequence)
+
+    def _claimant(self, consumer: str | None) -> str | None:
+        """Return the consumer whose workers state something, where the job may be that of another consumer."""
+        return consumer if consumer and not self._snapshot.consumers.keys() <= {consumer} else None
 
     def _count(self, sequence: int) -> None:
         self._ended.add(sequence)

@@ -13,10 +13,11 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
-BY_WORKERS = frozenset({EntryKind.TERMINATION, EntryKind.COPY, EntryKind.HANDLED_COPY})
+BY_WORKERS = frozenset({EntryKind.TERMINATION, EntryKind.COPY, EntryKind.HANDLED_CLAIM})
 _STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
 
 
@@ -26,21 +27,21 @@ def need_archive(entries: Iterable[Entry]) -> bool:
 
 
 def believed_entries(
-    snapshot: QueueSnapshot, sequence: int, subject: str | None, entries: Sequence[Entry]
+    snapshot: QueueSnapshot, sequence: int, job: StoredMessage | None, entries: Sequence[Entry]
 ) -> tuple[Entry, ...]:
     """Return the entries about a job without those of consumers that didn't have the job.
 
     :param sequence: the job's stream sequence
-    :param subject: its subject, as the queue or the archive stores the job; ``None`` where neither does
+    :param job: as the queue or the archive stores it; ``None`` where neither does
     """
     if len({*snapshot.consumers, *(entry.consumer for entry in entries)}) == 1:
         return tuple(entries)
-    if subject is None:
+    if job is None:
         return _of_named(entries)
     return tuple(
         entry
         for entry in entries
-        if entry.kind not in BY_WORKERS or snapshot.may_have_had(entry.consumer, sequence, subject)
+        if entry.kind not in BY_WORKERS or snapshot.may_have_had(entry.consumer, sequence, job.subject, job.stored_at)
     )
 
 

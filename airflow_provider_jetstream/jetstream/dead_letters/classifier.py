@@ -202,7 +202,7 @@ class Classifier:
         if message is None and self.archive and need_archive(stated):
             archived = await self.archive.find(sequence)
         known = message or archived
-        believed = believed_entries(self.snapshot, sequence, known.subject if known else None, entries)
+        believed = believed_entries(self.snapshot, sequence, known, entries)
         current = [entry for entry in believed if entry.recorded_at >= self.snapshot.created_at]
         if not current and sequence in self.named:
             # Whoever names the job knows that it died.

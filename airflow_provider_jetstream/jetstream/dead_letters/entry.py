@@ -31,9 +31,9 @@ class EntryKind(IntEnum):
     PROVEN_COPY = 6
     """A scan's copy of a job whose death the scan had proved."""
     HANDLED = 7
-    """A handler acknowledged, and so removed, an entry that stated the death of a job."""
-    HANDLED_COPY = 8
-    """A handler acknowledged, and so removed, a copy of a job."""
+    """A handler acknowledged, and so removed, an entry by which the server or a scan stated the death of a job."""
+    HANDLED_CLAIM = 8
+    """A handler acknowledged, and so removed, what a worker brought about: a termination, or a copy of a job."""
     CLAIMED = 9
     """A redrive removed the advisory about used-up deliveries, so that no handler gets it, and was cut off then."""
 
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     deliveries: int
 
 
-_HANDLED = frozenset({EntryKind.HANDLED, EntryKind.HANDLED_COPY})
+_HANDLED = frozenset({EntryKind.HANDLED, EntryKind.HANDLED_CLAIM})
 _REMOVED = _HANDLED | {EntryKind.CLAIMED}
 # No stream comes as far, whatever an entry states.
 HIGHEST_JOB = 2**62

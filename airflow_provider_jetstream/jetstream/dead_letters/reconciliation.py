@@ -274,7 +274,7 @@ async def _count_known(
             return
         if sequence > consumer.settled:
             since = valid_since(message, consumer, await records.last_record(sequence) if records else None)
-            entries = believed_entries(snapshot, sequence, message.subject, entries)
+            entries = believed_entries(snapshot, sequence, message, entries)
             deaths = [entry for entry in death_entries(entries) if since <= entry.recorded_at <= consumer.taken_at]
             if not any(consumer.believes(entry.recorded_at) for entry in deaths):
                 known.disbelieved[consumer.name] += bool(deaths)

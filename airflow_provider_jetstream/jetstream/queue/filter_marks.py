@@ -13,7 +13,7 @@ ack metric needs no such look: the server sends one only of a job that the consu
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_sub
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
 
 _PREFIX = "filters."
 _DIGITS = 12
@@ -57,21 +58,49 @@ def without_marks(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if not key.startswith(_PREFIX)}
 
 
+class Taker(Protocol):
+    """A consumer, as far as it matters which jobs it takes."""
+
+    @property
+    def filters(self) -> Sequence[str]:
+        """Its filter subjects."""
+
+    @property
+    def created(self) -> datetime:
+        """When it was created."""
+
+
 def may_have_had(
-    stream: Mapping[str, Any], consumer: str, filters: Sequence[str] | None, sequence: int, subject: str
+    stream: Mapping[str, Any],
+    consumers: Mapping[str, Taker],
+    consumer: str,
+    sequence: int,
+    subject: str,
+    stored_at: datetime | None = None,
 ) -> bool:
     """Return whether a consumer may have delivered a job: its filters match the subject, or matched others before.
 
-    Of a consumer that is gone, and of a subject of which only a part is known, it isn't known.
+    One that is gone may, unless another takes the subject which took it when the job was stored: those of a work queue
+    never overlap. Of a subject of which only a part is known it isn't known.
 
     :param stream: the queue's configuration on the server
-    :param filters: the consumer's; ``None`` where it is gone
+    :param consumers: the queue's consumers by name
     :param sequence: the job's stream sequence
     :param subject: the job's
+    :param stored_at: when the job was stored, by the server's word; ``None`` where that isn't known
     """
-    if filters is None or UNKNOWN_BYTE in subject or covered_by_any(filters, subject):
+    if UNKNOWN_BYTE in subject:
         return True
-    return sequence <= unproved_up_to(stream, consumer, filters)
+    if state := consumers.get(consumer):
+        return covered_by_any(state.filters, subject) or sequence <= unproved_up_to(stream, consumer, state.filters)
+    return not any(
+        stored_at is not None
+        and taker.created <= stored_at
+        and _PREFIX + name in (stream.get("metadata") or {})
+        and covered_by_any(taker.filters, subject)
+        and sequence > unproved_up_to(stream, name, taker.filters)
+        for name, taker in consumers.items()
+    )
 
 
 def unproved_up_to(stream: Mapping[str, Any], consumer: str, filters: Iterable[str]) -> int:

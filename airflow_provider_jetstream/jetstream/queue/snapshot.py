@@ -99,14 +99,16 @@ class QueueSnapshot:
         """The names of the companions that stored no message."""
         return frozenset(name for name, info in self.companions.items() if not info["state"]["messages"])
 
-    def may_have_had(self, consumer: str | None, sequence: int, subject: str) -> bool:
+    def may_have_had(
+        self, consumer: str | None, sequence: int, subject: str, stored_at: datetime | None = None
+    ) -> bool:
         """Return whether a consumer may have delivered a job; true where that can't be known.
 
         :param sequence: the job's stream sequence
         :param subject: the job's
+        :param stored_at: when the job was stored, by the server's word
         """
-        state = self.consumers.get(consumer or "")
-        return may_have_had(self.config, consumer or "", state.filters if state else None, sequence, subject)
+        return may_have_had(self.config, self.consumers, consumer or "", sequence, subject, stored_at)
 
     def consumer_for(self, subject: str) -> ConsumerState | None:
         """Return the consumer whose filters match a subject, if there is one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.event_source import EndSource
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
@@ -40,13 +41,18 @@ log = logging.getLogger(__name__)
 _RETRY_PAUSE = 1.0
 
 
+class _Consumer(NamedTuple):
+    filters: tuple[str, ...]
+    created: datetime
+
+
 class ConsumerCheck:
     """Whether consumers of a queue may have had jobs, by their filters."""
 
     def __init__(self, connection: Connection, cursor: Cursor) -> None:
         self._connection = connection
         self._cursor = cursor
-        self._filters: dict[str, tuple[str, ...]] = {}
+        self._consumers: dict[str, _Consumer] = {}
         # Many jobs that are looked at together ask once.
         self._asking = asyncio.Lock()
 
@@ -55,11 +61,14 @@ class ConsumerCheck:
 
         :param consumers: CONSUMER.INFO by name
         """
-        self._filters = {name: filter_subjects(info["config"]) for name, info in consumers.items()}
+        self._consumers = {
+            name: _Consumer(filter_subjects(info["config"]), datetime.fromisoformat(info["created"]))
+            for name, info in consumers.items()
+        }
 
     def is_only(self, consumer: str) -> bool:
         """Return whether the queue is known to have this consumer and no other."""
-        return consumer in self._filters and len(self._filters) == 1
+        return self._consumers.keys() == {consumer}
 
     async def may_have_had(self, pairs: Sequence[tuple[str, int]]) -> list[bool]:
         """Return for each pair whether the consumer may have had the job; true where that can't be known.
@@ -69,41 +78,40 @@ class ConsumerCheck:
         """
         try:
             async with self._asking:
-                if not self._filters.keys() >= {consumer for consumer, _ in pairs}:
+                named = {consumer for consumer, _ in pairs}
+                if not self._consumers.keys() >= named:
                     self.note_consumers(await list_consumers(self._connection, self._cursor.queue))
-            if len(self._filters) <= 1:
+            if len(self._consumers.keys() | named) <= 1:
                 return [True] * len(pairs)
             info = await stream_info(self._connection, self._cursor.queue)
             sequences = sorted({sequence for _, sequence in pairs})
-            subjects = dict(zip(sequences, await self._subjects(sequences, info), strict=True))
+            jobs = dict(zip(sequences, await self._read_jobs(sequences, info), strict=True))
         except (NotFoundError, PermissionDeniedError, ApiError) as error:
             log.debug("Which consumers had jobs of %s can't be seen: %s", self._cursor.queue, error)
             return [True] * len(pairs)
-        return [self._matches(info["config"], *pair, subjects[pair[1]]) for pair in pairs]
+        return [
+            job is None or may_have_had(info["config"], self._consumers, *pair, job.subject, job.stored_at)
+            for pair in pairs
+            for job in [jobs[pair[1]]]
+        ]
 
-    def _matches(self, config: Mapping[str, Any], consumer: str, sequence: int, subject: str | None) -> bool:
-        filters = self._filters.get(consumer)
-        return subject is None or may_have_had(config, consumer, filters, sequence, subject)
+    async def _read_jobs(self, sequences: Sequence[int], info: Mapping[str, Any]) -> list[StoredMessage | None]:
+        """Return jobs as the queue or the archive stores them; ``None`` where neither does."""
 
-    async def _subjects(self, sequences: Sequence[int], info: Mapping[str, Any]) -> list[str | None]:
-        """Return the subjects of jobs, ``None`` where neither the queue nor the archive has a job."""
+        async def stored(sequence: int) -> StoredMessage | None:
+            return await get_message(self._connection, self._cursor.queue, sequence)
 
-        async def stored(sequence: int) -> str | None:
-            message = await get_message(self._connection, self._cursor.queue, sequence)
-            return message.subject if message else None
-
-        subjects = await map_concurrently(stored, sequences)
-        if None not in subjects:
-            return subjects
+        jobs = await map_concurrently(stored, sequences)
+        if None not in jobs:
+            return jobs
         events = await stream_info(self._connection, self._cursor.events)
         queue, _ = provisioned_declaration(self._cursor.queue, [events])
         created = datetime.fromisoformat(info["created"])
         if queue is None or (archive := await ArchiveReader.open(self._connection, queue, created)) is None:
-            return subjects
+            return jobs
         for place, sequence in enumerate(sequences):
-            if subjects[place] is None and (copy := await archive.find(sequence)):
-                subjects[place] = copy.subject
-        return subjects
+            jobs[place] = jobs[place] or await archive.find(sequence)
+        return jobs
 
 
 class ClaimedEnds:
