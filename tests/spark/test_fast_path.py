@@ -188,9 +188,24 @@ def test_both_agree_on_properties_that_all_jobs_share(
     assert letter_rows(task.classify(iter(jobs))) == by_classifier_alone(task, jobs)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Each example opens connections of its own.
+_FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@_FEW
 @given(st.data())
 def test_both_agree_on_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:
+    check_any_entries(queue, data)
+
+
+@pytest.mark.slow
+@settings(_FEW, max_examples=150)
+@given(st.data())
+def test_both_agree_on_any_entries_in_many_examples(queue: ScannedQueue, data: st.DataObject) -> None:
+    check_any_entries(queue, data)
+
+
+def check_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:
     entries, context = data.draw(any_entries(queue)), data.draw(any_context(queue))
     jobs = job_batches(entries, data.draw(st.sets(st.integers(1, JOBS + 3), max_size=5)))
     inconsistent = frozenset(data.draw(st.sets(st.sampled_from(["till", "press"]))))

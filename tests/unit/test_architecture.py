@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
-from source_code import ROOT, Package, circles
+from source_code import ROOT, Package, circles, package_of_tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,9 +105,13 @@ _SHARED_MODULE_NAMES = {
 }
 
 
+# One process parses the package for all of them.
+pytestmark = pytest.mark.xdist_group("source code")
+
+
 @pytest.fixture(scope="module")
 def package() -> Package:
-    return Package()
+    return package_of_tests()
 
 
 def _skins(package: Package) -> list[str]:

@@ -10,7 +10,7 @@ import ast
 from typing import TYPE_CHECKING
 
 import pytest
-from source_code import Module, Package
+from source_code import Module, Package, package_of_tests
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,9 +82,13 @@ _NAMED_NODES = (
 )
 
 
+# One process parses the package for all of them.
+pytestmark = pytest.mark.xdist_group("source code")
+
+
 @pytest.fixture(scope="module")
 def package() -> Package:
-    return Package()
+    return package_of_tests()
 
 
 def retired_modules(package: Package) -> list[str]:
