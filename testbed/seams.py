@@ -144,6 +144,7 @@ MESSAGE_DOORBELL_PAUSES: Final = f"{_TRIGGERS}.message_doorbell._PAUSES"
 
 _WORKER: Final = "airflow_provider_jetstream.worker"
 ACKNOWLEDGEMENT_CONFIRM_TIMEOUT: Final = f"{_WORKER}.acknowledgement._CONFIRM_TIMEOUT"
+CREDIT_FETCHER_ANSWER_TIMEOUT: Final = f"{_WORKER}.credit_fetcher._ANSWER_TIMEOUT"
 BOUNDED_RUN_LONGEST_SILENCE: Final = f"{_WORKER}.bounded_run._LONGEST_SILENCE"
 DEAD_LETTERING_COPY_TIMEOUT: Final = f"{_WORKER}.dead_lettering._COPY_TIMEOUT"
 DEAD_LETTERING_DATETIME: Final = f"{_WORKER}.dead_lettering.datetime"

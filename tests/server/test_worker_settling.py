@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_jetstream.jetstream import ConnectionSettings, provision
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed import seams
 from testbed.face import Completion, consumer_info, read_range
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 from testbed.tcp_proxy import tcp_proxy
@@ -118,6 +119,27 @@ async def test_a_report_that_the_connection_did_not_take_is_sent_before_the_job_
     await connection.client.flush()
     assert len(lost) == 1
     assert len(reports) == 1
+
+
+async def test_a_worker_whose_pull_request_is_lost_pulls_again(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    monkeypatch.setattr(seams.CREDIT_FETCHER_ANSWER_TIMEOUT, 0.3)
+    lost: list[bytes] = []
+    write = type(connection).write
+
+    def lose_the_first_request(self: NatsPyConnection, frames: bytes, messages: int = 1) -> None:
+        if b"$JS.API.CONSUMER.MSG.NEXT." in frames and not lost:
+            lost.append(frames)
+        else:
+            write(self, frames, messages)
+
+    monkeypatch.setattr(type(connection), "write", lose_the_first_request)
+    async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
+        await eventually(lambda: bool(lost))
+        await publish_jobs(connection, queue, ["a"])
+        await eventually(lambda: _is_empty(connection, name), within=20)
 
 
 @pytest.mark.slow

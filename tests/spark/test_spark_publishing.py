@@ -28,7 +28,7 @@ _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers
 
 
 def _write(
-    stream_options: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0"
+    stream_options: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0", together: int = 500
 ) -> Publisher:
     options = write_options(stream_options, "write")
     encoder = RowEncoder(
@@ -40,8 +40,8 @@ def _write(
     )
     publisher = Publisher(stream_options, options, "partition 0")
     try:
-        for start in range(0, len(rows), 500):
-            publisher.send(encoder.encode(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)))
+        for start in range(0, len(rows), together):
+            publisher.send(encoder.encode(pa.RecordBatch.from_pylist(list(rows[start : start + together]), _SCHEMA)))
         publisher.wait_for_all()
     finally:
         publisher.close()
@@ -159,15 +159,20 @@ def test_every_row_that_fails_is_named(stream_options: dict[str, str], stream: S
     assert stored == {f"id-{number}" for number in (0, 1, 2, 15, 16, 17, 18, 19)}
 
 
+@pytest.mark.parametrize("together", [500, 9000])
 def test_the_error_names_the_rows_that_a_full_stream_refused(
-    stream_options: dict[str, str], stream: SourceStream
+    stream_options: dict[str, str], stream: SourceStream, together: int
 ) -> None:
     make_stream(stream, max_msgs=50, discard="new")
     rows = [{"value": b"x", "subject": f"{stream.name}.a"} for _ in range(9000)]
     with pytest.raises(RowsNotStoredError) as caught:
-        _write({**stream_options, "maxInFlight": "100"}, rows)
-    assert re.search(r"rows 50-(\d+): maximum messages exceeded \(error 10077\)", str(caught.value))
-    assert re.search(r"rows from (\d+) on: not tried after so many failures", str(caught.value))
+        _write({**stream_options, "maxInFlight": "100"}, rows, together=together)
+    refused = re.search(r"rows 50-(\d+): maximum messages exceeded \(error 10077\)", str(caught.value))
+    untried = re.search(r"rows from (\d+) on: not tried after so many failures", str(caught.value))
+    assert refused
+    assert untried
+    # Each row is named.
+    assert int(refused[1]) + 1 == int(untried[1]) < 2_000
 
 
 def test_another_stream_with_the_subject_stores_nothing(stream_options: dict[str, str], stream: SourceStream) -> None:

@@ -122,16 +122,17 @@ class Publisher:
         for index in sorted(problems):
             del sizes[index]
             self._fail(index, problems[index])
-        if self._failed > _MOST_FAILURES:
-            self.wait_for_all()
         for first, end in batch.chunks(sorted(problems), self._chunk_rows, _CHUNK):
             self._wait_until(self._options.max_in_flight - (end - first), _BYTES_IN_FLIGHT)
             if self._failed > _MOST_FAILURES:
+                self.count = first
                 self.wait_for_all()
             for index in range(first, end):
                 self._in_flight[index] = sizes[index]
                 self._bytes_in_flight += sizes[index]
             self._with_reconnect(partial(self._send, batch.frames(first, end)))
+        if self._failed > _MOST_FAILURES:
+            self.wait_for_all()
 
     def wait_for_all(self) -> None:
         """Wait until every row is acknowledged or refused.
