@@ -7,6 +7,8 @@ acknowledges it once the queue has confirmed it. Several movers share the jobs. 
 - *A message in the place of jobs that are due is one*: if the server made it of a schedule, which a header says that no
   client can have stored there. A client chooses the subject of the server's answers, and permissions don't apply to
   them; such a message is no job, and removed.
+- *The server makes the jobs of each stored schedule*: until another message is stored on its subject, be it such an
+  answer; then it makes none. A mover looks for that, and stores the schedule once more.
 - *The consumer gives each job, with its body, until it is acknowledged*: checked where a connection begins.
 - *The queue refused the job*: it isn't stored. A mover keeps it in its hands, and tries again, while the queue is full.
 - *The queue calls it a duplicate*: a message with its id was stored. It is the job if its content is the job's
@@ -40,11 +42,11 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.delivery_run import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, Headers, parse_headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store_each
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 from airflow_provider_jetstream.jetstream.contract import (
@@ -55,6 +57,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     due_message_id,
     due_subject,
     reserved_subjects,
+    schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -68,7 +71,7 @@ from airflow_provider_jetstream.jetstream.publishing.job_content import content_
 from airflow_provider_jetstream.jetstream.publishing.refusals import full_text, is_full, is_passing
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.publishing.scheduled_job import moved_headers
-from airflow_provider_jetstream.jetstream.publishing.schedules import id_of_due
+from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, id_of_due
 from airflow_provider_jetstream.jetstream.publishing.stored_search import first_since, jobs_since
 from airflow_provider_jetstream.jetstream.publishing.verification import ended_jobs, read_messages
 from airflow_provider_jetstream.jetstream.queue.declaration import mover_consumer
@@ -103,6 +106,8 @@ _PROVISIONED: Final = (
 _SCHEDULER: Final = "Nats-Scheduler"
 _ANSWERED: Final = "Nats-Stream"
 _BODILESS: Final = "Nats-Msg-Size"
+# Seconds between looks for schedules that another message hides.
+_LOOK_EVERY: Final = 10.0
 # How a pull request ends without a message, or with all that it asked for.
 _ENDED: Final = ("404", "408", "409 Batch Completed")
 _STOP_WITHIN: Final = 10.0
@@ -223,7 +228,7 @@ class _Mover:
         # One inbox for each connection: what was asked on an earlier one is answered no more.
         self._inbox, self._requested, self._refusal = connection.new_inbox(), 0, ""
         subscription = await connection.subscribe_raw(self._inbox, self._on_message, self._on_denied)
-        requested_at = -_PULL_SECONDS
+        requested_at = looked_at = -_PULL_SECONDS
         try:
             while not self._stop.is_set():
                 if self._failure:
@@ -232,6 +237,9 @@ class _Mover:
                     raise UnreachableError("the connection was lost")
                 if self._refusal:
                     raise UnreachableError(f"the pull request on {self._pull_subject} was refused: {self._refusal}")
+                if time.monotonic() - looked_at > _LOOK_EVERY:
+                    looked_at = time.monotonic()
+                    await self._restore_schedules()
                 if self._requested <= 0 or time.monotonic() - requested_at > 2 * _PULL_SECONDS:
                     self._requested, requested_at = _BATCH, time.monotonic()
                     request = pull_request(_BATCH, expires=_PULL_SECONDS)
@@ -264,6 +272,33 @@ class _Mover:
         # Before the server gives a job to somebody else; all that is sent by then has arrived, or never does.
         ack_wait = consumer["config"]["ack_wait"] / NANOSECONDS
         self._hold = max(ack_wait / 3, ack_wait - 2 * self._connection.timeout)
+
+    async def _restore_schedules(self) -> None:
+        """Store schedules once more that another message hides from the server."""
+        state = (await stream_info(self._connection, self._stream))["state"]
+        if state["messages"] <= state.get("num_subjects", 0):
+            return
+        hidden = 0
+        async for subject, count in subject_counts(self._connection, self._stream, schedule_filter(self._queue.name)):
+            schedule = newest = None
+            if count > 1:
+                async for newest in read_range(self._connection, self._stream, subject):
+                    schedule = newest if newest.header(SCHEDULE) else schedule
+            if newest and schedule and schedule is not newest:
+                kept = [pair for pair in schedule.headers if pair[0] not in (MSG_ID, "Nats-Rollup")]
+                condition = ("Nats-Expected-Last-Subject-Sequence", str(newest.sequence))
+                try:
+                    await store(self._connection, subject, schedule.data, Headers([*kept, condition]))
+                except ApiError as error:
+                    # Another mover has restored it, or somebody has removed it, or the next look finds it again.
+                    log.info("A schedule on %s wasn't restored: %s", shown_value(subject), error)
+                else:
+                    hidden += 1
+        if hidden:
+            text = (
+                "%d schedules of %s were hidden by messages that are none, and are restored: see who has answers sent"
+            )
+            self._say("hidden", f"{text} to their subjects", hidden, self._stream)
 
     def _on_denied(self, denial: PermissionDeniedError) -> None:
         if denial.subject in (self._inbox, self._pull_subject):

@@ -232,6 +232,48 @@ async def test_no_answer_that_a_client_directs_among_the_jobs_that_are_due_is_a_
     assert "weren't made of a schedule: they are no jobs, and are removed" in caplog.text
 
 
+@pytest.mark.since_server("2.14", "repeated schedules")
+async def test_no_answer_that_a_client_directs_to_a_schedule_keeps_its_jobs_from_coming(
+    own_nats: NatsServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
+        queue, other = await make_queue(connection, name, schedules=True), await make_queue(connection, f"{name}x")
+        jobs = [
+            Job(b"once", id="1", delay="1s", headers={"A": "b"}),
+            Job(b"later", id="2", delay="1h"),
+            Job(b"untouched", id="3", delay="1h"),
+            Job(b"every", id="4", every="0 0 3 * * *", time_zone="Europe/Vienna"),
+            Job(b"often", id="5", every="1s"),
+        ]
+        await _schedule(connection, queue, *jobs)
+        before = await _schedules(connection, name)
+        foreign = await nats.connect(own_nats.url)
+        for subject, (body, _) in before.items():
+            if body != b"untouched":
+                for _ in range(2):
+                    await foreign.publish(f"{other.name}.jobs.a", b"", reply=subject)
+        await foreign.publish(f"{other.name}.jobs.a", b"", reply=f"scheduled.{name}.once.none.none")
+        await foreign.flush()
+        await foreign.close()
+        await eventually(lambda: _stored(connection, other.name, 9))
+        async with running_mover(connection, queue):
+            await eventually(lambda: _has_each(connection, name, {b"once", b"often"}))
+        once = [message for message in [m async for m in read_range(connection, name)] if message.data == b"once"]
+        assert [message.header("A") for message in once] == ["b"]
+        after = {subject: own for subject, own in (await _schedules(connection, name)).items() if own[1]}
+        assert after == {subject: own for subject, own in before.items() if own[0] != b"once"}
+    assert "4 schedules of" in caplog.text
+
+
+async def _schedules(connection: NatsPyConnection, name: str) -> dict[str, tuple[bytes, str | None]]:
+    found = [message async for message in read_range(connection, f"{name}-schedules", f"scheduled.{name}.>")]
+    return {message.subject: (message.data, message.header("Nats-Schedule")) for message in found}
+
+
+async def _has_each(connection: NatsPyConnection, name: str, bodies: set[bytes]) -> bool:
+    return bodies <= set(await _bodies(connection, name))
+
+
 async def _have_come(connection: NatsPyConnection, name: str) -> bool:
     return await _due(connection, name) > 8
 

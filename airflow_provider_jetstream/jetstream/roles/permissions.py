@@ -127,6 +127,9 @@ def _mover(queue: WorkQueue) -> Iterator[Permission]:
     yield _sends(f"$JS.ACK.{name}.>", "jobs that are moved")
     for subject in queue.subjects:
         yield _sends(subject, purpose)
+    purpose = "schedules that another message hides"
+    yield _api("STREAM.MSG.GET", queue.schedules.name, purpose)
+    yield _sends(schedule_filter(queue.name), purpose)
     purpose = "whether a job was moved before"
     yield _api("STREAM.MSG.GET", queue.name, purpose)
     for companion in (queue.archive, queue.events):
