@@ -27,7 +27,13 @@ _KINDS = ("dead_letters", "events", "archive", "audit")
 
 
 async def _configs(connection: NatsPyConnection) -> dict[str, Any]:
-    return {info["config"]["name"]: info["config"] for info in (await connection.api("STREAM.LIST"))["streams"]}
+    """Return the configurations of all streams, of which the server lists 256 at a time."""
+    found: dict[str, Any] = {}
+    while True:
+        listed = await connection.api("STREAM.LIST", {"offset": len(found)})
+        found |= {info["config"]["name"]: info["config"] for info in listed["streams"]}
+        if not listed["streams"] or len(found) >= listed["total"]:
+            return found
 
 
 async def _refused(connection: NatsPyConnection, queue: WorkQueue, *named: str) -> None:
