@@ -131,6 +131,8 @@ async def store_task(connection: NatsPyConnection, queue: WorkQueue, origin: Ori
         "run_id": origin.run_id,
         "task_id": origin.task_id,
         "map_index": origin.map_index,
+        "first_job": 1,
+        "rows": "",
     }
     subject = f"published.{queue.name}.{task_key(origin)}"
     await connection.client.jetstream().publish(subject, json.dumps(record | fields).encode())
