@@ -69,6 +69,23 @@ class Interleaved:
             self._open = True
 
 
+class BeforeRequest(Interleaved):
+    """A connection before whose first request of a subject something else happens."""
+
+    def __init__(self, connection: NatsPyConnection, subject: str, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(connection, meanwhile)
+        self._subject = subject
+
+    async def api(self, *arguments: Any, **options: Any) -> Any:
+        if arguments[0] == self._subject and self._open:
+            self._open = False
+            await self._meanwhile()
+        return await self._connection.api(*arguments, **options)
+
+    async def api_request(self, *arguments: Any, **options: Any) -> Any:
+        return await self._connection.api_request(*arguments, **options)
+
+
 async def done_job(connection: NatsPyConnection, queue: WorkQueue, *, is_completed: bool = False) -> None:
     """Publish a job and have it done; where ``is_completed``, by a worker that stores completions."""
     await publish_jobs(connection, queue, ["done"])
@@ -298,3 +315,23 @@ async def test_a_queue_without_an_archive_or_dead_letters_is_accounted_for(
         account = await account_for_jobs(connection, queue)
         assert (account.ended, account.unaccounted, account.unknown) == (1, ((2, 2),), ())
     assert json.loads(json.dumps(account.as_json()))["unaccounted"] == 1
+
+
+@pytest.mark.parametrize("stored", [True, False], ids=["open", "published since"])
+async def test_ends_that_were_dropped_between_two_reads_of_one_account_are_not_known(
+    connection: NatsPyConnection, name: str, *, stored: bool
+) -> None:
+    events = {"name": f"{name}-events", "max_msgs": 2, "discard": "old"}
+    queue = await make_queue(connection, name, consumer=PATIENT, events=events)
+    assert (await account_for_jobs(connection, queue)).jobs == 0
+    if stored:
+        await publish_jobs(connection, queue, ["done"] * 4)
+
+    async def meanwhile() -> None:
+        await publish_jobs(connection, queue, ["done"] * (0 if stored else 4))
+        assert await process_all(connection, queue) == {"done": 4}
+
+    await account_for_jobs(BeforeRequest(connection, f"STREAM.INFO.{name}-events", meanwhile), queue)
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.ended + account.unknown_count) == ((), 4)
+    assert account.unknown_count >= 2

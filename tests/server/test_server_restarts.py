@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     Selection,
     Status,
+    account_for_jobs,
     connect,
     connection_settings,
     find_dead_letters,
@@ -247,6 +248,20 @@ async def test_another_leader_of_a_cluster_may_have_forgotten_deaths() -> None:
             assert ([letter.sequence for letter in found.letters], found.uncertain) == ([], 1)
             (finding,) = [risk for risk in found.risks if risk.name == "deaths-before-restart"]
             assert "when another server led" in finding
+
+
+@pytest.mark.slow
+async def test_the_first_account_of_a_cluster_whose_streams_have_several_leaders() -> None:
+    with NatsCluster() as cluster:
+        async with connect(connection_settings({"servers": cluster.urls, "timeout": 10})) as connection:
+            queue = await make_queue(connection, "q", consumer={"sample_freq": "100%"}, num_replicas=3)
+            while cluster.leader("q") == cluster.leader("q-events"):
+                await connection.api("STREAM.LEADER.STEPDOWN.q-events")
+                cluster.wait_settled("q-events")
+            await publish_jobs(connection, queue, ["done"] * 3)
+            await process_all(connection, queue)
+            account = await account_for_jobs(connection, queue)
+            assert (account.ended, account.unaccounted, account.unknown) == (3, (), ())
 
 
 async def test_a_restart_that_the_connection_doesnt_show_is_noticed_at_the_next_look(

@@ -66,6 +66,9 @@ class AccountCheckpoint(BaseModel):
     :param unaccounted: jobs that are gone without evidence of their end
     :param unknown: jobs that are gone, and of whose end there may have been evidence
     :param why_unknown: why that isn't known, a clause each
+    :param complete_since: since when the companions have all evidence about other jobs, where they dropped some that
+        was stored after ``taken_at``
+    :param why_incomplete: why not since earlier
     :param consumers: by name whether the server reported each acknowledgement
     :param completing: consumers of which a completion was stored
     :param revision: the checkpoint's sequence in the audit
@@ -88,6 +91,8 @@ class AccountCheckpoint(BaseModel):
     unaccounted: _Ranges = Field(default_factory=SequenceRanges)
     unknown: _Ranges = Field(default_factory=SequenceRanges)
     why_unknown: tuple[str, ...] = ()
+    complete_since: datetime = datetime.min.replace(tzinfo=UTC)
+    why_incomplete: str = ""
     consumers: dict[str, bool] = Field(default_factory=dict)
     completing: tuple[str, ...] = ()
     revision: int = 0

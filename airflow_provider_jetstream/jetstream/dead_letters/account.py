@@ -217,6 +217,7 @@ class _Accounting:
                 }
             )
         self._before, self._claimed = settled, settled.claimed
+        self._complete_since, self._why_incomplete = settled.complete_since, settled.why_incomplete
         self._evidence = EndEvidence(connection, self._snapshot, settled, self._letters)
         # A stream may be created with a first sequence of any size: no job had those below.
         first = max(1, int(self._info["config"].get("first_seq") or 1))
@@ -234,6 +235,8 @@ class _Accounting:
         known -= await self._letters_and_handled(known & self._evidence.deleted, deleted)
         unknown = (unknown | settled.unknown | (known & self._claimed)) - ended - reopened
         stays = ((opened | reopened) & SequenceRanges.between(1, last)) - ended - gone - accounted
+        # What was dropped before the snapshot is about jobs that were gone then, and so are looked at above.
+        has_gap = self._complete_since > taken_at
         account = AccountCheckpoint(
             stream=name,
             created=self._snapshot.created,
@@ -249,6 +252,8 @@ class _Accounting:
             unaccounted=unaccounted | (known - self._claimed),
             unknown=unknown,
             why_unknown=tuple(dict.fromkeys((*settled.why_unknown, *self._why))) if unknown else (),
+            complete_since=self._complete_since if has_gap else _ALWAYS,
+            why_incomplete=self._why_incomplete if has_gap else "",
             consumers=self._sampled(),
             completing=tuple(sorted(self._evidence.completing)),
             revision=before.revision,

@@ -255,7 +255,7 @@ class EndEvidence:
     def _end(self, sequence: int, consumer: str | None, at: datetime, skew: timedelta) -> None:
         """Have an end count, or, of what workers of one of several consumers brought about, note the claim."""
         requeued_at = self._requeued_at.get(sequence)
-        is_earlier_job = sequence > self._checkpoint.last and at < self._checkpoint.taken_at - skew
+        is_earlier_job = sequence > self._checkpoint.last and at + skew < self._checkpoint.taken_at
         if not 0 < sequence < HIGHEST_JOB or is_earlier_job or (requeued_at and at <= requeued_at):
             return
         if claimant := self._claimant(consumer):

@@ -369,9 +369,7 @@ class Classifier:
                 letter = await self._with_copy_sequence(letter, None)
                 return await self._unless_handled(letter, [], entry.recorded_at)
         # A job that was requeued in place may have died again.
-        valid = [
-            entry for entry in entries if audited is None or (audited.leaves_job and entry.recorded_at >= audited.at)
-        ]
+        valid = [entry for entry in entries if audited is None or self._is_later_death(entry, audited)]
         if not valid and audited is None:
             self._foreign.add(sequence)
         if not valid:
@@ -394,6 +392,15 @@ class Classifier:
             letter = replace(letter, foreign_subject=not self._may_have_had(letter.death.consumer, letter))
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
+
+    def _is_later_death(self, entry: Entry, audited: LetterRecord) -> bool:
+        """Return whether an entry is about what became of a job after the audit's last record of it."""
+        at = audited.at
+        if audited.in_place and entry.kind == EntryKind.TERMINATION and ServerTimes.of(self.snapshot).clustered:
+            # What is terminated leaves the queue, and the job was stored when it was requeued: the clock of the queue's
+            # server is behind that of the audit's.
+            at -= CLOCK_SKEW
+        return audited.leaves_job and entry.recorded_at >= at
 
     def _may_have_had(self, consumer: str | None, letter: DeadLetter) -> bool:
         return self.snapshot.may_have_had(consumer, letter.sequence, letter.subject)
