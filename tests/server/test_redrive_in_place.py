@@ -136,6 +136,26 @@ async def test_jobs_in_flight_prevent_the_reset(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.parametrize("in_flight", [1, 3])
+async def test_jobs_that_die_while_their_workers_are_waited_for_are_reported_and_recorded(
+    connection: NatsPyConnection, name: str, in_flight: int
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "500ms", "max_deliver": 1})
+    await make_dead_letters(connection, queue, "a")
+    await publish_jobs(connection, queue, "bcd"[:in_flight])
+    await pull_jobs(connection, queue, in_flight)
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
+    sequences = list(range(1, in_flight + 2))
+    assert report.redriven == {number: number for number in sequences}
+    assert {record.sequence: record.action for record in await letter_records(connection, queue)} == dict.fromkeys(
+        sequences, "requeued"
+    )
+    assert (await stored_count(connection, f"{name}-dead"), report.entries_left) == (0, 0)
+    assert await process_all(connection, queue) == dict.fromkeys("abcd"[: in_flight + 1], 1)
+    findings = await find_dead_letters(connection, queue)
+    assert (list(findings.letters), findings.uncertain) == ([], 0)
+
+
 async def at_once(*_: object) -> bool:
     return False
 

@@ -7,6 +7,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import LeaseLostError, RedriveError, TransientError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.status import Page
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.redrive.proved_pages import ProvedPage
@@ -110,12 +110,14 @@ class Requeueing:
         letters, entries, unstored = array("Q"), array("Q"), set[int]()
 
         async def record() -> int:
-            if uncertain := self._scan.reconciliation.disputed:
+            scan = await self._scan_again()
+            if uncertain := scan.reconciliation.disputed:
                 raise RedriveError(
                     f"expected each job without an entry to be dead, found {len(uncertain)} that may be in a worker's"
                     " hands: a reset would deliver them once more; use another protocol"
                 )
-            async with ProvedPages(self._scan, selection, reads_ahead=True) as pages:
+            # All of them, since a reset delivers all of them.
+            async with ProvedPages(scan, Selection(), reads_ahead=True) as pages:
                 while page := await pages.next():
                     unstored.update(await self._prepare(page))
                     self._require_resettable(page)
@@ -142,6 +144,13 @@ class Requeueing:
         )
         await self._on_requeued()
         return unstored
+
+    async def _scan_again(self) -> Scan:
+        """Read the queue once more while nothing moves: jobs that were in flight until then may have died."""
+        scan = await Scan.begin(self._scan.connection, self._scan.queue, since=self._scan)
+        # The lease fences what is recorded.
+        scan.audit = self._scan.audit
+        return scan
 
     def _require_resettable(self, page: ProvedPage) -> None:
         """Raise where a reset would deliver a job that is handled, or one that may have a new job.
