@@ -56,7 +56,7 @@ check-alerts := tests/server/test_alert_rules.py
 test-compose test-database-restarts test-spark-elsewhere test-spark-versions test-ui-versions check-alerts: $(UV)
 	$(RUN) --isolated --group database pytest -v -rP $($@)
 
-test-long: test-faults fuzz test-mapped test-waiting-scale conformance # what test-all has in short
+test-long: test-faults fuzz test-mapped test-waiting-scale conformance simulate-hour # what test-all has in short
 test-faults: $(UV) # killed redrives, random steps against the model of a queue, killed drivers, a million messages
 	FAULTS=full $(RUN) pytest tests/faults
 	FAULTS=full $(RUN) pytest -s tests/spark/test_bulk_redrive_faults.py tests/spark/test_bulk_redrive_kills.py \
@@ -76,6 +76,10 @@ conformance: $(UV) # scripts of each kind on the simulated server and on nats-se
 	$(RUN) python -m testbed.simulated.conformance $(or $(SCRIPTS),24)
 simulate: $(UV) ## worlds of the simulated server: SEEDS=0:2000
 	$(RUN) python -m testbed.simulated $(or $(SEEDS),0:200)
+simulate-hour: $(UV) # worlds of an hour on each of two cores, from seeds that change by the day
+	first=$$(($$(date +%j) * 1000000)); for shard in 0 1; do \
+		$(RUN) python -m testbed.simulated $$((first + shard)):$$((first + 1000000)):2 3600 & pids="$$pids $$!"; done; \
+		for pid in $$pids; do wait $$pid || failed=1; done; exit $${failed:-0}
 bench: $(UV) ## the workloads of docs/benchmarks.md; bench-NAME runs benchmarks/NAME.py with ARGS …
 	for workload in publishing worker short_waits dead_letter_look dead_letter_waits wait redrive growth imports; do \
 		$(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done

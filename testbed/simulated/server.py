@@ -103,6 +103,7 @@ class SimulatedServer:
         self.streams: dict[str, Stream[Consumer]] = {}
         self.listeners = Listeners()
         self.is_up = True
+        self.on_reset: Callable[[list[int]], None] = lambda _: None
         self._ids = 0
 
     # What streams and consumers need.
@@ -323,7 +324,10 @@ class SimulatedServer:
             case "PAUSE" if self.level >= _PAUSE_LEVEL:
                 return self._pause(consumer, request)
             case "RESET" if self.level >= _RESET_LEVEL:
-                consumer.reset(request.get("seq") or consumer.floor + 1)
+                start = request.get("seq") or consumer.floor + 1
+                again = [job for job in stream.messages if start <= job < consumer.next]
+                self.on_reset([job for job in again if consumer.matches(stream.messages[job].subject)])
+                consumer.reset(start)
                 return {**consumer.info(), "reset_seq": consumer.next}
         return None
 

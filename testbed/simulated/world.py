@@ -140,6 +140,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.actors = Actors(self)
+        self.server.on_reset = self._check_reset
 
     def tell(self, what: str) -> None:
         """Add to the story of the world."""
@@ -392,6 +393,14 @@ class World:
             body for body, count in self.account.done.items() if count and body not in stored
         } - self.account.unproved
 
+    def _check_reset(self, sequences: list[int]) -> None:
+        """Check that what a reset delivers again is recorded before."""
+        audit = self.server.streams[f"{QUEUE}-audit"]
+        for sequence in sequences:
+            record = audit.last_of(f"audit.{QUEUE}.letters.{sequence}")
+            if record is None or b'"action":"requeue' not in record.data:
+                self.problem(f"{sequence} is delivered again by a reset, which no record says")
+
     def problem(self, text: str) -> None:
         """Note what must not be."""
         self.tell(f"PROBLEM: {text}")
@@ -476,15 +485,23 @@ class Outcome:
     """What became of a world."""
 
     seed: int
+    plan: Plan
     problems: tuple[str, ...]
     counts: Counter[str]
     story: tuple[str, ...]
 
 
-def play_world(seed: int, *, calm: bool = False) -> Outcome:
-    """Play one world."""
-    rng = random.Random(f"plan {seed}")  # noqa: S311
-    plan = Plan.draw(rng, calm=calm)
+def drawn_plan(seed: int, *, calm: bool = False) -> Plan:
+    """Return the plan that a seed makes."""
+    return Plan.draw(random.Random(f"plan {seed}"), calm=calm)  # noqa: S311
+
+
+def play_world(seed: int, *, calm: bool = False, plan: Plan | None = None) -> Outcome:
+    """Play one world.
+
+    :param plan: the one that the seed makes where absent
+    """
+    plan = plan or drawn_plan(seed, calm=calm)
 
     async def play() -> Outcome:
         server = SimulatedServer(plan.version)
@@ -512,7 +529,7 @@ def play_world(seed: int, *, calm: bool = False) -> Outcome:
             await world.live()
         counts = world.account.counts
         counts["jobs"] = len(world.account.stored)
-        return Outcome(seed, tuple(world.account.problems), counts, (str(plan), *world.story))
+        return Outcome(seed, plan, tuple(world.account.problems), counts, (str(plan), *world.story))
 
     level = logging.root.level
     logging.disable(logging.CRITICAL)
