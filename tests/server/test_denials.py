@@ -144,27 +144,30 @@ async def test_jobs_on_a_denied_subject_fail_and_the_others_are_stored(server: N
         assert await stored_count(user, NAME) == 3
 
 
-async def test_a_job_that_got_no_answer_before_its_subject_was_denied_may_be_stored() -> None:
-    def config(denied: str) -> str:
+@pytest.mark.parametrize(
+    ("denied", "ack_timeout"), [("publish: {deny: ['lost.*']}", 0.5), ("subscribe: {deny: ['_INBOX.>']}", 20.0)]
+)
+async def test_a_job_that_had_no_answer_when_something_was_denied_may_be_stored(
+    denied: str, ack_timeout: float
+) -> None:
+    def config(permissions: str) -> str:
         return (
-            f"authorization {{ users: [{{user: all, password: p}},"
-            f" {{user: publisher, password: p, permissions: {{publish: {{deny: ['{denied}']}}}}}}] }}"
+            "authorization { users: [{user: all, password: p},"
+            f" {{user: publisher, password: p, permissions: {{{permissions}}}}}] }}"
         )
 
-    with NatsServer(config=config("nothing")) as own:
+    with NatsServer(config=config("publish: '>'")) as own:
         async with connected(own, "all") as other, connected(own, "publisher") as user:
-            sent = asyncio.Event()
 
             async def stay_silent(_: Msg) -> None:
-                if not sent.is_set():
-                    own.config = config("lost.*")
+                if own.config != config(denied):
+                    own.config = config(denied)
                     own.reload()
-                    sent.set()
 
             await other.client.subscribe("lost.*", cb=stay_silent)
             await other.client.flush()
             jobs = prepare_jobs(["a"], subject="lost.a", origin=None, batch="b")
-            report = await publish_prepared(user, jobs, ack_timeout=0.5, attempts=20)
+            report = await publish_prepared(user, jobs, ack_timeout=ack_timeout, attempts=20)
     (failure,) = report.failures
     assert isinstance(failure.error, PermissionDeniedError)
     assert not failure.certain
