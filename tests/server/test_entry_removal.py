@@ -65,7 +65,6 @@ async def test_entries_are_deleted_where_that_is_allowed(
     assert await left(connection, queue, 1, 2, 3) == [2]
 
 
-@pytest.mark.slow
 async def test_entries_of_letters_that_were_not_redriven_stay_however_many_are_purged(
     connection: NatsPyConnection, name: str
 ) -> None:
