@@ -23,8 +23,8 @@ lint: $(UV)
 types: $(UV)
 	$(RUN) mypy
 	$(RUN) mypy $(foreach file,$(wildcard tests/conftest.py tests/*/conftest.py),-m $(subst /,.,$(basename $(file))))
-imports: $(UV) ## the rules of the architecture and of names
-	$(RUN) pytest tests/unit/test_architecture.py tests/unit/test_names.py
+imports: $(UV) ## the rules of the architecture
+	$(RUN) pytest tests/unit/test_architecture.py
 unit: $(UV) ## the tests that need no server
 	$(RUN) pytest tests/unit
 

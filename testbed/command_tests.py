@@ -1,8 +1,8 @@
 """Which test runs each command of the pages' console blocks.
 
 A command is found by how it begins, the longest beginning first. ``tests/unit/test_console_commands.py`` fails for a
-command that no line is about, for a line that no command needs, and for a test that doesn't exist. A test of
-``tests/server/test_howto_*.py`` fails if it leaves out one of its commands.
+command that no line is about, and for a line that no command needs. A test of ``tests/server/test_howto_*.py`` fails if
+it leaves out one of its commands.
 """
 
 from __future__ import annotations

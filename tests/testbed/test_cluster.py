@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServerError
-from testbed.ports import LOOPBACK, free_ports
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from testbed.face import NatsPyConnection
-
-
-def stores(cluster: NatsCluster, stream: str) -> list[str]:
-    """Return the names of the servers that store a stream."""
-    return [name for name in cluster.servers if list(cluster.server(name).store.glob(f"**/streams/{stream}"))]
 
 
 async def create(connection: NatsPyConnection, name: str, **fields: Any) -> None:
@@ -47,29 +36,6 @@ async def state(connection: NatsPyConnection, name: str) -> tuple[int, int]:
 
     stream_state = (await eventually(answer, within=30))["state"]
     return stream_state["messages"], stream_state["last_seq"]
-
-
-@pytest.mark.slow
-async def test_a_cluster_starts_within_20_seconds_and_leaves_nothing_behind() -> None:
-    started = time.monotonic()
-    with NatsCluster() as cluster:
-        print(f"ready after {time.monotonic() - started:.2f} s")
-        assert time.monotonic() - started < 20
-        assert list(cluster.alive) == list(cluster.servers) == ["n1", "n2", "n3"]
-        assert len(set(cluster.urls)) == 3
-        assert cluster.meta_leader() in cluster.servers
-        pids = [server.pid for server in cluster.servers.values()]
-        async with connect(connection_settings({"servers": cluster.urls})) as connection:
-            # Once ready, all servers can take replicas.
-            await create(connection, "three", num_replicas=3)
-            await create(connection, "one", placement={"tags": ["n2"]})
-        cluster.wait_settled("three")
-        assert stores(cluster, "three") == ["n1", "n2", "n3"]
-        assert (stores(cluster, "one"), cluster.leader("one")) == (["n2"], "n2")
-        cluster.kill("n3")
-        assert list(cluster.alive) == ["n1", "n2"]
-    assert [pid for pid in pids if pid is None or psutil.pid_exists(pid)] == []
-    assert not cluster.folder.exists()
 
 
 @pytest.mark.smoke
@@ -97,42 +63,3 @@ async def test_a_replicated_stream_survives_the_kill_of_its_leader() -> None:
             cluster.kill(cluster.leader("jobs"))
             assert cluster.leader("jobs") in cluster.alive
             assert await state(connection, "jobs") == (15, 15)
-
-
-@pytest.mark.slow
-async def test_a_cluster_that_was_killed_as_a_whole_comes_back_with_its_data(tmp_path: Path) -> None:
-    with NatsCluster(tmp_path) as cluster:
-        assert cluster.folder == tmp_path
-        urls = cluster.urls
-        async with connect(connection_settings({"servers": cluster.urls})) as connection:
-            await create(connection, "jobs", num_replicas=3)
-            await publish(connection, "jobs", 10)
-            cluster.wait_settled("jobs")
-        for name in cluster.servers:
-            cluster.kill(name)
-        assert cluster.alive == {}
-        for name in cluster.servers:
-            cluster.restart(name)
-        cluster.wait_settled("jobs")
-        assert cluster.urls == urls
-        async with connect(connection_settings({"servers": cluster.urls})) as connection:
-            assert await state(connection, "jobs") == (10, 10)
-
-
-@pytest.mark.slow
-def test_a_taken_port_makes_all_servers_choose_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server((LOOPBACK, 0)) as taken:
-        offers = iter([[*free_ports(2), taken.getsockname()[1]]])
-        monkeypatch.setattr("testbed.nats_cluster.free_ports", lambda count: next(offers, None) or free_ports(count))
-        with NatsCluster() as cluster:
-            assert len(cluster.alive) == 3
-            assert "address already in use" in cluster.server("n3").log()
-            assert next(offers, None) is None
-
-
-def test_a_cluster_that_does_not_start_raises_and_is_removed() -> None:
-    cluster = NatsCluster(jetstream_config="nonsense {")
-    with pytest.raises(NatsServerError, match="Parse error"), cluster:
-        pass
-    assert cluster.alive == {}
-    assert not cluster.folder.exists()

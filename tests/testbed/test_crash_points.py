@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_jetstream.jetstream import get_message
 from testbed.crash_points import call_kind, changes_state, crash_at_every_call
 from testbed.face import stream_info
-from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue, store_completion, stored_count
+from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,18 +49,10 @@ WORK = [
     "$JS.ACK",
     "$JS.API.CONSUMER.MSG.NEXT",
 ]
-CHANGES = [kind for kind in WORK if not kind.endswith((".INFO", ".GET", ".NEXT"))]
-# Stored jobs and completions after each of the changes.
-STORED = [(0, 0), (1, 0), (2, 0), (1, 0), (1, 1), (0, 1)]
 
 
 async def fail(_connection: NatsPyConnection, _queue: WorkQueue) -> None:
     raise KeyError("mine")
-
-
-async def read_forever(connection: NatsPyConnection, _queue: WorkQueue) -> None:
-    while True:
-        await connection.api("INFO")
 
 
 def children() -> list[str]:
@@ -94,31 +86,6 @@ async def test_each_run_is_killed_in_place_of_its_own_call(
 
 
 @pytest.mark.slow
-async def test_reads_can_be_left_out(
-    nats: NatsServer, connection: NatsPyConnection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
-) -> None:
-    report = await crash_at_every_call(
-        (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, counted="changes"
-    )
-    assert report.killed_calls == CHANGES
-    counts = [
-        (await stored_count(connection, queue.name), await stored_count(connection, f"{queue.name}-events"))
-        for queue in report.queues
-    ]
-    assert counts == STORED
-
-
-@pytest.mark.slow
-async def test_the_first_calls_can_be_left_out(
-    nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
-) -> None:
-    report = await crash_at_every_call(
-        (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, first_call=8
-    )
-    assert report.killed_calls == WORK[7:]
-
-
-@pytest.mark.slow
 async def test_a_run_that_fails_by_itself_raises_its_error(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
@@ -126,19 +93,6 @@ async def test_a_run_that_fails_by_itself_raises_its_error(
         await crash_at_every_call((nats.url,), f"{__name__}:fail", prepare, logs=tmp_path)
     with pytest.raises(RuntimeError, match=r"(?s)the forking process ended with 1:.*has no attribute 'absent'"):
         await crash_at_every_call((nats.url,), f"{__name__}:absent", prepare, logs=tmp_path)
-
-
-@pytest.mark.slow
-async def test_a_coroutine_with_endless_calls_is_killed(
-    nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
-) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)makes more than 3 calls:.*INFO +3 +-9"):
-        await crash_at_every_call((nats.url,), f"{__name__}:read_forever", prepare, logs=tmp_path, max_calls=3)
-    with pytest.raises(TimeoutError):
-        await crash_at_every_call(
-            (nats.url,), f"{__name__}:read_forever", prepare, logs=tmp_path, counted="changes", within=3
-        )
-    assert children() == []
 
 
 @pytest.mark.parametrize(

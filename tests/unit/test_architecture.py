@@ -12,15 +12,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
-from source_code import ROOT, Package, circles, package_of_tests
+from source_code import Package, circles, package_of_tests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from source_code import Module
 
-_PACKAGE = ROOT.name
 _FORBIDDEN_IN_CORE = {"airflow", "pyspark", "pyarrow", "pandas", "numpy"}
 # Beside the rooms, and for skins only.
 _AIRFLOW_MODULES = {"airflow_compat"}
@@ -324,128 +322,3 @@ def test_the_rules_apply_to_every_room(package: Package) -> None:
     assert {"jetstream", "worker", "spark", ""} <= {module.room for module in package.modules.values()}
     assert {"hooks", "operators", "sensors", "triggers", "tasks"} <= set(_skins(package))
     assert {module.name for module in package.in_rooms("jetstream")} >= {"jetstream", "jetstream.client.connection"}
-
-
-def _tree(root: Path, files: dict[str, str]) -> Package:
-    """Write a package: module names within it, and their code."""
-    root = root / _PACKAGE
-    for name, code in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(code)
-        for folder in path.relative_to(root).parents:
-            init = root / folder / "__init__.py"
-            if not init.exists():
-                init.write_text('"""A room."""\n')
-    return Package(root)
-
-
-@pytest.mark.parametrize(
-    ("rule", "files", "offender"),
-    [
-        (core_stands_alone, {"jetstream/a.py": "import airflow.sdk"}, "jetstream.a imports airflow"),
-        (core_stands_alone, {"jetstream/a.py": "def f():\n    import numpy"}, "jetstream.a imports numpy"),
-        (
-            core_stands_alone,
-            {"jetstream/a.py": f"from {_PACKAGE}.worker import b", "worker/b.py": ""},
-            "jetstream.a imports worker",
-        ),
-        (middle_stands_on_core, {"spark/a.py": "from airflow import DAG"}, "spark.a imports airflow"),
-        (middle_stands_on_core, {"worker/a.py": "import pyarrow"}, "worker.a imports pyarrow"),
-        (
-            middle_stands_on_core,
-            {"command/a.py": f"from {_PACKAGE}.spark import b", "spark/b.py": ""},
-            "command.a imports spark",
-        ),
-        (
-            middle_stands_on_core,
-            {"command/a.py": f"from {_PACKAGE}.dev import b", "dev/b.py": ""},
-            "command.a imports dev",
-        ),
-        (
-            middle_stands_on_core,
-            {"worker/a.py": f"from {_PACKAGE}.airflow_compat import conf", "airflow_compat.py": "import airflow"},
-            "worker.a imports airflow_compat",
-        ),
-        (skins_leave_nats_to_the_core, {"hooks/a.py": "from nats.aio.client import Client"}, "hooks.a"),
-        (
-            protocol_only_in_the_client,
-            {"worker/a.py": 'def f(subject):\n    return b"PUB %b 0\\r\\n\\r\\n" % subject'},
-            "worker.a: PUB",
-        ),
-        (modules_beside_the_rooms_are_light, {"provider_info.py": "import pydantic"}, "provider_info"),
-        (
-            core_order,
-            {"jetstream/client/a.py": f"import {_PACKAGE}.jetstream.queue.b", "jetstream/queue/b.py": ""},
-            "jetstream.client.a imports jetstream.queue.b",
-        ),
-        (
-            core_order,
-            {
-                "jetstream/audit/a.py": "from ..archive import b",
-                "jetstream/archive.py": "from .audit import a",
-            },
-            "archive <-> audit",
-        ),
-        (core_order, {"jetstream/cellar.py": ""}, "cellar has no level"),
-        (
-            spark_order,
-            {"spark/wire/a.py": f"from {_PACKAGE}.spark.source import b", "spark/source/b.py": ""},
-            "spark.wire.a imports spark.source.b",
-        ),
-        (
-            no_circles,
-            {
-                "jetstream/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import b",
-                "jetstream/b.py": "def f():\n    from .c import g",
-                "jetstream/c.py": "from .a import h",
-                "jetstream/d.py": "from .a import h",
-            },
-            "jetstream.a <-> jetstream.b <-> jetstream.c",
-        ),
-        (long_modules, {"worker/a.py": "pass\n" * _MAX_LINES}, f"worker.a has {_MAX_LINES} lines"),
-        (vague_names, {"worker/_utils.py": ""}, "worker._utils"),
-        (modules_without_docstring, {"worker/a.py": "# Not a docstring."}, "worker.a"),
-        (rooms_of_core_with_code, {"jetstream/queue/__init__.py": '"""A room."""\nimport json'}, "jetstream.queue"),
-        (
-            repeated_module_names,
-            {"jetstream/queue/a.py": "", "jetstream/client/a.py": ""},
-            "a: jetstream.client.a, jetstream.queue.a",
-        ),
-        (
-            repeated_class_names,
-            {"worker/a.py": "class Stored: ...", "spark/b.py": "class Stored: ..."},
-            "Stored: spark.b, worker.a",
-        ),
-    ],
-)
-def test_a_rule_finds_what_breaks_it(
-    rule: Callable[[Package], list[str]], files: dict[str, str], offender: str, tmp_path: Path
-) -> None:
-    assert rule(_tree(tmp_path, files)) == [offender]
-
-
-@pytest.mark.parametrize(
-    ("line", "rooms", "distributions"),
-    [
-        ("import airflow.sdk", set(), {"airflow"}),
-        ("def f():\n    from airflow import DAG", set(), {"airflow"}),
-        ("from airflow_provider_jetstream.hooks import jetstream", {"hooks"}, {_PACKAGE}),
-        ("from airflow_provider_jetstream import hooks", {"hooks"}, {_PACKAGE}),
-        ("from ..hooks.jetstream import JetStreamHook", {"hooks"}, {_PACKAGE}),
-        ("from .. import operators", {"operators"}, {_PACKAGE}),
-        ("from . import errors", {"jetstream"}, {_PACKAGE}),
-        ("import importlib\nimportlib.import_module('pyspark.sql')", set(), {"importlib", "pyspark"}),
-        ("import json", set(), {"json"}),
-    ],
-)
-def test_an_import_is_found_in_every_spelling(
-    line: str, rooms: set[str], distributions: set[str], tmp_path: Path
-) -> None:
-    package = _tree(
-        tmp_path,
-        {"jetstream/module.py": line, "jetstream/errors.py": "", "hooks/jetstream.py": "", "operators/a.py": ""},
-    )
-    module = package.modules["jetstream.module"]
-    assert _own_rooms(package, module) == rooms
-    assert package.distributions(module) == distributions

@@ -6,10 +6,8 @@ import re
 import tomllib
 from collections import Counter
 
-import pytest
-
 from testbed.code_blocks import ROOT, pages
-from testbed.command_tests import TESTS, beginning_of, commands_of
+from testbed.command_tests import TESTS, beginning_of
 from testbed.console import commands
 
 _EXTRAS = re.compile(r"(?:airflow-provider-jetstream|\{ROOT\}|\{build_wheel\(\)\}|\{wheel\})\[([\w, ]+)\]")
@@ -24,16 +22,6 @@ def test_each_command_is_run_by_a_test() -> None:
 def test_each_line_of_the_table_is_about_a_command() -> None:
     used = Counter((command.page, beginning_of(command)) for command in commands())
     assert [(page, beginning) for page in TESTS for beginning in TESTS[page] if not used[page, beginning]] == []
-
-
-@pytest.mark.parametrize("test", sorted({test for page in TESTS.values() for test in page.values()}))
-def test_each_test_of_the_table_exists(test: str) -> None:
-    file, _, name = test.partition("::")
-    found = re.search(rf"^(?:async )?def {name}\((?P<arguments>[^)]*)\)", (ROOT / file).read_text(), re.MULTILINE)
-    assert found, test
-    # The fixture fails where a command is left out.
-    assert "terminal: Terminal" in found["arguments"] or "/test_howto_" not in file
-    assert commands_of(test)
 
 
 def test_each_extra_that_a_text_names_is_installed_by_a_test() -> None:
@@ -55,19 +43,3 @@ def test_each_extra_that_a_text_names_is_installed_by_a_test() -> None:
     assert sorted(each for each in named if each[1] not in extras) == []
     assert sorted(each for each in named if each[1] not in installed) == []
     assert sorted(extras - installed) == []
-
-
-def test_an_extra_of_a_text_is_found() -> None:
-    assert _EXTRAS.findall('pip install "airflow-provider-jetstream[airflow,spark]"') == ["airflow,spark"]
-    assert _EXTRAS.findall('f"{build_wheel()}[metrics]"') == ["metrics"]
-
-
-def test_prompts_and_outputs_are_no_part_of_a_command_and_continued_lines_are() -> None:
-    found = {str(command): command for command in commands()}
-    (conform,) = [command for command in found.values() if command.text.startswith("jetstream-worker conform")]
-    assert conform.text == "jetstream-worker conform -- node worker.mjs"
-    assert conform.shown.splitlines()[-1] == "35 of 36 lines kept"
-    (worker,) = [command for command in found.values() if command.text.startswith("NATS_URL=nats://nats:4222")]
-    assert worker.text.splitlines()[1] == "  --handler shop.orders:process --concurrency 50 --id 3"
-    assert [str(command) for command in found.values() if command.text.startswith("$ ") or not command.text] == []
-    assert len(found) == len(commands())

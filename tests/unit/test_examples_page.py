@@ -101,18 +101,3 @@ def test_the_pages_have_each_worker_in_another_language(page: str) -> None:
     workers = {path.name for path in (ROOT / "example_workers").glob("worker.*")}
     assert len(workers) > 1
     assert workers == set(re.findall(r"\(\.\./example_workers/(worker\.\w+)\)", (ROOT / "docs" / page).read_text()))
-
-
-@pytest.mark.parametrize("dag_id", _folder())
-def test_the_test_of_a_dag_exists_and_names_it(dag_id: str) -> None:
-    for name, path in _row_of(dag_id).tests.items():
-        assert path == ROOT / "tests" / "airflow" / name
-        assert re.search(rf"\b{dag_id}\b", path.read_text(encoding="utf-8"))
-
-
-@pytest.mark.parametrize("dag_id", _folder())
-def test_a_dag_says_what_it_shows(dag_id: str) -> None:
-    module = importlib.import_module(f"example_dags.{_folder()[dag_id].stem}")
-    (dag,) = [value for value in vars(module).values() if isinstance(value, DAG) and value.dag_id == dag_id]
-    assert dag.doc_md
-    assert dag.doc_md.strip().splitlines()[0].endswith((".", ":"))

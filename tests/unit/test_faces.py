@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import pytest
-
 from airflow_provider_jetstream.provider_info import get_provider_info
 
 if TYPE_CHECKING:
@@ -128,22 +126,3 @@ def test_tests_hold_on_to_faces() -> None:
     listed = "\n".join(text for _, text in sorted(behind, reverse=True))
     print(f"{share:.1%} of {everything} lines hold on to faces; {len(behind)} files don't:\n{listed}")
     assert share >= _FLOOR, f"{share:.1%} of the lines hold on to faces, expected {_FLOOR:.0%}; these don't:\n{listed}"
-
-
-@pytest.mark.parametrize(
-    ("source", "inner"),
-    [
-        (f"from {_PACKAGE}.jetstream import connect, contract, find_dead_letters", []),
-        (f"from {_PACKAGE}.jetstream.contract import JOB_ID", []),
-        (f"from {_PACKAGE}.operators.publish import JetStreamPublishOperator", []),
-        (f"from {_PACKAGE} import __version__, worker", []),
-        (f"from {_PACKAGE}.jetstream import scan", ["jetstream.scan"]),
-        (f"from {_PACKAGE}.jetstream.client.connect import connect", ["jetstream.client.connect.connect"]),
-        (f"import {_PACKAGE}.jetstream.client.tls", ["jetstream.client.tls"]),
-        (f"PLACE = '{_PACKAGE}.triggers.completion._SECONDS'", ["triggers.completion._SECONDS"]),
-        (f"PROGRAM = 'from {_PACKAGE}.worker import Worker; Worker()'", []),
-        (f"PROGRAM = 'python -m {_PACKAGE}.command.program queue list'", []),
-    ],
-)
-def test_what_counts_as_a_face(source: str, inner: list[str]) -> None:
-    assert _inner_names(source) == inner

@@ -34,11 +34,6 @@ def test_nothing_is_subscripted_that_python_3_11_cannot_subscript(folder: str) -
     assert {str(file): lines for file in files if (lines := subscripted_at_run_time(file.read_text("utf-8")))} == {}
 
 
-def test_annotations_are_no_run_time() -> None:
-    assert subscripted_at_run_time("a: list[array[int]] = []\ndef f(x: array[int]) -> array[int]: ...") == []
-    assert subscripted_at_run_time("a = list[array[int]]()") == [1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", ["airflow_provider_jetstream"])
 def test_no_pattern_has_a_possessive_repeat_which_goes_wrong_before_python_3_11_5(folder: str) -> None:
