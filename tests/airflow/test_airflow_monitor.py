@@ -141,27 +141,6 @@ def test_the_cookie_of_a_browser_is_a_session(airflow: Airflow) -> None:
         assert browser.get(f"{airflow.url}/api/v2/dags/jetstream_redrive").status_code == 200
 
 
-@pytest.mark.usefixtures("fleet")
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({"Origin": "https://elsewhere.example"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Sec-Fetch-Site": "cross-site"}, 403),
-        ({"Content-Type": "text/plain"}, 415),
-        ({"Origin": "{own}"}, 200),
-        ({}, 200),
-    ],
-)
-def test_a_request_from_a_foreign_page_is_refused(airflow: Airflow, headers: dict[str, str], status: int) -> None:
-    all_headers = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.token()}"} | {
-        name: value.format(own=airflow.url) for name, value in headers.items()
-    }
-    url = f"{airflow.url}/jetstream/api/queues/nats_fleet/{QUEUE}/dry-run"
-    answer = httpx.post(url, content=b"{}", headers=all_headers, trust_env=False, timeout=30)
-    assert answer.status_code == status, answer.text
-
-
 def test_answers_have_restrictive_headers(airflow: Airflow) -> None:
     page = airflow.request("GET", "/jetstream/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -291,21 +270,6 @@ def test_letters_are_parked_and_the_page_names_the_task(airflow: Airflow) -> Non
     letter = get(airflow, f"api/queues/nats_fleet/{QUEUE}/letters/3")
     assert letter["letter"]["parked"] == "no order"
     assert [(line["action"], line["who"]["dag_id"]) for line in letter["audit"]] == [("parked", "jetstream_redrive")]
-
-
-@pytest.mark.parametrize(
-    "conf", [{"queue": "nonexistent"}, {"queue": QUEUE, "action": "delete"}, {"queue": QUEUE, "select": {"sort": "x"}}]
-)
-def test_an_invalid_action_fails_at_once(airflow: Airflow, conf: dict[str, Any]) -> None:
-    body = {"logical_date": None, "conf": {"nats_conn_id": "nats_fleet", **conf}}
-    answer = airflow.request("POST", "/api/v2/dags/jetstream_redrive/dagRuns", body)
-    if answer.status_code == 200:
-        run_id = answer.json()["dag_run_id"]
-        assert airflow.wait_for_run("jetstream_redrive", run_id)["state"] == "failed"
-        (task,) = airflow.task_instances("jetstream_redrive", run_id)
-        assert task["try_number"] == 1
-    else:
-        assert answer.status_code in (400, 422)
 
 
 def test_the_jobs_of_a_task_are_found_while_it_waits(

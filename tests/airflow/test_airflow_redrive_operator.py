@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +30,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     LeaseHeldError,
     RedriveError,
     RedriveRequestError,
-    SelectionError,
 )
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.deferral import TaskDeferred
@@ -96,17 +94,6 @@ async def test_a_task_that_does_not_get_the_lease_can_be_retried(
     assert (await run(queue, lease_timeout="5s"))["redriven"] == 1
 
 
-async def test_only_selected_letters_are_redriven(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
-) -> None:
-    await make_letters(settings, queue, b"one", b"two")
-    await make_letters(settings, queue, b"three", token="other")
-    result = await run(queue, select=Selection(subject=f"{queue.name}.other"), subject=f"{queue.name}.again")
-    assert (result["redriven"], result["from_sequences"], result["protocol"]) == (1, [[3, 3]], "copy")
-    assert await jobs(connection, queue) == {1: b"one", 2: b"two", 4: b"three"}
-    assert (await run(queue, sequences=[[2, 2]], protocol="copy"))["from_sequences"] == [[2, 2]]
-
-
 async def test_a_selection_without_letters_is_logged_and_succeeds(
     settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,13 +146,6 @@ async def test_a_patch_is_shown_with_its_differences_and_refused_where_it_cannot
     ):
         with pytest.raises(RedriveRequestError, match=expected):
             operator(queue, **wrong)
-
-
-async def test_the_rate_is_limited(settings: ConnectionSettings, queue: WorkQueue) -> None:
-    await make_letters(settings, queue, *(b"job" for _ in range(6)))
-    started = time.monotonic()
-    assert (await run(queue, rate="5"))["redriven"] == 6
-    assert time.monotonic() - started >= 1.0
 
 
 async def test_parking_takes_letters_out_of_circulation_with_a_reason(
@@ -295,50 +275,6 @@ async def test_jobs_that_died_again_fail_the_task_only_once(settings: Connection
     assert (result["from_sequences"], result["resumed"], result["completed"]) == ([[2, 2]], 0, 1)
 
 
-async def test_without_an_audit_nothing_is_redriven(settings: ConnectionSettings, name: str) -> None:
-    declared = WorkQueue(**queue_of(name).model_dump(mode="json", exclude_unset=True) | {"audit": False})
-    queue = await provisioned(settings, declared)
-    await make_letters(settings, queue, b"one")
-    with pytest.raises(
-        AirflowFailException, match=f"expected an audit of {name}, found none: nothing is redriven that"
-    ):
-        await run(queue, **WAITING)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"rate": 0}, RedriveRequestError, "expected a rate above 0 letters a second, found 0"),
-        ({"rate": "-1"}, RedriveRequestError, "expected a rate above 0 letters a second, found -1"),
-        ({"rate": "fast"}, RedriveRequestError, "expected a number for rate, found 'fast'"),
-        ({"max_redrives": -1}, RedriveRequestError, "expected max_redrives of at least 0, found -1"),
-        ({"lease_timeout": "soon"}, RedriveRequestError, "lease_timeout: "),
-        ({"lease_timeout": -1}, RedriveRequestError, "lease_timeout"),
-        (
-            {"protocol": "magic"},
-            RedriveRequestError,
-            "expected a protocol among auto, copy, atomic, in_place; found 'mag",
-        ),
-        ({"protocol": "in_place", "rate": 5}, RedriveRequestError, "expected nothing but the protocol, found rate"),
-        ({"subject": "orders.*"}, RedriveRequestError, "expected a subject to redrive to, found 'orders.*'"),
-        (
-            {"transform": "repair"},
-            RedriveRequestError,
-            "expected a function that takes a DeadLetter as transform, found s",
-        ),
-        ({"select": {"colour": "red"}}, SelectionError, "expected a selection of dead letters by sequences"),
-        ({"sequences": "all"}, SelectionError, "expected stream sequences such as [3, 5]"),
-        ({"group_by": ["colour"]}, SelectionError, "expected fields to group by among reason, error_class"),
-    ],
-)
-def test_an_invalid_argument_is_refused_when_the_dag_is_parsed(
-    arguments: dict[str, Any], error: type[Exception], message: str, name: str
-) -> None:
-    with pytest.raises(error) as raised:
-        operator(queue_of(name), **arguments)
-    assert message in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("arguments", "rendered", "message"),
     [
@@ -368,12 +304,6 @@ async def test_an_invalid_rendered_argument_fails_the_task_without_a_retry(
         await asyncio.to_thread(task.execute, context())
     assert message in str(raised.value)
     assert await jobs(connection, queue) == {1: b"one"}
-
-
-def test_equal_operators_have_equal_arguments(name: str) -> None:
-    task = operator(queue_of(name), select=Selection.of({"reasons": ["terminated", "orphan", "expired"]}))
-    assert json.dumps(task.select) == '{"reasons": ["expired", "orphan", "terminated"]}'
-    assert "transform" not in JetStreamRedriveOperator.template_fields
 
 
 def renamed(queue: WorkQueue, suffix: str) -> WorkQueue:
@@ -445,25 +375,3 @@ async def test_a_redrive_without_waves_that_a_person_aborts_is_not_begun_anew_by
     ended = await read_redrive(connection, queue, begun[0].id)
     assert (ended.engine, ended.state, ended.who["task_id"]) == (engine, "aborted", "task")
     assert len((await find_dead_letters(connection, queue)).letters) == 4 - ended.redriven > 0
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"waves": ["rest", 10]},
-        {"waves": [0]},
-        {"waves": [True]},
-        {"waves": "ten"},
-        {"stop_when": 0.5},
-        {"waves": [10], "stop_when": 2},
-        {"waves": [10], "stop_when": {"then": "explode"}},
-        {"waves": [10], "stop_when": {"unknown": 1}},
-        {"waves": [10], "order_key": "header:Customer"},
-        {"waves": [10], "wait_for_completion": True},
-        {"waves": [10], "protocol": "in_place"},
-        {"waves": [10], "max_redrives": 0},
-    ],
-)
-async def test_waves_that_cannot_be_are_refused(queue: WorkQueue, arguments: dict[str, Any]) -> None:
-    with pytest.raises(RedriveRequestError):
-        operator(queue, **arguments)

@@ -366,15 +366,6 @@ async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job
 
 
 @pytest.mark.slow
-async def test_without_an_audit_each_account_reads_from_the_beginning(connection: NatsPyConnection, name: str) -> None:
-    queue = await full_dead_letter_queue(connection, name, audit=False)
-    await publish_jobs(connection, queue, "a")
-    lost = await terminate(connection, queue, 1)
-    for _ in range(2):
-        assert await unaccounted(connection, queue) == [(lost[0], lost[0])]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", b"{}", b"no json", b'{"version": 1, "open": "AAAA"}'])
 async def test_a_checkpoint_that_is_none_is_replaced(connection: NatsPyConnection, name: str, body: bytes) -> None:
     queue = await full_dead_letter_queue(connection, name)

@@ -13,13 +13,12 @@ from airflow_provider_jetstream.jetstream import (
     Job,
     Origin,
     WaitPolicy,
-    discover_queue,
     publish,
     take_cursor,
     wait,
 )
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, advised_job_digest, reported_job
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, reported_job
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages, read_advisory_pages
 from airflow_provider_jetstream.worker import Worker
 from testbed import seams
@@ -87,18 +86,6 @@ async def test_a_worker_that_reports_on_the_jobs_own_subject_and_acknowledges_co
     assert (await ended(during)).completed == set(report.sequences)
     # A waiter that comes when all is over reads the same.
     assert (await ended(waiting(connection, cursor, report, WaitPolicy()))).completed == set(report.sequences)
-
-
-async def test_a_report_is_read_from_the_stream_by_a_waiter_that_knows_only_json(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await advised_queue(connection, name)
-    cursor, report = await published(connection, queue, [image(name, "a")])
-    await work_as_the_document_does(connection, queue, 1)
-    mark = json.loads(json.dumps({field: getattr(cursor, field) for field in Cursor.__slots__}))
-    again = json.loads(json.dumps(report.advised))
-    outcome = await asyncio.wait_for(wait(connection, Cursor(**mark), report.sequences, advised=again), 10)
-    assert outcome.completed == set(report.sequences)
 
 
 @pytest.mark.parametrize(
@@ -222,17 +209,6 @@ async def test_a_job_that_names_a_subject_outside_of_the_declared_ones_is_refuse
     undeclared = await make_queue(connection, f"{name}u")
     _, report = await published(connection, undeclared, [{"id": "a", "advisory": "elsewhere.a"}])
     assert report.advised == {}
-
-
-async def test_ids_are_found_where_a_worker_finds_them(connection: NatsPyConnection, name: str) -> None:
-    queue = await advised_queue(connection, name)
-    subject = f"{name}-advisory.all"
-    text = json.dumps({"id": 3, "advisory": subject})
-    jobs = [Job({"id": 1, "advisory": subject}), Job(b"\xff", id="2", advisory=subject), text, Job(b"[]")]
-    _, report = await published(connection, queue, jobs)
-    expected = {advised_job_digest(subject, str(n)): report.sequences[n - 1] for n in (1, 2, 3)}
-    assert report.advised == expected
-    assert reported_job(subject, b'{"id": 3}') in expected
 
 
 async def test_a_waiter_of_two_stored_jobs_with_one_digest_ends_neither_by_a_report(
@@ -390,14 +366,6 @@ async def test_a_triggerer_finds_the_jobs_by_the_tasks_key_in_as_many_pages_as_t
     assert await read_advisory_pages(connection, f"{name}-events", name, "other", created) == {}
     await task_pages(connection, queue, "many").remove()
     assert await pages_of(connection, name) == []
-
-
-async def test_a_queue_that_was_provisioned_is_discovered_with_its_advisory_subjects(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await advised_queue(connection, name)
-    discovered = await discover_queue(connection, name)
-    assert discovered.advisory_subjects == queue.advisory_subjects == (f"{name}-advisory.>",)
 
 
 @pytest.mark.parametrize("second_cursor", ["the same", "its own"])

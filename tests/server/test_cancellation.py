@@ -122,18 +122,6 @@ async def test_the_cache_holds_stored_cancellations_and_receives_new_ones(
             assert (await learning).why == "three"
 
 
-async def test_a_wait_for_a_cancellation_fails_when_the_events_are_gone(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    async with follow_cancellations(connection, queue) as book:
-        learning = asyncio.create_task(book.wait("a", datetime.now(UTC)))
-        await connection.api(f"STREAM.DELETE.{name}-events")
-        async with asyncio.timeout(10):
-            with pytest.raises(NotFoundError, match=f"expected stream {name}-events on the server, found none"):
-                await learning
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("deny_delete", [False, True])
 async def test_schedules_of_the_job_are_removed_and_others_stay(

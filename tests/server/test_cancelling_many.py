@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from airflow_provider_jetstream.jetstream import Job, publish
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from testbed.face import (
-    cancel_jobs,
-    cancel_stored,
-    find_cancellation,
-    is_cancelled,
-    stream_info,
-    subject_counts,
-)
-from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue
+from testbed.face import cancel_jobs, cancel_stored, find_cancellation, stream_info, subject_counts
+from testbed.queues import make_queue, pull_jobs
 
 if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
@@ -41,11 +31,6 @@ async def test_many_ids_are_cancelled_once_each_with_their_schedules(connection:
     assert events["config"]["name"] == f"{name}-events"
 
 
-async def test_no_ids_cancel_nothing(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    assert await cancel_jobs(connection, queue, []) == []
-
-
 async def test_jobs_are_cancelled_by_sequence_while_they_are_stored(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
     report = await publish(connection, queue, ["a", "b", "c"], subject=f"{name}.jobs.a")
@@ -54,14 +39,3 @@ async def test_jobs_are_cancelled_by_sequence_while_they_are_stored(connection: 
     assert await cancel_stored(connection, name, f"{name}-events", [*report.sequences, 99], "why", "ann") == 2
     cancelled = await subject_counts(connection, f"{name}-events", f"cancelled.{name}.*")
     assert cancelled == {f"cancelled.{name}.{sequence}": 1 for sequence in (2, 3)}
-
-
-async def test_a_queue_that_stores_no_cancellations_is_refused(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, events=None)
-    with pytest.raises(QueueDeclarationError, match="expected events that capture cancelled"):
-        await cancel_jobs(connection, queue, ["a"])
-    with pytest.raises(NotFoundError):
-        await cancel_jobs(connection, small_queue(f"{name}x"), ["a"])
-    other = await make_queue(connection, f"{name}y")
-    await publish_jobs(connection, other, ["a"])
-    assert not await is_cancelled(connection, other, "a")

@@ -125,14 +125,6 @@ async def test_a_queue_without_letters_or_without_a_consumer_is_diagnosed(
     assert [group.recommendation.action for group in undeliverable.groups] == ["add_consumer"]
 
 
-async def test_letters_that_died_again_are_to_be_repaired(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, events=None)
-    await make_dead_letters(connection, queue, ["a", "b"], headers={"Redrive-Count": "2"})
-    diagnosis = await diagnose_dead_letters(connection, queue)
-    assert diagnosis.groups[0].letters.redriven == 2
-    assert "2 of 2 were redriven before and died again" in str(diagnosis)
-
-
 async def test_completions_are_read_from_the_last_events_only(connection: NatsPyConnection, name: str) -> None:
     """A letter whose end is a forged completion of another queue, or no event at all, doesn't count."""
     queue = await make_queue(connection, name)

@@ -70,18 +70,6 @@ async def acknowledge(connection: NatsPyConnection, queue: WorkQueue, count: int
     await connection.client.flush()
 
 
-async def test_jobs_of_a_worker_that_only_acknowledges_complete_by_default(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await provisioned(connection, name)
-    cursor = await take_cursor(connection, queue)
-    jobs = await publish_jobs(connection, queue, "abc")
-    waiter = start_waiting(connection, cursor, jobs)
-    await acknowledge(connection, queue, 3)
-    (report,) = await wait_reports([waiter])
-    assert (report.completed, report.unsampled_consumers) == (set(jobs), {})
-
-
 async def test_provisioning_sets_sampling_again_where_a_worker_has_reset_it(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -78,20 +78,6 @@ async def test_another_run_publishes_nothing_however_late_it_comes(connection: N
     assert (await stream_info(connection, name))["state"]["last_seq"] == 3
 
 
-async def test_jobs_are_known_by_their_ids_in_any_order_and_new_ones_are_published(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name, archive=False, **WINDOW)
-    await run(connection, queue, "monday", named("abc"))
-    await finish_all(connection, queue, 3)
-    await asyncio.sleep(AFTER_WINDOW)
-    again = await run(connection, queue, "tuesday", named("dca"))
-    assert (list(again.sequences), again.duplicates) == ([4, 3, 1], 2)
-    await asyncio.sleep(AFTER_WINDOW)
-    last = await run(connection, queue, "wednesday", named("edcba"))
-    assert (list(last.sequences), last.duplicates) == ([5, 4, 3, 2, 1], 4)
-
-
 async def test_another_key_another_task_and_a_run_of_that_name_are_others(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -138,16 +124,6 @@ async def test_two_runs_at_once_store_each_job_once(connection: NatsPyConnection
     assert again.duplicates == 8
 
 
-async def test_each_job_still_names_the_run_that_published_it(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await run(connection, queue, "monday", named("a"))
-    await run(connection, queue, "tuesday", named("ab"))
-    headers = [dict(message.headers) async for message in read_range(connection, name, ">")]
-    assert [pairs["Airflow-Task"] for pairs in headers] == [
-        Origin("dag", run_id, "task").key for run_id in ("monday", "tuesday")
-    ]
-
-
 async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_before(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,19 +138,6 @@ async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_be
     assert await ManifestStore(connection, name, f"{name}-events").read(key) is not None
     (stored,) = [message async for message in read_range(connection, f"{name}-events", manifest_subject(name, key))]
     assert stored.header("Nats-TTL") is None
-
-
-async def test_jobs_beyond_a_page_are_known_too(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for limit in ("_PAGE_ROWS", "_INLINE_ROWS"):
-        monkeypatch.setattr(f"airflow_provider_jetstream.jetstream.publishing.manifest_rows.{limit}", 2)
-    queue = await make_queue(connection, name, **WINDOW)
-    await run(connection, queue, "monday", named("abcd"))
-    await finish_all(connection, queue, 4)
-    await asyncio.sleep(AFTER_WINDOW)
-    again = await run(connection, queue, "tuesday", named("dcba"))
-    assert (list(again.sequences), again.duplicates) == ([4, 3, 2, 1], 4)
 
 
 async def test_a_queue_made_anew_gets_the_jobs_again(connection: NatsPyConnection, name: str) -> None:

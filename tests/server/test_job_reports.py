@@ -170,15 +170,6 @@ async def test_what_was_stored_about_an_earlier_queue_of_the_name_isnt_reported(
     }
 
 
-async def test_a_large_result_stays_where_it_is_stored(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    cursor = await take_cursor(connection, queue)
-    await store_completion(connection, queue, 1, job_id="ada", result="x" * 9_000)
-    report = await wait(connection, cursor, [1])
-    reports = await reports_of(connection, cursor, report)
-    assert reports == {1: JobReport("ada", 1, "completed", 1, result_at=report.results_at[1])}
-
-
 @pytest.mark.parametrize("result", ["NaN", "1e999", "9" * 40, "[" * 190 + "]" * 190])
 async def test_whatever_a_worker_returns_the_report_fits_an_xcom(
     connection: NatsPyConnection, name: str, result: str

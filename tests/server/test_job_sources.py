@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, PublishRefusedError, publish
-from airflow_provider_jetstream.jetstream.errors import EventLoopError, TransientError
+from airflow_provider_jetstream.jetstream.errors import EventLoopError
 from testbed.face import AskedForEach, Destination, prepare_jobs, publish_prepared
 from testbed.queues import eventually, make_queue, stored_count
 
@@ -102,30 +102,6 @@ async def test_a_job_without_an_answer_is_sent_again_while_the_source_blocks(
 def _endless_after(jobs: Iterable[int], released: threading.Event) -> Iterator[int]:
     yield from jobs
     released.wait(2 * _SECONDS)
-
-
-async def test_a_cancelled_call_ends_its_source(connection: NatsPyConnection, name: str) -> None:
-    await make_queue(connection, name)
-    ended, read = threading.Event(), 0
-
-    def items() -> Iterator[int]:
-        nonlocal read
-        try:
-            while True:
-                read += 1
-                yield read
-        finally:
-            ended.set()
-
-    source = items()
-    publishing = asyncio.create_task(publish_prepared(connection, _jobs(name, source)))
-    await eventually(lambda: read > 2_000, within=_SECONDS)
-    publishing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await publishing
-    # By then, although this test still holds the generator.
-    assert ended.is_set()
-    assert next(source, None) is None
 
 
 @pytest.mark.slow
@@ -292,23 +268,6 @@ async def test_other_tasks_run_while_a_list_is_sent(connection: NatsPyConnection
     counting.cancel()
     assert (report.stored, len(turns)) == (2_000, 2_000)
     assert max(Counter(turns).values()) <= 64
-
-
-@pytest.mark.slow
-async def test_the_jobs_after_a_stop_are_neither_sent_nor_read(connection: NatsPyConnection, name: str) -> None:
-    await make_queue(connection, name)
-    read, stopped = 0, False
-
-    def items() -> Iterator[int]:
-        nonlocal read, stopped
-        for read in range(1, 100_001):
-            stopped = read >= 5_000
-            yield read
-
-    report = await publish_prepared(connection, _jobs(name, items()), window=100, stopped=lambda: stopped)
-    assert read < 5_000 + 200
-    assert all(isinstance(failure.error, TransientError) for failure in report.failures)
-    assert report.stored == await stored_count(connection, name)
 
 
 @pytest.mark.slow

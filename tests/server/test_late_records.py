@@ -51,19 +51,6 @@ async def test_a_record_that_is_stored_after_the_redrive_makes_no_second_letter(
     assert [job.data for job in await stream_messages(connection, name)] == [b"a"]
 
 
-async def test_a_redriven_job_that_is_terminated_is_a_letter_of_its_own(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, archive=True)
-    await make_terminated_letters(connection, queue, ["a"])
-    await redrive_dead_letters(connection, queue, _COPY)
-    copy = await _terminate(connection, queue)
-    (letter,) = (await find_dead_letters(connection, queue)).letters
-    assert (letter.sequence, letter.redrives, letter.death.reason) == (copy, 1, "terminated")
-    assert list((await redrive_dead_letters(connection, queue, _COPY)).redriven) == [copy]
-    assert [job.data for job in await stream_messages(connection, name)] == [b"a"]
-
-
 @pytest.mark.since_server("2.14", "consumers that can be reset")
 async def test_a_job_that_was_requeued_in_place_and_then_terminated_is_a_letter_again(
     connection: NatsPyConnection, name: str

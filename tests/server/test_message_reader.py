@@ -11,15 +11,13 @@ from airflow_provider_jetstream.jetstream import connect, connection_settings, g
 from airflow_provider_jetstream.jetstream.client.message_reader import follow, next_message
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from testbed import seams
-from testbed.face import Headers, consumer_info
+from testbed.face import consumer_info
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
-
-HEADERS = (("Colour", "red"), ("Colour", "grün ☃"), ("Empty", ""), ("Url", "nats://a:1"))
 
 
 async def make_stream(connection: NatsPyConnection, name: str) -> None:
@@ -39,33 +37,6 @@ async def collect(connection: NatsPyConnection, name: str, subject: str, start: 
             if len(collected) == count:
                 break
     return collected
-
-
-async def test_a_message_is_read_with_subject_body_and_sequence(connection: NatsPyConnection, name: str) -> None:
-    await make_stream(connection, name)
-    await publish_bodies(connection, name, "a", "b")
-    message = await get_message(connection, name, 2)
-    assert message is not None
-    assert (message.subject, message.sequence, message.data, message.headers) == (f"{name}.b", 2, b"b", ())
-
-
-async def test_repeated_and_non_ascii_headers_are_read_in_order(connection: NatsPyConnection, name: str) -> None:
-    await make_stream(connection, name)
-    await connection.client.jetstream().publish(f"{name}.a", b"x", headers=Headers(HEADERS))
-    message = await get_message(connection, name, 1)
-    assert message is not None
-    assert message.headers == HEADERS
-    assert message.header("Colour") == "red"
-    assert message.header("Empty") == ""
-    assert message.header("colour") is None
-
-
-async def test_an_empty_body_is_read_as_empty_bytes(connection: NatsPyConnection, name: str) -> None:
-    await make_stream(connection, name)
-    await connection.client.jetstream().publish(f"{name}.a", b"", headers={"A": "b"})
-    message = await get_message(connection, name, 1)
-    assert message is not None
-    assert (message.data, message.headers) == (b"", (("A", "b"),))
 
 
 async def test_times_keep_the_servers_nanoseconds(connection: NatsPyConnection, name: str) -> None:
@@ -132,18 +103,6 @@ async def test_a_missing_consumer_is_named_with_its_stream(connection: NatsPyCon
     await make_stream(connection, name)
     with pytest.raises(NotFoundError, match=expected):
         await consumer_info(connection, name, "other")
-
-
-async def test_following_reads_what_was_stored_before_and_then_what_is_new(
-    connection: NatsPyConnection, name: str
-) -> None:
-    await make_stream(connection, name)
-    await publish_bodies(connection, name, "a", "b", "a")
-    async with asyncio.timeout(10), aclosing(follow(connection, name, f"{name}.a", 2)) as messages:
-        assert (await anext(messages)).sequence == 3
-        waiting = asyncio.ensure_future(anext(messages))
-        await publish_bodies(connection, name, "b", "a")
-        assert (await waiting).sequence == 5
 
 
 @pytest.mark.slow

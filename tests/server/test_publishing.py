@@ -21,7 +21,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobError,
     JobNotSerializableError,
     JobTooLargeError,
-    NotFoundError,
     QueueFullError,
     UnreachableError,
 )
@@ -37,16 +36,10 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, PublishReport
     from airflow_provider_jetstream.worker import Delivery
     from testbed.face import NatsPyConnection, OutgoingJob
-    from testbed.nats_server import NatsServer
 
 
 def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterable[OutgoingJob]:
     return prepare_jobs(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
-
-
-def _subscriptions(server: NatsServer, connection: NatsPyConnection) -> int:
-    clients = server.monitor("connz?limit=10000")["connections"]
-    return int(next(c["subscriptions"] for c in clients if c["cid"] == connection.client.client_id))
 
 
 def _errors(report: PublishReport) -> dict[int, str]:
@@ -74,12 +67,6 @@ async def test_publishing_the_same_jobs_again_stores_nothing_and_counts_them(
     assert again.duplicates == 300
     assert list(again.sequences)[:300] == list(first.sequences)
     assert await stored_count(connection, name) == 350
-
-
-async def test_no_jobs_are_an_empty_report(connection: NatsPyConnection) -> None:
-    report = await publish_prepared(connection, [])
-    assert (report.stored, report.stream, list(report.sequences)) == (0, None, [])
-    report.raise_for_failures()
 
 
 @pytest.mark.slow
@@ -208,16 +195,6 @@ async def test_a_full_queue_is_reported_by_index_and_id_of_the_jobs_not_stored(
     assert str(caught.value).endswith("try again; and 4 more")
 
 
-async def test_free_space_in_a_full_queue_lets_the_same_call_succeed(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, max_msgs=3, discard="new", consumer={"ack_wait": "1m"})
-    assert (await publish_prepared(connection, _jobs(name, range(5)))).stored == 3
-    for message in await pull_jobs(connection, queue, 3):
-        await message.ack_sync()
-    again = await publish_prepared(connection, _jobs(name, range(5)))
-    assert (again.stored, again.duplicates) == (5, 3)
-    assert await stored_count(connection, name) == 2
-
-
 async def test_a_job_beyond_the_streams_limit_is_named_while_the_others_are_stored(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -273,15 +250,6 @@ async def test_a_body_that_cannot_be_serialised_is_named_while_the_others_are_st
         report.raise_for_failures()
 
 
-async def test_a_subject_that_no_stream_captures_is_reported(connection: NatsPyConnection, name: str) -> None:
-    report = await publish_prepared(connection, _jobs(name, [1, 2]))
-    message = f"no stream captures {name}.jobs.a: provision the queue first, or check the subject"
-    assert _errors(report) == {0: message, 1: message}
-    assert all(isinstance(failure.error, NotFoundError) and failure.certain for failure in report.failures)
-    with pytest.raises(PublishRefusedError, match="0 of 2 jobs are stored; 2 are not known to be: job 0"):
-        report.raise_for_failures()
-
-
 @pytest.mark.parametrize("answer", [b"hello", b'{"ok": true}', b"[1]", b"\xff", b'{"stream":"q","seq":0}'])
 async def test_an_answer_that_is_no_pub_ack_does_not_count(
     connection: NatsPyConnection, name: str, answer: bytes
@@ -325,38 +293,11 @@ async def test_a_stream_that_appears_a_moment_later_still_gets_the_job(connectio
     assert (await task).stored == 1
 
 
-async def test_an_input_that_raises_fails_the_call_and_leaves_no_subscription(
-    connection: NatsPyConnection, nats: NatsServer, name: str
-) -> None:
-    await make_queue(connection, name)
-    before = _subscriptions(nats, connection)
-
-    def items() -> Iterator[int]:
-        yield from range(600)
-        raise LookupError("the database went away")
-
-    report = await publish_prepared(connection, _jobs(name, items()))
-    with pytest.raises(LookupError, match="the database went away"):
-        report.raise_for_failures()
-    # The server reads the end of the subscription after the ping of a flush.
-    await eventually(lambda: _subscriptions(nats, connection) == before)
-    assert (await publish_prepared(connection, _jobs(name, range(600)))).stored == 600
-
-
 async def test_a_bad_job_among_others_fails_the_call_with_its_index(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     report = await publish_prepared(connection, _jobs(name, [1, 2, Job(3, subject="a b")]))
     with pytest.raises(JobError, match="job 2 can't be published to 'a b': it contains white space"):
         report.raise_for_failures()
-
-
-async def test_every_call_closes_its_subscription(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
-    await make_queue(connection, name)
-    before = _subscriptions(nats, connection)
-    for turn in range(3):
-        await publish_prepared(connection, _jobs(name, range(10), batch=f"{name}{turn}"))
-    await connection.client.flush()
-    assert _subscriptions(nats, connection) == before
 
 
 async def test_only_the_jobs_of_a_run_fail_that_can_not_be_sent(connection: NatsPyConnection, name: str) -> None:

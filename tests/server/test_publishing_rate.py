@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_jetstream.jetstream import ConnectionSettings, Job, PublishIncompleteError, connect, publish
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueFullError, TransientError, UnreachableError
 from testbed.face import AskedForEach, prepare_jobs, publish_prepared, read_range, stream_info
-from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
+from testbed.queues import eventually, make_dead_letters, make_queue, pull_jobs, stored_count
 from testbed.rates import most_within
 from testbed.tcp_proxy import tcp_proxy
 
@@ -188,26 +188,6 @@ async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyCon
     assert (report.stored, report.duplicates) == (1_000, 999)
 
 
-@pytest.mark.slow
-async def test_a_job_without_an_answer_is_sent_again_while_the_rate_holds_back_the_next(
-    connection: NatsPyConnection, name: str
-) -> None:
-    attempts: list[bytes] = []
-
-    async def answer_the_second_attempt(message: Msg) -> None:
-        attempts.append(message.data)
-        if attempts.count(message.data) == 2:
-            await message.respond(json.dumps({"stream": name, "seq": len(attempts)}).encode())
-
-    await connection.client.subscribe(f"{name}.>", cb=answer_the_second_attempt)
-    jobs = prepare_jobs("abcd", subject=f"{name}.a", origin=None, batch=name)
-    publishing = asyncio.create_task(publish_prepared(connection, jobs, rate=1, ack_timeout=0.1))
-    # The second may go only after a second.
-    await eventually(lambda: len(attempts) >= 4)
-    assert attempts[:4] == [b"a", b"a", b"b", b"b"]
-    assert (await publishing).stored == 4
-
-
 async def _are_stored(connection: NatsPyConnection, name: str, count: int) -> bool:
     return await stored_count(connection, name) == count
 
@@ -245,14 +225,3 @@ async def test_a_rate_that_is_none_is_refused_before_anything_is_sent(
     with pytest.raises(JobError, match=f"expected a rate above 0 jobs a second, found {rate}"):
         await publish(connection, queue, "ab", subject=f"{name}.jobs.a", rate=rate)
     assert await stored_count(connection, name) == 0
-
-
-async def test_a_rate_and_room_together(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, max_msgs=2, **FULL)
-    publishing = asyncio.create_task(
-        publish(connection, queue, range(12), subject=f"{name}.jobs.a", rate=20, room_timeout=20)
-    )
-    assert sorted(await _acknowledge_slowly(connection, queue, 12), key=int) == [f"{number}" for number in range(12)]
-    assert (await publishing).stored == 12
-    assert not await process_all(connection, queue)
-    assert await publish_jobs(connection, queue, ["more"])

@@ -37,20 +37,6 @@ def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.3)
 
 
-async def test_a_job_acknowledged_without_a_completion_vanishes_and_ends_the_wait(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    cursor = await take_cursor(connection, queue)
-    jobs = await publish_jobs(connection, queue, "abc")
-    waiter = start_waiting(connection, cursor, jobs)
-    (message,) = await pull_jobs(connection, queue, 1)
-    await message.ack_sync()
-    (report,) = await wait_reports([waiter])
-    assert (report.vanished, report.awaited, report.dead) == ({jobs[0]}, set(jobs[1:]), {})
-    assert report.as_json()["vanished_sequences"] == [(1, 1)]
-
-
 async def test_a_job_whose_completion_is_stored_after_it_is_gone_is_completed(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -88,19 +74,6 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
             await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
     (report,) = await wait_reports([waiter])
     assert (report.vanished, report.dead) == (set(jobs), {})
-
-
-@pytest.mark.slow
-async def test_a_job_that_is_gone_is_found_among_many_that_wait_for_delivery(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    cursor = await take_cursor(connection, queue)
-    jobs = await publish_jobs(connection, queue, map(str, range(500)))
-    waiter = start_waiting(connection, cursor, jobs)
-    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": jobs[400]})
-    (report,) = await wait_reports([waiter])
-    assert (report.vanished, len(report.awaited)) == ({jobs[400]}, 499)
 
 
 @pytest.mark.slow

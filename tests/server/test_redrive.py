@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from testbed import seams
 from testbed.dead_letters import publish_raw
-from testbed.face import Headers, redrive_message_id
+from testbed.face import redrive_message_id
 from testbed.queues import (
     exhaust_deliveries,
     make_dead_letters,
@@ -74,20 +74,6 @@ async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(
         "Redrive-Consumer": "worker",
         "Nats-Msg-Id": redrive_message_id(name, 1, original.time, 1),
     }
-
-
-async def test_repeated_headers_and_binary_bodies_are_copied_as_they_are(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    pairs = (("Tag", "one"), ("Tag", "zwölf"), ("Empty", ""))
-    body = bytes(range(256))
-    await connection.client.jetstream().publish(f"{name}.jobs.a", body, headers=Headers(pairs))
-    await exhaust_deliveries(connection, queue, 1)
-    await redrive_dead_letters(connection, queue)
-    copy = await stored(connection, queue, 2)
-    assert copy.data == body
-    assert copy.headers[:3] == pairs
 
 
 @pytest.mark.parametrize("deny_delete", [True, False], ids=["deny_delete", "plain"])
@@ -293,11 +279,3 @@ async def test_a_queue_without_a_dead_letter_queue_or_without_its_streams_raises
     queue = await make_queue(connection, name, dead_letters=None)
     with pytest.raises(QueueDeclarationError, match="expected dead_letters, which the scan reads"):
         await redrive_dead_letters(connection, queue)
-
-
-async def test_nothing_dead_means_nothing_done(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, "ab")
-    report = await redrive_dead_letters(connection, queue)
-    assert (dict(report.redriven), report.failed, list(report.gone)) == ({}, {}, [])
-    assert await process_all(connection, queue) == {"a": 1, "b": 1}

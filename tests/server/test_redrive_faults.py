@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream import connect, connection_settings, f
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from testbed import seams
 from testbed.crash_points import crash_at_every_call
-from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count
+from testbed.queues import eventually, make_dead_letters, make_queue, process_all, stored_count
 from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
@@ -175,20 +175,6 @@ async def test_a_cancelled_redrive_is_finished_by_the_next(connection: NatsPyCon
     second = await redrive_dead_letters(connection, queue)
     assert second.redriven
     assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
-
-
-async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, JOBS)
-    for first in (4, 7, 10):
-        assert (await redrive_dead_letters(connection, queue)).redriven == {
-            first - 3: first,
-            first - 2: first + 1,
-            first - 1: first + 2,
-        }
-        await exhaust_deliveries(connection, queue, 3)
-    assert [letter.redrives for letter in (await find_dead_letters(connection, queue)).letters] == [3, 3, 3]
-    assert await stored_count(connection, name) == 3
 
 
 async def test_letters_whose_consumer_is_deleted_in_the_middle_are_redriven_all_the_same(

@@ -100,16 +100,6 @@ async def test_the_ack_wait_is_compared_with_the_times_of_handlers(
     assert [(warning.name, str(warning)) for warning in measured] == [(name_of_warning, sentence)]
 
 
-async def test_handler_times_are_those_that_the_server_reports(connection: NatsPyConnection, name: str) -> None:
-    queue = await provisioned(connection, name, backoff=["500ms"])
-    await publish_jobs(connection, queue, ["slow"])
-    (message,) = await pull_jobs(connection, queue, 1)
-    await asyncio.sleep(0.45)
-    await message.ack_sync()
-    await events_stored(connection, name, 1)
-    assert await names(connection, queue) == ["short-ack-wait"]
-
-
 async def test_a_worker_that_reports_progress_may_take_longer_than_the_ack_wait(
     connection: NatsPyConnection, name: str
 ) -> None:

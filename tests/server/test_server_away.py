@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueFull
 from testbed.face import prepare_jobs, publish_prepared
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, make_queue, process_all, stored_count
+from testbed.queues import eventually, make_queue, process_all
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -39,22 +39,6 @@ async def _connected(*servers: str, **settings: Any) -> AsyncIterator[NatsPyConn
 
 def _jobs(count: int, batch: str = _NAME) -> Iterable[OutgoingJob]:
     return prepare_jobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
-
-
-@pytest.mark.slow
-async def test_a_graceful_restart_of_the_server_during_a_publish_costs_nothing_but_time() -> None:
-    with NatsServer(config=_LAME_DUCK) as server:
-        async with _connected(server.url) as connection:
-            await make_queue(connection, _NAME)
-            await _begin_lame_duck(server)
-            publishing = asyncio.create_task(publish_prepared(connection, _jobs(50)))
-            # It refuses jobs until it closes its connections and exits.
-            await eventually(lambda: not server.alive, within=_SECONDS)
-            assert not publishing.done()
-            await asyncio.to_thread(server.start)
-            report = await asyncio.wait_for(publishing, _SECONDS)
-            report.raise_for_failures()
-            assert (report.stored, await stored_count(connection, _NAME)) == (50, 50)
 
 
 @pytest.mark.slow

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
 ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send", 3)
 OTHER = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "other")
-_SECOND = 10**9
 
 
 @pytest.fixture
@@ -232,15 +231,6 @@ async def has_job(connection: NatsPyConnection, queue: WorkQueue) -> bool:
     return bool(counts)
 
 
-async def test_a_record_is_kept_as_long_as_the_events_at_least(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, archive=False)
-    await publish_as(connection, queue, ORIGIN, b"a")
-    await process_all(connection, queue)
-    assert await removable(connection, queue) == 0
-    unlimited = queue.model_copy(update={"events": queue.events.model_copy(update={"max_age": 0})})  # type: ignore[union-attr]
-    assert await removable(connection, unlimited) == 0
-
-
 @pytest.mark.usefixtures("without_margin")
 async def test_tasks_remove_the_records_of_others_that_nothing_needs(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
@@ -311,21 +301,6 @@ async def test_events_that_allow_no_time_to_live_store_the_record_with_a_warning
     await provision(connection, queue)
     changed = (await stream_info(connection, f"{name}-events"))["config"].get("allow_msg_ttl", False)
     assert changed is (connection.api_level >= 2)
-
-
-async def test_events_of_an_earlier_version_are_left_as_they_are_by_a_server_that_cannot_change_them(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = await make_queue(connection, name)
-    config = (await stream_info(connection, f"{name}-events"))["config"]
-    await connection.api(f"STREAM.DELETE.{name}-events")
-    del config["allow_msg_ttl"]
-    await connection.api(f"STREAM.CREATE.{name}-events", config)
-    # That of nats-server 2.11, which answers error 10052.
-    monkeypatch.setattr(connection, "api_level", 1)
-    assert (await provision(connection, queue)).changes == ()
-    await publish_as(connection, queue, ORIGIN, b"a")
-    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
 
 
 async def test_an_older_server_is_warned_of(

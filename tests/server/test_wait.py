@@ -265,17 +265,6 @@ async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str
         await take_cursor(connection, queue)
 
 
-async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retention(
-    connection: NatsPyConnection, name: str
-) -> None:
-    handler = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
-    dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [handler]}
-    queue = await make_queue(connection, name, deny_delete=True, dead_letters=dead_letters)
-    cursor = await take_cursor(connection, queue)
-    sequences = await make_dead_letters(connection, queue, "ab")
-    assert (await wait_within(connection, cursor, sequences, None)).dead.keys() == {1, 2}
-
-
 async def test_a_finished_wait_leaves_no_subscription(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queue = await make_queue(connection, name)

@@ -80,22 +80,6 @@ async def test_the_size_of_all_results_is_limited_and_omitted_ones_are_counted(
     assert (len(report.completed), report.results_left_out) == (100, 68)
 
 
-async def test_the_result_of_a_job_completed_before_the_wait_is_reported_too(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    cursor = await take_cursor(connection, queue)
-    jobs = await publish_jobs(connection, queue, "abc")
-    holding = start_waiting(connection, await take_cursor(connection, queue), [99])
-    await store_completion(connection, queue, jobs[0], result=1)
-    await store_completion(connection, queue, jobs[1], result={"a": None})
-    await store_completion(connection, queue, jobs[2])
-    for _ in range(2):
-        report = await wait(connection, cursor, jobs)
-        assert report.results == {"1": 1, "2": {"a": None}}
-    holding.task.cancel()
-
-
 @pytest.mark.parametrize(
     ("policy", "ends", "awaited", "error"),
     [

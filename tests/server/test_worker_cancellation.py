@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import WaitPolicy, cancel, find_dead_letters, take_cursor, wait
@@ -33,30 +32,6 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
     assert started == ["two"]
     assert (report.completed, set(report.cancelled)) == ({2}, {1})
     assert (await find_dead_letters(connection, queue)).letters == ()
-
-
-async def test_a_running_job_that_is_cancelled_ends_and_its_wait_reports_it(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
-    cursor = await take_cursor(connection, queue)
-    await publish_jobs(connection, queue, ["long"], headers={"Job-Id": "one"})
-    started, ended = asyncio.Event(), asyncio.Event()
-
-    async def handle(_: Delivery) -> None:
-        started.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-
-    async with running_worker(Worker(queue, "worker", handle, settings)):
-        await started.wait()
-        await cancel(connection, queue, "one", why="wrong price", by="ann")
-        report = await wait(connection, cursor, [1], policy=WaitPolicy(max_cancelled=None))
-        assert ended.is_set()
-        await eventually(lambda: is_empty(connection, name))
-    assert set(report.cancelled) == {1}
 
 
 async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_later_one_of_its_id_is_new(

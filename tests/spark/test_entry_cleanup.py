@@ -127,22 +127,6 @@ def test_unreadable_entries_stay_and_parked_ones_go(
     assert stored_entries(connection_options, queue) == ([] if kind == "parked" else [unreadable])
 
 
-@pytest.mark.parametrize("denied", ["deny_purge", "deny_delete"])
-def test_entries_are_removed_one_by_one_where_the_stream_denies_purges(
-    connection_options: dict[str, str], queue: WorkQueue, denied: str
-) -> None:
-    letters = f"{queue.name}-dead"
-
-    async def deny(connection: BlockingConnection) -> None:
-        config = (await connection.api(f"STREAM.INFO.{letters}"))["config"]
-        await connection.api(f"STREAM.UPDATE.{letters}", config | {denied: True})
-
-    run_on_own_connection(connection_options, deny)
-    scan = scan_queue(connection_options, queue)
-    assert remove_finished_entries(connection_options, scan, range(1, COUNT)) == 0
-    assert stored_entries(connection_options, queue) == other_entries(scan, range(1, COUNT))
-
-
 _DENIED = """
 authorization {{
   users: [

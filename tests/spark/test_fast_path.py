@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from bulk_letters import make_letters
 from hypothesis import HealthCheck, given, settings
@@ -21,10 +20,9 @@ from tcp_proxy import TcpProxy
 
 from airflow_provider_jetstream.jetstream import Reason, Selection
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
 from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
-from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath, are_dead
+from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA
 from testbed.any_letters import (
     JOBS,
@@ -80,32 +78,6 @@ def by_classifier_alone(task: ClassifyTask, jobs: list[pa.RecordBatch]) -> list[
 
 
 numbers = st.integers(0, 12)
-
-
-@given(st.lists(st.tuples(numbers, numbers, numbers, st.integers(0, 2), st.booleans()), min_size=1, max_size=30))
-def test_the_columnar_predicate_equals_the_scalar_one(jobs: list[tuple[int, int, int, int, bool]]) -> None:
-    sequences, delivered, _, _, has_evidence = (np.array(column) for column in zip(*jobs, strict=True))
-    consumers = [consumer_with(delivered=job[1], ack_floor=job[2], in_flight=job[3]) for job in jobs]
-    settled = np.array([consumer.settled for consumer in consumers])
-    columnar = are_dead(sequences, settled=settled, delivered=delivered, has_evidence=has_evidence)
-    assert columnar.tolist() == [
-        consumer.proves_death(job[0], has_evidence=job[4]) for job, consumer in zip(jobs, consumers, strict=True)
-    ]
-
-
-def consumer_with(*, delivered: int, ack_floor: int, in_flight: int) -> ConsumerState:
-    now = datetime.now(UTC)
-    return ConsumerState(
-        *("worker", now, (">",), timedelta(seconds=1)),
-        delivered=delivered,
-        ack_floor=ack_floor,
-        pending=0,
-        in_flight=in_flight,
-        stored=0,
-        dead=0,
-        last_active=now,
-        taken_at=now,
-    )
 
 
 def test_the_fast_path_takes_only_jobs_whose_one_entry_decides(queue: ScannedQueue) -> None:

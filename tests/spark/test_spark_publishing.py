@@ -103,15 +103,6 @@ def test_a_copy_leaves_out_what_the_server_gave_a_meaning(stream_options: dict[s
     assert copied["headers"][0]["value"] != "first"
 
 
-def test_writing_again_stores_no_row_twice(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    rows = [{"value": b"same", "subject": f"{stream.name}.a"} for _ in range(5000)]
-    first, again = _write(stream_options, rows), _write(stream_options, rows)
-    assert (first.stored, first.duplicates) == (5000, 0)
-    assert (again.stored, again.duplicates) == (5000, 5000)
-    assert stream.info().last == 5000
-
-
 def test_only_the_same_row_of_the_same_write_is_a_duplicate(
     stream_options: dict[str, str], stream: SourceStream
 ) -> None:

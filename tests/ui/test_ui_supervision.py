@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 from ui_browsing import row
 from ui_steps import blocking, with_connection, working
 
-from airflow_provider_jetstream.jetstream import RedriveRequest, connection_settings, redrive_dead_letters
+from airflow_provider_jetstream.jetstream import RedriveRequest, redrive_dead_letters
 from testbed.dead_letters import make_terminated_letters, stream_messages
 from testbed.queues import make_queue, publish_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ui_browsing import Browsing
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
-    from testbed.nats_server import NatsServer
 
 SLOW = 60_000
 TWO = [
@@ -54,32 +50,6 @@ def test_a_redrive_that_finds_nothing_says_so(browsing: Browsing, settings: Conn
     notice = page.locator(".notice").filter(has=page.locator('.run[data-state="success"]'))
     expect(notice).to_contain_text("0 letters of recalls redriven", timeout=SLOW)
     expect(notice).not_to_have_class(re.compile("good"))
-
-
-def test_wrong_credentials_are_named(browsing: Browsing, fragile_nats: NatsServer) -> None:
-    settings = connection_settings({"servers": (fragile_nats.url,), "timeout": 5})
-    blocking(with_connection(settings, make_queue, "guarded"))
-    page = browsing.open()
-    expect(row(page, "guarded")).to_be_visible()
-    with refusing(fragile_nats):
-        notice = page.get_by_role("alert").filter(has_text="nats_fragile")
-        expect(notice).to_contain_text("refuses the page", timeout=SLOW)
-        expect(notice).not_to_contain_text("automatically")
-    expect(notice).to_be_hidden(timeout=SLOW)
-
-
-@contextmanager
-def refusing(server: NatsServer) -> Iterator[None]:
-    """Let a server demand a password that the page doesn't have."""
-    server.stop()
-    server.user, server.password = "somebody", "else"
-    server.start()
-    try:
-        yield
-    finally:
-        server.stop()
-        server.user = server.password = None
-        server.start()
 
 
 def test_a_partition_without_a_worker_is_shown_with_its_evidence(

@@ -18,13 +18,11 @@ from airflow_provider_jetstream.jetstream.client.settings import ConnectionSetti
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.tasks.spark_connection import spark_settings
 from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
-from testbed.compose import ComposeError, compose_command, compose_config
+from testbed.compose import compose_config
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-ONE_SHOT = {"airflow-init", "first-run", "provision"}
 AIRFLOW = {"airflow-apiserver", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"}
-SPARK = {"spark-master", "spark-worker"}
 # Each consumer of the example DAGs' queues that a worker does, by the worker.
 WORKERS = {
     "worker-exports": ("exports.yaml", {"exporter"}),
@@ -66,65 +64,11 @@ def named_volumes(service: Service) -> dict[str, str]:
     return {mount["target"]: mount["source"] for mount in mounts if mount["type"] == "volume"}
 
 
-def test_the_file_is_checked_by_docker_compose_which_refuses_a_broken_one(tmp_path: Path) -> None:
-    version = subprocess.run([*compose_command(), "version"], capture_output=True, text=True, check=True)
-    assert version.stdout.startswith("Docker Compose version")
-    broken = tmp_path / "docker-compose.yml"
-    broken.write_text(
-        COMPOSE_FILE.read_text().replace("      nats:\n        condition", "      natz:\n        condition")
-    )
-    with pytest.raises(ComposeError, match="depends on undefined service"):
-        compose_config(broken)
-
-
-def test_all_services_are_declared(services: dict[str, Service]) -> None:
-    assert set(services) == AIRFLOW | ONE_SHOT | SPARK | set(WORKERS) | {"mover-surveys", "nats", "postgres"}
-    assert services["worker-orders"]["deploy"]["replicas"] == 2
-    commands = {name: services[name]["command"][:2] for name in AIRFLOW - {"airflow-apiserver"}}
-    assert commands == {name: ["airflow", name.removeprefix("airflow-")] for name in commands}
-    assert services["airflow-apiserver"]["command"] == ["airflow", "api-server"]
-
-
-def test_long_running_services_have_a_health_check_and_are_restarted(services: dict[str, Service]) -> None:
-    for name in set(services) - ONE_SHOT:
-        check = services[name]["healthcheck"]
-        assert check["test"][0] == "CMD", name
-        assert {"interval", "timeout", "retries", "start_period"} <= set(check), name
-        assert services[name]["restart"] == "unless-stopped", name
-    assert {services[name]["restart"] for name in ONE_SHOT} == {"no"}
-    assert "http://127.0.0.1:8222/healthz" in services["nats"]["healthcheck"]["test"]
-
-
-def test_services_start_after_those_they_depend_on(services: dict[str, Service]) -> None:
-    for service in services.values():
-        for name, dependency in service.get("depends_on", {}).items():
-            expected = "service_completed_successfully" if name in ONE_SHOT else "service_healthy"
-            assert dependency["condition"] == expected
-    dependencies = {name: set(service.get("depends_on", {})) for name, service in services.items()}
-    assert dependencies["airflow-init"] == {"postgres"}
-    assert dependencies["provision"] == {"nats"}
-    assert all(dependencies[name] == {"provision"} for name in (*WORKERS, "mover-surveys"))
-    assert dependencies["spark-worker"] == {"nats", "spark-master"}
-    assert dependencies["airflow-scheduler"] == {"airflow-apiserver"}
-    others = AIRFLOW - {"airflow-scheduler"}
-    assert all(dependencies[name] == {"postgres", "provision", "airflow-init"} for name in others)
-    assert dependencies["first-run"] == {"airflow-scheduler", "spark-worker", "worker-orders", "worker-store"}
-
-
 def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
     assert {port["target"] for port in published} == {4222, 8222, 8080, 8081}
     assert {port.get("host_ip") for port in published} == {"127.0.0.1"}
     assert not any("network_mode" in service for service in services.values())
-
-
-def test_state_is_stored_in_named_volumes(project: dict[str, Any], services: dict[str, Service]) -> None:
-    used = {source for service in services.values() for source in named_volumes(service).values()}
-    assert used == set(project["volumes"])
-    assert named_volumes(services["nats"]) == {"/data": "nats-data"}
-    assert 'store_dir: "/data"' in (ROOT / "docker" / "nats-server.conf").read_text()
-    assert named_volumes(services["postgres"]) == {"/var/lib/postgresql/data": "postgres-data"}
-    assert all("/opt/airflow/logs" in named_volumes(services[name]) for name in AIRFLOW)
 
 
 def test_mounted_files_exist_and_are_read_only(services: dict[str, Service]) -> None:

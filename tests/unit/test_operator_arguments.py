@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.errors import JobError, RedriveRequestError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, SelectionError
 from airflow_provider_jetstream.operators.cancel import JetStreamCancelOperator
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
-from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
-from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.tasks.template_values import parse_job_ids, parse_time_limit
 
 if TYPE_CHECKING:
@@ -33,21 +31,6 @@ def test_a_template_is_checked_by_the_task(name: str) -> None:
     JetStreamPublishOperator(task_id="send", work_queue=ELSEWHERE, jobs=[], **{name: TEMPLATE})
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({}, "in one of job_ids, jobs and sequences, found none of them"),
-        ({"job_ids": "a", "sequences": [1]}, "found job_ids and sequences"),
-        ({"job_ids": {"a": 1}}, "expected the id of a job, or a list of ids, found {'a': 1}"),
-        ({"job_ids": [1.5]}, "expected text or a number as id 0, found 1.5"),
-        ({"job_ids": [{"id": "a"}]}, "found {'id': 'a'}: take the ids out of the jobs"),
-    ],
-)
-def test_jobs_to_cancel_are_checked_when_the_dag_is_parsed(arguments: dict[str, Any], problem: str) -> None:
-    with pytest.raises(JobError, match=problem):
-        JetStreamCancelOperator(task_id="cancel", work_queue=ELSEWHERE, **arguments)
-
-
 QUEUE = {
     "name": "q",
     "subjects": ["q.>"],
@@ -58,21 +41,13 @@ QUEUE = {
 PUBLISH = partial(JetStreamPublishOperator, task_id="t", work_queue=QUEUE, jobs=[])
 REDRIVE = partial(JetStreamRedriveOperator, task_id="t", work_queue=QUEUE)
 PROVISION = partial(JetStreamProvisionOperator, task_id="t", work_queue=QUEUE)
-CANCEL = partial(JetStreamCancelOperator, task_id="t", work_queue=QUEUE)
-REPORT = partial(JetStreamDeadLetterReportOperator, task_id="t", work_queue=QUEUE, directory="/reports")
 DEAD_LETTERS = partial(JetStreamDeadLetterSensor, task_id="t", work_queue=QUEUE)
-DRAINED = partial(JetStreamQueueDrainedSensor, task_id="t", work_queue=QUEUE)
 
 
 @pytest.mark.parametrize("value", [TEMPLATE, {**QUEUE, "name": TEMPLATE}, Path(ELSEWHERE), ELSEWHERE])
 def test_a_template_or_the_path_of_a_queue_is_read_by_the_task(value: Any) -> None:
     PROVISION(work_queue=value, nats_conn_id=TEMPLATE)
     PUBLISH(work_queue=value, jobs=TEMPLATE, subject=TEMPLATE)
-
-
-def test_sequences_to_cancel_are_checked_when_the_dag_is_parsed() -> None:
-    with pytest.raises(SelectionError, match="expected stream sequences"):
-        JetStreamCancelOperator(task_id="cancel", work_queue=ELSEWHERE, sequences="first")
 
 
 def test_a_range_that_no_memory_holds_is_refused() -> None:
@@ -104,12 +79,6 @@ def test_ids_from_an_iterator_are_read_once() -> None:
 )
 def test_ids_in_every_form_of_a_template(value: object, ids: list[str]) -> None:
     assert parse_job_ids(value) == ids
-
-
-@pytest.mark.parametrize("value", [None, "", "None", True, b"a", 1.5])
-def test_what_is_no_id_is_refused(value: object) -> None:
-    with pytest.raises(JobError):
-        parse_job_ids(value)
 
 
 @pytest.mark.parametrize(
