@@ -26,9 +26,9 @@ import psutil
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from benchmarks.api_workers import ApiServer, answers_by_worker
+from benchmarks.many_letters import NAK, ManyJob, let_die, make_dead_queue
 from benchmarks.view_times import Measured, section
-from testbed.api_workers import ApiServer, answers_by_worker
-from testbed.many_letters import NAK, ManyJob, let_die, make_dead_queue
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
 

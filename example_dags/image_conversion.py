@@ -3,9 +3,9 @@ r"""Images that workers turn black and white: requests, a poison request, a lett
 The DAG publishes a request for each image of a folder, and two that can't be done: ``{}``, which names no image, and
 one for an image that isn't there yet. Workers know nothing of Airflow or of this package: they ask for one request with
 core NATS, convert the image, publish the request's id to the advisory subject that the request names, and acknowledge.
-They exit on any error, and their platform starts them again. One is in ``testbed/foreign_images.py``::
+They exit on any error, and their platform starts them again. One is in ``tests/documents/foreign_images.py``::
 
-    while :; do OUTDIR=/tmp/images/output python -m testbed.foreign_images; done
+    while :; do OUTDIR=/tmp/images/output python tests/documents/foreign_images.py; done
 
 This package's own worker does the same with ``example_workers.images:convert``. The end of each conversion is the
 advisory of its own request, or the server's report of its acknowledgement.

@@ -9,10 +9,10 @@ An order that fails twice is a dead letter: the server's advisory about it is st
 handler may run beside this DAG, and knows nothing of it: it reads an advisory, gets the order by its sequence, handles
 it and acknowledges the advisory. Handler and redrive share the consumer ``unprocessed_order_handler``, so each order is
 done once, by whoever comes first. Such a handler, and a worker that fails half of its deliveries, are in
-``testbed/foreign_orders.py``::
+``tests/documents/foreign_orders.py``::
 
-    python -m testbed.foreign_orders process orders_stream 'orders.*'
-    python -m testbed.foreign_orders handle orders_unprocessed orders_stream
+    python tests/documents/foreign_orders.py process orders_stream 'orders.*'
+    python tests/documents/foreign_orders.py handle orders_unprocessed orders_stream
 
 With ``{"rate": 1}`` the DAG publishes one order each second.
 """

@@ -12,8 +12,8 @@ partition::
 ``provision`` changes the one consumer into three while workers run and tasks are stored. Tasks that were published
 without a partition stay with ``worker``; each task is done once. Killed in the middle, it goes on when it runs again.
 
-A worker without this package is in ``testbed/foreign_tasks.py``: it fetches ten tasks at a time, acknowledges those
-that it has done and asks for the others again.
+A worker without this package is in ``tests/documents/foreign_tasks.py``: it fetches ten tasks at a time, acknowledges
+those that it has done and asks for the others again.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ urgent ones only::
     for id in 1 2; do jetstream-worker run --queue example_dags/queues/jobs.yaml --consumer low --id $id \
         --handler example_workers.jobs:process & done
 
-Workers without this package may run beside them; ``testbed/foreign_jobs.py`` is one in fifteen lines of nats-py. A job
-whose body is ``bad`` uses up its three deliveries, and its advisory is stored in ``jobs_dlq``, which is marked as a
-dead letter queue in its metadata. The result is how many of each priority were completed, and which are dead.
+Workers without this package may run beside them; ``tests/documents/foreign_jobs.py`` is one, in bare nats-py.
+A job whose body is ``bad`` uses up its three deliveries, and its advisory is stored in ``jobs_dlq``, which is marked as
+a dead letter queue in its metadata. The result is how many of each priority were completed, and which are dead.
 """
 
 from __future__ import annotations

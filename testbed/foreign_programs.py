@@ -1,8 +1,7 @@
 """What programs need that know nothing of this package: bare nats-py, and JetStream's subjects written out.
 
-The programs of the source documents are in ``foreign_images``, ``foreign_jobs``, ``foreign_orders`` and
-``foreign_tasks``. Each runs as ``python -m testbed.foreign_…`` with ``NATS_URL``, ``NATS_USER`` and ``NATS_PASSWORD``
-in its environment, and appends what it has done to the file of ``FOREIGN_LEDGER``.
+The programs of the source documents are in ``tests/documents/foreign_….py``. Each runs with ``NATS_URL``, ``NATS_USER``
+and ``NATS_PASSWORD`` in its environment, and appends what it has done to the file of ``FOREIGN_LEDGER``.
 """
 
 import base64
@@ -147,13 +146,13 @@ def start_program(
     logs: Path,
     restarted: bool = False,
 ) -> Process:
-    """Start a program of this folder.
+    """Start a program of a source document.
 
     :param module: such as ``foreign_images``
     :param env: what its environment has besides this process's own: the connection, the ledger
     :param restarted: start it again whenever it ends, as the documents' platforms do with a worker that crashes
     """
-    command = [sys.executable, "-m", f"testbed.{module}", *arguments]
+    command = [sys.executable, str(ROOT / "tests" / "documents" / f"{module}.py"), *arguments]
     if restarted:
         command = ["sh", "-c", f"while :; do {shlex.join(command)}; done"]
     python_path = os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])

@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.advisories import CancellationRequest,
 from airflow_provider_jetstream.jetstream.dead_letters import record
 from airflow_provider_jetstream.jetstream.limits import LINE
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
-from testbed.queue_schema import DIALECT, queue_schema, without_titles
+from tools.queue_schema import DIALECT, queue_schema, without_titles
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "contract"
 _BODIES: dict[str, type[BaseModel]] = {

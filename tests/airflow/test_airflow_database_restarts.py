@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from airflow_steps import ROOT, provisioned
+from postgresql import PostgreSQL
 
 from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.airflow import Airflow, AirflowApiError, AirflowNotReadyError
 from testbed.ledger import read_ledger
-from testbed.postgresql import PostgreSQL
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:

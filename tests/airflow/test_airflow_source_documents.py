@@ -32,7 +32,6 @@ from PIL import Image
 from airflow_provider_jetstream.jetstream import Selection, WorkQueue, connect, find_dead_letters
 from testbed.face import stream_info
 from testbed.foreign_programs import LEDGER, start_program
-from testbed.foreign_tasks import SECONDS
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 
@@ -83,7 +82,7 @@ def programs(settings: ConnectionSettings) -> Iterator[Programs]:
         "OUTDIR": str(folder / "output"),
         LEDGER: str(folder / "foreign.jsonl"),
         # So slow that the first tasks aren't done before the consumer has become three.
-        SECONDS: "0.2",
+        "TASK_SECONDS": "0.2",
     }
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)

@@ -11,12 +11,12 @@ import pytest
 from document_configurations import PARTITIONS as PARTITIONS_DOCUMENT
 from document_configurations import PRIORITIES
 from document_configurations import TASKS as TASKS_DOCUMENT
+from foreign_tasks import publish_task, schedule_task
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, plan, provision, publish
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.face import consumer_info, partition_of, prepare_jobs, publish_prepared, read_range
 from testbed.foreign_programs import start_program
-from testbed.foreign_tasks import publish_task, schedule_task
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, running_worker, stored_count
 

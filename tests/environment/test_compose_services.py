@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from compose_services import ComposeServices
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
@@ -23,7 +24,6 @@ from airflow_provider_jetstream.jetstream import (
 from testbed.airflow_client import AirflowClient
 from testbed.compose import compose_config
 from testbed.compose_images import create_image_environment
-from testbed.compose_services import ComposeServices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

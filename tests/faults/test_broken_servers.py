@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from faulty_proxy import FAULTS, Fault, faulty_proxy
 from pyspark.sql.types import LongType, StructField, StructType
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
@@ -34,7 +35,6 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.worker import Worker
 from testbed.face import inspect_all_queues, summarise_dead_letters
-from testbed.faulty_proxy import FAULTS, Fault, faulty_proxy
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue, small_queue
 from testbed.spark_face import JetStreamDataSource, run_on_own_connection

@@ -29,9 +29,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.errors import FlakyStrategyDefinition
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from modelled_queue import KINDS, Environment, ModelledQueue, modelled_queue
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from testbed.modelled_queue import KINDS, Environment, ModelledQueue, modelled_queue
 from testbed.nats_server import NatsServer
 from testbed.redrivers import redrivers
 from testbed.tcp_proxy import tcp_proxy

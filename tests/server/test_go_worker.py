@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from conforming import broken, conform
-
-from testbed.go_toolchain import NoGoError, badly_formatted, build_program
+from go_toolchain import NoGoError, badly_formatted, build_program
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer

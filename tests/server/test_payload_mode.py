@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("airflow.triggers.shared_stream", reason="the mode payload needs Airflow 3.3")
 
-from testbed.stream_watchers import StreamWatchers, connect_airflow_to, is_empty, payload_trigger
+from stream_watchers import StreamWatchers, connect_airflow_to, is_empty, payload_trigger
 
 PATIENT = {"ack_wait": "30s", "max_deliver": 5}
 

@@ -1,6 +1,6 @@
 """The programs of the work queue pattern: the worker that fetches ten, publishers by partition and by time.
 
-``python -m testbed.foreign_tasks create worker``, ``… create worker-0 'tasks.0.>'`` and ``… bind worker`` work for
+``foreign_tasks.py create worker``, ``… create worker-0 'tasks.0.>'`` and ``… bind worker`` work for
 ever; ``create`` creates or updates the consumer first, as the pattern's worker does, ``bind`` uses the one that is
 there. ``… poll`` takes jobs of ``TASKS_HIGH`` first, then of ``TASKS_NORMAL``.
 """

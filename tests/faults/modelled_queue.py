@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from modelled_looks import ModelledLooks, sequences_of
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
+from queue_model import GONE_OR_DEAD, ModelError, QueueModel, State
 
 from airflow_provider_jetstream.jetstream import (
     Selection,
@@ -26,9 +28,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dea
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from testbed.dead_letters import change_stream
 from testbed.foreign_programs import attempt_of, pull, sequence_of
-from testbed.modelled_looks import ModelledLooks, sequences_of
 from testbed.nats_server import NatsServer
-from testbed.queue_model import GONE_OR_DEAD, ModelError, QueueModel, State
 from testbed.queues import CONSUMER, eventually, small_queue, stored_count
 from testbed.redrivers import RedriveOutcome, Redrivers, redrive_request
 from testbed.tcp_proxy import TcpProxy

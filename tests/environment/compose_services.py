@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from compose_translation import Translation
+
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.dev.process import Process, terminate_all
-from testbed.compose_translation import Translation
 
 _ONE_SHOT = "no"
 

@@ -1,6 +1,6 @@
 """The programs of the stream ``jobs``: a publisher that awaits each answer, and a worker of one priority.
 
-``python -m testbed.foreign_jobs publish jobs.high.my_job_id 500`` and ``python -m testbed.foreign_jobs work high 3``.
+``foreign_jobs.py publish jobs.high.my_job_id 500`` and ``foreign_jobs.py work high 3``.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The three programs of the order queue: the publisher, the consumer that fails, the handler of unprocessed orders.
 
-``python -m testbed.foreign_orders publish orders.new 20 1``, ``… process orders_stream 'orders.*'`` and
+``foreign_orders.py publish orders.new 20 1``, ``… process orders_stream 'orders.*'`` and
 ``… handle orders_unprocessed orders_stream``. A number after ``process`` starts the dice, so that a run can be
 repeated.
 """
@@ -52,7 +52,7 @@ async def process(stream: str, filter_subject: str, dice: random.Random) -> None
 
         async def attempt(message: Msg) -> None:
             order = message.data.decode()
-            if dice.randrange(10) < 5:  # noqa: PLR2004 - half of them
+            if dice.randrange(10) < 5:
                 print("error processing", order, "delivery", attempt_of(message), flush=True)
                 return
             record(processed=order, sequence=sequence_of(message))
