@@ -48,7 +48,6 @@ from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, cou
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, stated_job_id
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
@@ -65,7 +64,7 @@ from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
-from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, Role
+from airflow_provider_jetstream.jetstream.roles.permissions import ROLES
 from airflow_provider_jetstream.jetstream.waiting.handle import add_handle
 from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
 from airflow_provider_jetstream.worker.consumers import ConsumerRef, Fallback
@@ -95,11 +94,9 @@ __all__ = [
     "Headers",
     "LeftOver",
     "LetterRecord",
-    "Manifest",
     "NatsPyConnection",
     "NotDead",
     "OutgoingJob",
-    "Role",
     "RunRecord",
     "Scan",
     "SequenceRanges",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -67,10 +66,6 @@ def hang_with_child_process(job: Delivery) -> None:
     program = subprocess.Popen(["sleep", "60"])
     Path(job.headers["Folder"], "pids").write_text(f"{os.getpid()} {program.pid}")
     program.wait()
-
-
-def log_job(job: Delivery) -> None:
-    logging.getLogger("shop").info("working on %s", job.id)
 
 
 def raise_from_body(job: Delivery) -> None:

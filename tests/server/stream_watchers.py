@@ -10,8 +10,8 @@ from airflow.triggers.base import BaseEventTrigger
 from airflow.triggers.shared_stream import SharedStreamManager
 
 from airflow_provider_jetstream.jetstream import WorkQueue
-from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.triggers.message import JetStreamMessageTrigger
+from testbed.face import NatsPyConnection
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, stored_count
 

@@ -21,7 +21,7 @@ from testbed.queues import completion_body, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Cursor, WaitReport
-    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from testbed.face import NatsPyConnection
 
 _SECONDS = 0.5
 

@@ -23,11 +23,12 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.publishing import manifest_removal
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_manifest_head
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from testbed import seams
 from testbed.dead_letters import publish_raw, stream_messages
-from testbed.face import AskedForEach, Manifest, prepare_jobs, publish_prepared, resolve_origins, stream_info
+from testbed.face import AskedForEach, prepare_jobs, publish_prepared, resolve_origins, stream_info
 from testbed.queues import exhaust_deliveries, make_queue, process_all, publish_jobs
 
 if TYPE_CHECKING:

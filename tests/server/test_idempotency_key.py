@@ -10,10 +10,11 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, Origin
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
 from testbed import seams
-from testbed.face import AskedForEach, Manifest, prepare_jobs, publish_prepared, read_range, stream_info
+from testbed.face import AskedForEach, prepare_jobs, publish_prepared, read_range, stream_info
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:

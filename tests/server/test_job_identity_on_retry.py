@@ -19,9 +19,10 @@ from airflow_provider_jetstream.jetstream import Job, Origin, PublishRefusedErro
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
 from airflow_provider_jetstream.jetstream.errors import JobError, WrongStreamError
 from airflow_provider_jetstream.jetstream.publishing import manifest_rows
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
-from testbed.face import Destination, Manifest, last_message, prepare_jobs, publish_prepared, read_range, stream_info
+from testbed.face import Destination, last_message, prepare_jobs, publish_prepared, read_range, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, pull_jobs, running_mover, store_completion, stored_count
 

@@ -11,9 +11,10 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Cursor, Job, Origin, publish, take_cursor
 from airflow_provider_jetstream.jetstream.errors import ApiError
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
 from testbed import seams
-from testbed.face import AskedForEach, Manifest, last_message, prepare_jobs, publish_prepared, stream_info
+from testbed.face import AskedForEach, last_message, prepare_jobs, publish_prepared, stream_info
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:

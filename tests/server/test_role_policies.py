@@ -54,7 +54,6 @@ from airflow_provider_jetstream.worker.errors import GiveUpError
 from testbed import seams
 from testbed.face import (
     ROLES,
-    Role,
     Scan,
     authorization,
     inspect_all_queues,
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from airflow_provider_jetstream.jetstream.roles.permissions import Role
     from airflow_provider_jetstream.worker import Delivery
     from testbed.face import NatsPyConnection
     from testbed.spark_face import BlockingConnection

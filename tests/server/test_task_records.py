@@ -23,12 +23,12 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
 from testbed import seams
 from testbed.dead_letters import change_stream, stream_messages
 from testbed.face import (
-    Manifest,
     prepare_jobs,
     publish_prepared,
     resolve_origins,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
 
-SHORT_ACK_WAIT = {"ack_wait": "300ms", "max_deliver": 3}
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}
 
 
