@@ -38,6 +38,7 @@ from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
@@ -120,6 +121,7 @@ __all__ = [
     "job_id_of",
     "known_queue",
     "last_message",
+    "list_consumers",
     "new_redrive_id",
     "next_message",
     "open_audit",

@@ -22,10 +22,9 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from testbed.dead_letters import change_stream
-from testbed.face import NatsPyConnection, summarise_dead_letters
+from testbed.face import NatsPyConnection, list_consumers, summarise_dead_letters
 from testbed.foreign_programs import attempt_of, pull, sequence_of
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, small_queue, stored_count
