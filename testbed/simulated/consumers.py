@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ _FIXED: Final = {
     "ack_policy": "ack policy",
     "max_waiting": "max waiting",
 }
+_STATE: Final = ("next", "number", "floor", "floor_number", "pending", "deliveries", "due", "stored")
 _ADVISORY: Final = "$JS.EVENT.ADVISORY.CONSUMER"
 
 
@@ -130,7 +132,7 @@ class Consumer:
     def create(cls, stream: Stream[Consumer], config: dict[str, Any]) -> Consumer:
         """Make a consumer that begins where its configuration says."""
         full = completed(stream, config)
-        consumer = cls(stream, full, stream.server.now())
+        consumer = cls(stream, full, stream.now())
         policy = full["deliver_policy"]
         start = stream.first
         if policy == "new":
@@ -176,7 +178,7 @@ class Consumer:
         until = self.config.get("pause_until")
         if not until:
             return 0
-        return max(0, nanoseconds(until) - self.stream.server.now())
+        return max(0, nanoseconds(until) - self.stream.now())
 
     def matches(self, subject: str) -> bool:
         """Return whether it takes messages of a subject."""
@@ -346,15 +348,15 @@ class Consumer:
         )
 
     def _deliver(self, reply: str, message: Message, headers: bytes, data: bytes) -> None:
-        server, sequence = self.stream.server, message.sequence
+        server, sequence, now = self.stream.server, message.sequence, self.stream.now()
         self.number += 1
         count = max(0, self.deliveries.get(sequence, 0)) + 1
         if self.acknowledges:
             self.stored.deliver(self.number, sequence, count, self.config["max_deliver"])
             if sequence in self.pending:
-                self.pending[sequence].at = server.now()
+                self.pending[sequence].at = now
             else:
-                self.pending[sequence] = Pending(self.number, server.now())
+                self.pending[sequence] = Pending(self.number, now)
             self._set_timer()
         else:
             self.floor, self.floor_number = sequence, self.number
@@ -406,11 +408,12 @@ class Consumer:
             done = self._nak(sequence, count, number, argument)
         elif kind == b"+TERM":
             reason = argument.decode("utf-8", "replace").strip()
+            self.stream.died.add(sequence)
             done = self._terminate(sequence, number, count, reason)
         elif kind == b"+WPI":
             done = True
             if pending := self.pending.get(sequence):
-                pending.at = self.stream.server.now()
+                pending.at = self.stream.now()
                 self.stored.deliver(pending.number, sequence, 1, 0)
                 self._set_timer()
         else:
@@ -441,7 +444,7 @@ class Consumer:
         return True
 
     def _sample(self, sequence: int, number: int, count: int, pending: Pending) -> None:
-        now = self.stream.server.now()
+        now = self.stream.now()
         metric = self._event(
             "io.nats.jetstream.metric.v1.consumer_ack",
             sequence,
@@ -477,7 +480,7 @@ class Consumer:
             if sequence in self.due:
                 self.due.remove(sequence)
             # As the server does it: the delivery looks as if it had begun so that its ack wait ends after the delay.
-            pending.at = self.stream.server.now() - self.config["ack_wait"] + delay
+            pending.at = self.stream.now() - self.config["ack_wait"] + delay
             self.stored.deliver(pending.number, sequence, count, self.config["max_deliver"])
             self._set_timer()
             return True
@@ -522,6 +525,7 @@ class Consumer:
 
     def _take_out(self, sequence: int, count: int) -> None:
         """Give up a message that has used up its deliveries; it stays in the stream."""
+        self.stream.died.add(sequence)
         if pending := self.pending.pop(sequence, None):
             self.stored.deliver(pending.number, sequence, count, self.config["max_deliver"])
             if self._level >= _NOTES_DEAD or (not self.pending and self._level >= _SHOWS_STORED):
@@ -546,10 +550,10 @@ class Consumer:
             pending.at + self._wait(sequence) for sequence, pending in self.pending.items() if sequence not in self.due
         ]
         if ends and not self.gone:
-            self.timer = self.stream.server.later(max(0, min(ends) - self.stream.server.now()), self._check_pending)
+            self.timer = self.stream.server.later(max(0, min(ends) - self.stream.now()), self._check_pending)
 
     def _check_pending(self) -> None:
-        now, most = self.stream.server.now(), self.config["max_deliver"]
+        now, most = self.stream.now(), self.config["max_deliver"]
         self.timer = None
         for sequence, pending in sorted(self.pending.items()):
             if sequence in self.due or pending.at + self._wait(sequence) > now:
@@ -579,6 +583,22 @@ class Consumer:
             self.timer.cancel()
         for pull in list(self.pulls):
             self._end_pull(pull, "409 Consumer Deleted")
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether a restart of the server removes it."""
+        return bool(self.config.get("mem_storage"))
+
+    def copied(self) -> dict[str, Any]:
+        """Return a copy of its state."""
+        return copy.deepcopy({name: getattr(self, name) for name in _STATE})
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to an earlier state, as where the last moments weren't stored or replicated."""
+        for name, value in copy.deepcopy(state).items():
+            setattr(self, name, value)
+        self.restart()
+        self.serve()
 
     def restart(self) -> None:
         """Lose what waits, as with the server."""
@@ -624,7 +644,8 @@ class Consumer:
             "num_redelivered": self._redelivered(),
             "num_waiting": len(self.pulls),
             "num_pending": self.num_pending(),
-            "ts": timestamp(self.stream.server.now()),
+            "ts": timestamp(self.stream.now()),
+            **self.stream.cluster(),
         }
         if remaining := self.paused_for:
             answer |= {"paused": True, "pause_remaining": remaining}
@@ -649,7 +670,7 @@ class Consumer:
         event = {
             "type": kind,
             "id": server.new_id(),
-            "timestamp": timestamp(server.now()),
+            "timestamp": timestamp(self.stream.now()),
             "stream": self.stream.name,
             "consumer": self.name,
             "stream_seq": sequence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers, overlaps
@@ -13,7 +14,7 @@ from testbed.simulated.streams import NANOSECONDS, Refusal, Stream, compact, hea
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 API: Final = "$JS.API."
 _ACK: Final = "$JS.ACK."
@@ -94,10 +95,13 @@ class SimulatedServer:
     """One server with JetStream, in memory.
 
     :param version: whose behaviour it has
+    :param clocks: of a cluster by how many nanoseconds each server's clock is ahead; each stream has one as its leader
     """
 
-    def __init__(self, version: tuple[int, int, int] = (2, 15, 0)) -> None:
-        self.version = version
+    def __init__(
+        self, version: tuple[int, int, int] = (2, 15, 0), clocks: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self.version, self.clocks = version, clocks
         self.level = _LEVELS[version[:2]]
         self.loop = simulated_loop()
         self.streams: dict[str, Stream[Consumer]] = {}
@@ -141,7 +145,7 @@ class SimulatedServer:
 
     def receive(self, subject: str, reply: str, headers: bytes, data: bytes) -> None:
         """Take a message that a client has published."""
-        if not self.is_up:
+        if not self.is_up or not self._is_led(subject):
             return
         if subject.startswith(API):
             self._answer(subject.removeprefix(API), reply, data)
@@ -150,12 +154,22 @@ class SimulatedServer:
         elif not self.publish(subject, headers, data, reply) and reply:
             self._say_that_nobody_answers(subject, reply)
 
+    def _is_led(self, subject: str) -> bool:
+        """Return whether the stream of a request or an acknowledgement has a leader."""
+        if not subject.startswith((API, _ACK)):
+            return True
+        return all(
+            stream.led for stream in self.streams.values() if not stream.led and stream.name in subject.split(".")
+        )
+
     def publish(self, subject: str, headers: bytes, data: bytes, reply: str = "") -> bool:
         """Hand a message to subscriptions and streams; return whether there are any."""
         heard = self.deliver(subject, headers, data, reply=reply)
         for stream in list(self.streams.values()):
             if stream.captures(subject):
                 heard = True
+                if not stream.led:
+                    continue
                 try:
                     ack: dict[str, Any] | None = stream.publish(subject, headers, data)
                 except Refusal as refusal:
@@ -265,6 +279,10 @@ class SimulatedServer:
             raise Refusal(500, 10052, "invalid subject")
         self._check_subjects(name, request)
         stream: Stream[Consumer] = Stream.create(self, request)
+        if self.clocks:
+            leader = self.loop.rng.choice(sorted(self.clocks))
+            stream.ahead = self.clocks[leader]
+            stream.leader, stream.created = (leader, stream.now()), stream.now()
         self.streams[name] = stream
         return {**stream.info(), "did_create": True}
 
@@ -369,7 +387,7 @@ class SimulatedServer:
 
     def _pause(self, consumer: Consumer, request: dict[str, Any]) -> dict[str, Any]:
         until = request.get("pause_until")
-        if until and nanoseconds(until) > self.now():
+        if until and nanoseconds(until) > consumer.stream.now():
             consumer.config = {**consumer.config, "pause_until": until}
             self.later(consumer.paused_for, consumer.serve)
             return {"paused": True, "pause_until": until, "pause_remaining": consumer.paused_for}

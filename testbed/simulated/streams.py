@@ -24,6 +24,7 @@ _DEDUP_WINDOW: Final = 120 * NANOSECONDS
 _CONDITIONS_FIRST: Final = 1
 _SCHEDULES: Final = 2
 _BATCHES: Final = 2
+_LEADERS_SINCE: Final = 2
 _PURGES_TOGETHER: Final = 5
 _BATCH_TIMEOUT: Final = 10 * NANOSECONDS
 _HEADER: Final = re.compile(rb"(?:^|\r\n)([^:\r\n]+):[ \t]*([^\r\n]*)")
@@ -69,8 +70,18 @@ class Reader(Protocol):
     def purge(self, first: int, last: int, *, wider: bool) -> None:
         """Pass by what was purged."""
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether a restart removes it."""
+
     def restart(self) -> None:
         """Lose what waits."""
+
+    def copied(self) -> dict[str, Any]:
+        """Return a copy of its state."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to an earlier state."""
 
 
 class Refusal(Exception):  # noqa: N818
@@ -184,7 +195,13 @@ _Reader = TypeVar("_Reader", bound=Reader)
 
 @dataclass
 class Stream(Generic[_Reader]):
-    """A stream, its messages and its consumers."""
+    """A stream, its messages and its consumers.
+
+    :ivar led: whether a server leads it; otherwise it takes and answers nothing
+    :ivar leader: the name of the server that leads it, and since when; empty where there is one server only
+    :ivar ahead: by how many nanoseconds its leader's clock is ahead
+    :ivar died: the sequences of jobs that have used up their deliveries or were terminated, once at least
+    """
 
     server: Host
     config: dict[str, Any]
@@ -199,6 +216,22 @@ class Stream(Generic[_Reader]):
     purged: bool = False
     batches: dict[str, Batch] = field(default_factory=dict)
     expiry: asyncio.TimerHandle | None = None
+    led: bool = True
+    leader: tuple[str, int] = ("", 0)
+    ahead: int = 0
+    died: set[int] = field(default_factory=set)
+
+    def now(self) -> int:
+        """Return the nanoseconds since 1970 by its leader's clock."""
+        return self.server.now() + self.ahead
+
+    def cluster(self) -> dict[str, Any]:
+        """Return what its answers, and those about its consumers, say of the cluster."""
+        name, since = self.leader
+        if not name:
+            return {}
+        shown = {"name": "c", "leader": name, "replicas": []}
+        return {"cluster": shown | {"leader_since": timestamp(since)} if self.server.level >= _LEADERS_SINCE else shown}
 
     @classmethod
     def create(cls, server: Host, config: dict[str, Any]) -> Stream[_Reader]:
@@ -297,7 +330,7 @@ class Stream(Generic[_Reader]):
         advisory = {
             "type": "io.nats.jetstream.advisory.v1.batch_abandoned",
             "id": self.server.new_id(),
-            "timestamp": timestamp(self.server.now()),
+            "timestamp": timestamp(self.now()),
             "stream": self.name,
             "batch": name,
             "reason": reason,
@@ -327,16 +360,17 @@ class Stream(Generic[_Reader]):
 
     def _append(self, subject: str, headers: bytes, data: bytes) -> int:
         self.last += 1
-        now = max(self.server.now(), self.last_time + 1)
+        now = max(self.now(), self.last_time + 1)
         self.last_time = now
         message = Message(self.last, subject, headers, data, now)
         before = self.last_of(subject)
         self.messages[self.last] = message
+        self.died.discard(self.last)
         if len(self.messages) == 1:
             self.first = self.last
         self.last_id = header(headers, "Nats-Msg-Id") or "" if headers else ""
         if self.last_id:
-            self.ids[self.last_id] = (self.last, self.server.now())
+            self.ids[self.last_id] = (self.last, self.now())
         if self.config["max_age"] or (headers and self.server.level >= _CONDITIONS_FIRST and ttl_of(headers)):
             self._set_expiry()
         self._enforce_limits(subject)
@@ -502,7 +536,7 @@ class Stream(Generic[_Reader]):
     def _expire(self) -> None:
         if not self.config["max_age"] and not self.config.get("allow_msg_ttl"):
             return
-        now = self.server.now()
+        now = self.now()
         for message in list(self.messages.values()):
             if 0 < self._expires(message) <= now:
                 self.remove(message.sequence)
@@ -512,7 +546,7 @@ class Stream(Generic[_Reader]):
         due = min((at for message in self.messages.values() if (at := self._expires(message))), default=0)
         if self.expiry:
             self.expiry.cancel()
-        self.expiry = self.server.later(max(1, due - self.server.now()), self._on_expiry) if due else None
+        self.expiry = self.server.later(max(1, due - self.now()), self._on_expiry) if due else None
 
     def _on_expiry(self) -> None:
         self.expiry = None
@@ -520,7 +554,7 @@ class Stream(Generic[_Reader]):
         self._set_expiry()
 
     def _forget_ids(self) -> None:
-        limit = self.server.now() - self.config["duplicate_window"]
+        limit = self.now() - self.config["duplicate_window"]
         for message_id, (_, at) in list(self.ids.items()):
             if at > limit:
                 break
@@ -533,8 +567,30 @@ class Stream(Generic[_Reader]):
         self.ids = {
             message_id: (sequence, at) for message_id, (sequence, at) in self.ids.items() if sequence in self.messages
         }
-        for consumer in self.consumers.values():
+        for name, consumer in list(self.consumers.items()):
             consumer.restart()
+            if consumer.is_in_memory:
+                del self.consumers[name]
+
+    def copied(self) -> dict[str, Any]:
+        """Return a copy of what it stores, its consumers included."""
+        consumers = {name: consumer.copied() for name, consumer in self.consumers.items()}
+        return {
+            "messages": dict(self.messages),
+            "first": self.first,
+            "last": self.last,
+            "last_time": self.last_time,
+            "consumers": consumers,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to what was stored earlier: a loss of power takes the tail of its file."""
+        self.messages, self.first, self.last = dict(state["messages"]), state["first"], state["last"]
+        self.last_time = state["last_time"]
+        self.ids = {key: known for key, known in self.ids.items() if known[0] <= self.last}
+        for name, consumer in self.consumers.items():
+            if name in state["consumers"]:
+                consumer.restore(state["consumers"][name])
 
     # What is shown.
 
@@ -564,7 +620,8 @@ class Stream(Generic[_Reader]):
             "config": self.config,
             "created": timestamp(self.created),
             "state": state,
-            "ts": timestamp(self.server.now()),
+            "ts": timestamp(self.now()),
+            **self.cluster(),
         }
         if filter_ := request.get("subjects_filter"):
             counts: dict[str, int] = {}

@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 from airflow_provider_jetstream.jetstream import (
     Job,
+    JobAccount,
     Origin,
     RedriveRequest,
     Selection,
@@ -30,19 +31,29 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
+from testbed.simulated import faults
 from testbed.simulated.actors import ERRORS, Actors
 from testbed.simulated.connection import OWNER, SimulatedConnection
 from testbed.simulated.loop import run_simulated, simulated_loop
 from testbed.simulated.server import SimulatedServer
+from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 QUEUE = "q"
 CONSUMER = "worker"
-_SETTLED_WITHIN = 600.0
 _BATCHES = (2, 12)
 _WAITS_END_WITHIN = 120.0
+_SUBJECTS = ("a", "b", "c")
+_SETTLED_WITHIN = 300.0
+_SETTLING_PACE = 10
+_CLUSTERED = 0.3
+_ROUGH = 0.6
+# In seconds: two clocks differ by less than the package's skew.
+_CLOCK = 2.0
+# After so many redrives without a change a person looks at what is left.
+_PATIENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,11 @@ class Plan:
     :param watchers: how many watch dead letters
     :param people: how many cancel jobs and park letters
     :param atomic: whether the queue allows atomic batches
-    :param faults: the share of seconds in which something is killed or cut off; 0 in a calm world
+    :param consumers: how many consumers the queue has, each with subjects of its own
+    :param faults: the share of seconds in which something goes wrong; 0 in a calm world
+    :param kinds: what may go wrong
+    :param clocks: of a cluster by how many nanoseconds each server's clock is ahead; empty for one server
+    :param full: the stream that takes few messages; empty where none does
     """
 
     version: tuple[int, int, int]
@@ -73,12 +88,25 @@ class Plan:
     watchers: int
     people: int
     atomic: bool
+    consumers: int
     faults: float
+    kinds: tuple[str, ...]
+    clocks: dict[str, int]
+    full: str
+    room: int
     seconds: float
 
     @classmethod
     def draw(cls, rng: random.Random, *, calm: bool = False) -> Plan:
         """Draw a plan."""
+        # Waits, people and what they may be told aren't judged yet where power, leaders, consumers or limits change.
+        rough = rng.random() < _ROUGH
+        clustered = rough and rng.random() < _CLUSTERED
+        kinds = [*rng.choices(["actor", "connection"], k=3), "leader" if clustered else "server"]
+        if rough and not clustered:
+            kinds += rng.choice([["power"], ["power", "power"], []])
+        if rough:
+            kinds += rng.choice([[], rng.sample(faults.EDITS, 2), rng.sample(faults.EDITS, 3)])
         return cls(
             version=rng.choice([(2, 15, 0), (2, 15, 0), (2, 12, 8)]),
             jobs=tuple(rng.randint(1, 12) for _ in range(rng.randint(1, 3))),
@@ -88,12 +116,17 @@ class Plan:
             ack_wait=rng.choice([1.0, 2.0, 5.0]),
             fails=rng.choice([0.0, 0.2, 0.5]),
             terminates=rng.choice([0.0, 0.1, 0.3]),
-            outlasts=0.0 if calm else rng.choice([0.0, 0.0, 0.3]),
-            waits=rng.choice([0, 2, 4]),
-            watchers=rng.choice([0, 1]),
-            people=rng.choice([0, 0, 1]),
-            atomic=rng.choice([True, False]),
+            outlasts=0.0 if calm else rng.choice([0.0, 0.3, 0.7] if rough else [0.0, 0.0, 0.3]),
+            waits=0 if rough else rng.choice([0, 2, 4]),
+            watchers=0 if rough else rng.choice([0, 1]),
+            people=0 if rough else rng.choice([0, 0, 1]),
+            atomic=rng.choice([True, False]) and not rough,
+            consumers=rng.choice([1, 1, 2]) if rough else 1,
             faults=0.0 if calm else rng.choice([0.1, 0.3, 0.6]),
+            kinds=tuple(kinds),
+            clocks={name: round(rng.uniform(-_CLOCK, _CLOCK) * 1e9) for name in faults.NAMES} if clustered else {},
+            full="" if calm or not rough else rng.choice(["", "", "", "queue", "dead_letters", "events", "audit"]),
+            room=rng.randint(3, 12),
             seconds=rng.uniform(3.0, 20.0),
         )
 
@@ -104,15 +137,31 @@ class Account:
 
     :param stored: the bodies that a publisher's report calls stored
     :param done: how often a handler has finished each body
+    :param ends: the sequences of the jobs that are done, and their bodies
     :param again: the bodies that may be delivered once more after they were done: whoever had them was killed, cut off,
         or outlasted the ack wait
     :param unproved: the bodies of whose end the server may have no evidence
+    :param removed: the bodies of which the server, or a person, may have removed every copy
+    :param terminated: the bodies that a program terminates which stores no copy of them
+    :param deleted: the sequences of jobs that a person removed before they were done
+    :param passed: the sequences of jobs that a consumer may have passed, and nothing shows that
+    :param touched: when something last happened to each body, by the simulated clock
+    :param without_metrics: whether the server may not report acknowledgements
+    :param without_copies: whether the archive may not have every job
     """
 
     stored: set[str] = field(default_factory=set)
     done: Counter[str] = field(default_factory=Counter)
+    ends: dict[int, str] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
     unproved: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+    terminated: set[str] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)
+    touched: dict[str, int] = field(default_factory=dict)
+    without_metrics: bool = False
+    without_copies: bool = False
     running: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -134,6 +183,7 @@ class World:
     account: Account = field(default_factory=Account)
     connections: list[SimulatedConnection] = field(default_factory=list)
     tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    filters: dict[str, set[str]] = field(default_factory=dict)
     settling: bool = False
     story: list[str] = field(default_factory=list)
     actors: Actors = field(init=False)
@@ -145,6 +195,15 @@ class World:
     def tell(self, what: str) -> None:
         """Add to the story of the world."""
         self.story.append(f"{self.server.loop.time():9.4f} {what}")
+
+    @property
+    def subjects(self) -> list[str]:
+        """The subjects of its jobs."""
+        return [f"{QUEUE}.jobs.{token}" for token in _SUBJECTS]
+
+    def touch(self, *bodies: str) -> None:
+        """Note that something happens to bodies."""
+        self.account.touched |= dict.fromkeys(bodies, self.server.now())
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[SimulatedConnection]:
@@ -164,18 +223,18 @@ class World:
     async def publisher(self, name: str, count: int) -> None:
         """Publish a task's jobs, try by try, in another order each time."""
         bodies = [f"{name}-{number}" for number in range(count)]
+        subject = f"{QUEUE}.jobs.{_SUBJECTS[int(name[1:]) % len(_SUBJECTS)]}"
         origin = Origin("dag", "run", name, max_tries=9)
         await asyncio.sleep(self.rng.uniform(0.0, self.plan.seconds / 2))
         while True:
             jobs = [Job(body.encode(), id=body) for body in self.rng.sample(bodies, count)]
             with suppress(*ERRORS):
                 async with self.connected() as connection:
-                    report = await publish_with_handle(
-                        connection, self.queue, jobs, subject=f"{QUEUE}.jobs.{name}", origin=origin
-                    )
+                    report = await publish_with_handle(connection, self.queue, jobs, subject=subject, origin=origin)
                 stored = dict(zip([job.id for job in jobs], report.sequences, strict=True))
                 self.tell(f"{name} stored {stored}")
                 self.account.stored.update(bodies)
+                self.touch(*bodies)
                 self.actors.note_published(
                     name, report.handle, {sequence: body for body, sequence in stored.items() if body and sequence}
                 )
@@ -189,11 +248,16 @@ class World:
             await self._handle(name, delivery)
 
         settings = connection_settings({"servers": ("nats://simulated:4222",), "timeout": 5})
-        await Worker(self.queue, CONSUMER, handle, settings, concurrency=self.rng.randint(1, 3), name=name).run()
+        consumer = self._consumer_of(name)
+        await Worker(self.queue, consumer, handle, settings, concurrency=self.rng.randint(1, 3), name=name).run()
+
+    def _consumer_of(self, name: str) -> str:
+        return self.queue.consumers[int(name.partition(" ")[2]) % len(self.queue.consumers)].name
 
     async def _handle(self, worker: str, delivery: Delivery) -> None:
         body = delivery.body.decode()
         self.account.running[body] += 1
+        self.touch(body)
         chance = 1.0 if self.settling else self.rng.random()
         try:
             await asyncio.sleep(self.rng.uniform(0.0, 0.3))
@@ -207,6 +271,8 @@ class World:
                 raise ValueError("failed")
             self.account.done[body] += 1
             self.actors.note_done(body)
+            self.account.ends[delivery.sequence] = body
+            self.touch(body)
             self.tell(f"{worker} does {body}, {delivery.sequence}, attempt {delivery.attempt}")
         finally:
             self.account.running[body] -= 1
@@ -228,7 +294,9 @@ class World:
         subscription = await connection.subscribe_raw(inbox, receive)
         try:
             request = b'{"batch":1,"expires":1000000000}'
-            await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{QUEUE}.{CONSUMER}", request, reply=inbox)
+            await connection.publish(
+                f"$JS.API.CONSUMER.MSG.NEXT.{QUEUE}.{self._consumer_of(name)}", request, reply=inbox
+            )
             async with asyncio.timeout(2):
                 reply, body = await arrived.get()
         finally:
@@ -238,9 +306,11 @@ class World:
 
     async def _do_as_foreign(self, connection: SimulatedConnection, name: str, reply: str, body: str) -> None:
         self.account.running[body] += 1
+        self.touch(body)
         try:
             outlasts = not self.settling and self.rng.random() < self.plan.outlasts
-            await asyncio.sleep(self.rng.uniform(0.0, 0.2) + (self.plan.ack_wait * 1.5 if outlasts else 0.0))
+            late = self.plan.ack_wait * self.rng.uniform(1.0, 3.0) if outlasts else 0.0
+            await asyncio.sleep(self.rng.uniform(0.0, 0.2) + late)
             chance = 1.0 if self.settling else self.rng.random()
             if outlasts or chance < self.plan.terminates + self.plan.fails:
                 self.actors.note_failed(body)
@@ -252,18 +322,24 @@ class World:
             else:
                 self.account.done[body] += 1
                 self.actors.note_done(body)
-                if outlasts:
-                    self.account.again.add(body)
+                self.account.ends[int(reply.split(".")[5])] = body
+                if outlasts or self.account.without_metrics:
                     self.account.unproved.add(body)
+            if outlasts and (answer == b"+ACK" or self.account.running[body] > 1):
+                # Whoever has it meanwhile does it, too, or can't say that it is done.
+                self.account.excuse({body})
+            self.touch(body)
             self.tell(f"{name} answers {answer.decode()} to {body}, {reply}{', too late' if outlasts else ''}")
             await connection.request(reply, answer)
+            if answer.startswith(b"+TERM"):
+                self.account.terminated.add(body)
         finally:
             self.account.running[body] -= 1
 
     async def scanner(self, name: str) -> None:
         """Look for dead letters again and again: none of them is done."""
         while True:
-            await asyncio.sleep(self.rng.uniform(0.1, 2.0))
+            await self._pause()
             done = self._surely_done()
             with suppress(*ERRORS):
                 async with self.connected() as connection:
@@ -271,26 +347,41 @@ class World:
                 self.account.counts["scans"] += 1
                 self.tell(f"{name} finds {[letter.sequence for letter in found.letters]}, {found.uncertain} uncertain")
                 for letter in found.letters:
-                    if letter.body.decode() in done:
+                    if letter.sequence in done and letter.sequence in self._surely_done():
                         self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was done")
+                    self._check_death(letter.sequence, "called dead")
                 if found.uncertain and not self.plan.faults and not self.plan.outlasts:
                     self.problem(f"{found.uncertain} jobs are uncertain in a calm world")
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self.rng.uniform(0.1, 2.0) * (_SETTLING_PACE if self.settling else 1))
+
+    def _check_death(self, sequence: int, what: str) -> None:
+        if sequence not in self.server.streams[QUEUE].died | self.account.passed:
+            self.problem(f"{sequence} is {what}, and never died")
 
     async def accountant(self, name: str) -> None:
         """Make accounts again and again: no job is gone without evidence."""
         while True:
-            await asyncio.sleep(self.rng.uniform(0.1, 2.0))
+            await self._pause()
             await self.make_account(name)
 
-    async def make_account(self, name: str) -> None:
-        """Make an account, and compare it."""
+    async def make_account(self, name: str) -> JobAccount | None:
+        """Make an account, and compare it with what really happened."""
+        done = self._surely_done()
         with suppress(*ERRORS):
             async with self.connected() as connection:
                 account = await account_for_jobs(connection, self.queue)
             self.account.counts["accounts"] += 1
             self.tell(f"{name} accounts {account.unaccounted} {account.unknown}")
-            if (account.unaccounted or account.unknown) and not self.plan.faults:
+            if (account.unaccounted or account.unknown) and not self.plan.faults and not self.plan.full:
                 self.problem(f"{account.unaccounted} {account.unknown} are unaccounted in a world without faults")
+            for first, last in account.unaccounted:
+                for sequence in range(first, last + 1):
+                    if sequence in done and sequence in self._surely_done():
+                        self.problem(f"{sequence} ({done[sequence]}) is called unaccounted, and was done")
+            return account
+        return None
 
     async def redriver(self, name: str) -> None:
         """Redrive again and again."""
@@ -308,51 +399,37 @@ class World:
             f"{name} redrives {dict(report.redriven)}, parked {list(report.parked)}, failed {report.failed}, by"
             f" {report.protocol.value}"
         )
+        if request is None:
+            for sequence in report.redriven:
+                self._check_death(sequence, "redriven")
 
-    async def faults(self) -> None:
-        """Kill actors, and cut connections off."""
-        while self.plan.faults:
-            await asyncio.sleep(self.rng.expovariate(self.plan.faults))
-            self.account.counts["faults"] += 1
-            match self.rng.choice(["actor", "actor", "connection", "connection", "server"]):
-                case "actor":
-                    name = self.rng.choice(sorted(self.tasks))
-                    self.tell(f"{name} is killed")
-                    self.kill(name)
-                case "connection" if self.connections:
-                    connection = self.rng.choice(self.connections)
-                    self.tell("a connection is lost")
-                    self._excuse_running()
-                    connection.lose()
-                    self.server.loop.call_later(self.rng.uniform(0.01, 3.0), self._restore, connection)
-                case "server":
-                    self.tell("the server is killed")
-                    self._excuse_running()
-                    self._excuse_recent()
-                    self.server.kill()
-                    for connection in self.connections:
-                        connection.lose()
-                    await asyncio.sleep(self.rng.uniform(0.1, 2.0))
-                    self.server.start()
-                    for connection in self.connections:
-                        self._restore(connection)
+    # What faults need.
 
-    def _restore(self, connection: SimulatedConnection) -> None:
+    def restore(self, connection: SimulatedConnection) -> None:
+        """Restore a connection that was lost, if its server is there."""
         if not connection.is_closed and not connection.is_connected and self.server.is_up:
             connection.restore()
 
-    def _excuse_running(self) -> None:
+    def excuse_running(self) -> None:
+        """Excuse another delivery of what is running, or was done and isn't acknowledged."""
         self.account.excuse({body for body, count in self.account.running.items() if count > 0})
-        # What was done and whose acknowledgement may be on its way.
-        self._excuse_recent()
+        self.account.excuse(self.bodies_done_twice_if_back())
 
-    def _excuse_recent(self) -> None:
-        stored = {message.data.decode() for message in self.server.streams[QUEUE].messages.values()}
-        self.account.excuse({body for body in stored if self.account.done[body]})
+    def bodies_done_twice_if_back(self) -> set[str]:
+        """Return the bodies that are stored, and running or done."""
+        return {body for body in self._bodies_in(QUEUE) if self.account.done[body] or self.account.running[body] > 0}
+
+    def bodies_stored(self) -> set[str]:
+        """Return the bodies of which the server has a copy."""
+        return self._bodies_in(QUEUE) | self._bodies_in(f"{QUEUE}-archive") | self._bodies_in(f"{QUEUE}-dead")
+
+    def _bodies_in(self, stream: str) -> set[str]:
+        found = self.server.streams.get(stream)
+        return {message.data.decode("utf-8", "replace") for message in found.messages.values()} if found else set()
 
     def kill(self, name: str) -> None:
         """Kill an actor and run it anew: what it was about to send is never sent."""
-        self._excuse_running()
+        self.excuse_running()
         # Its connections die with it, before anything that it does when it is cancelled.
         for connection in list(self.connections):
             if connection.owner == name:
@@ -387,11 +464,10 @@ class World:
 
     # The judge.
 
-    def _surely_done(self) -> set[str]:
-        stored = {message.data.decode() for message in self.server.streams[QUEUE].messages.values()}
-        return {
-            body for body, count in self.account.done.items() if count and body not in stored
-        } - self.account.unproved
+    def _surely_done(self) -> dict[int, str]:
+        """Return the jobs that are done and gone, and of whose end the server has evidence."""
+        stored, unproved = self.server.streams[QUEUE].messages, self.account.unproved
+        return {job: body for job, body in self.account.ends.items() if job not in stored and body not in unproved}
 
     def _check_reset(self, sequences: list[int]) -> None:
         """Check that what a reset delivers again is recorded before."""
@@ -403,12 +479,13 @@ class World:
 
     def problem(self, text: str) -> None:
         """Note what must not be."""
-        self.tell(f"PROBLEM: {text}")
-        self.account.problems.append(text)
+        if text not in self.account.problems:
+            self.tell(f"PROBLEM: {text}")
+            self.account.problems.append(text)
 
     async def live(self) -> None:
         """Run the actors, then settle, and judge."""
-        names = [f"worker {number}" for number in range(self.plan.workers)]
+        names = [f"worker {number}" for number in range(max(self.plan.workers, self.plan.consumers))]
         names += [f"foreign {number}" for number in range(self.plan.foreign)]
         names += ["scanner", "accountant", "redriver", "redriver 2"]
         names += [f"publisher {number}" for number in range(len(self.plan.jobs))]
@@ -417,9 +494,9 @@ class World:
         names += [f"operator {number}" for number in range(self.plan.people)]
         for name in names:
             self._start(name)
-        faults = asyncio.create_task(self.faults())
+        breaking = asyncio.create_task(faults.play_faults(self))
         await asyncio.sleep(self.plan.seconds)
-        await self._end(faults)
+        await self._end(breaking)
         for name in [name for name in names if name.startswith("publisher")]:
             if name in self.tasks:
                 await self.tasks[name]
@@ -440,40 +517,100 @@ class World:
                 raise result
 
     async def _settle(self) -> None:
+        """Let everything end: redrive, and have a person bring back what nobody else may."""
         if not self.server.is_up:
             self.server.start()
+        for stream in self.server.streams.values():
+            stream.led = True
         for connection in self.connections:
-            self._restore(connection)
+            self.restore(connection)
         self.settling = True
         self.tell("settling")
         await self.actors.compare_watchers()
-        until = self.server.loop.time() + _SETTLED_WITHIN
+        self.queue = _declared(self.plan, is_full=False)
+        account: JobAccount | None = None
+        until, left, rounds = self.server.loop.time() + _SETTLED_WITHIN, frozenset[str](), 0
         while self.server.loop.time() < until:
-            for selection in (Selection(), Selection(parked=True)):
+            with suppress(*ERRORS):
+                async with self.connected() as connection:
+                    await provision(connection, self.queue)
+            with suppress(*ERRORS):
+                await self.redrive("settling")
+            if self.plan.people:
                 with suppress(*ERRORS):
-                    await self.redrive("settling", RedriveRequest(selection))
+                    await self.redrive("settling", RedriveRequest(Selection(parked=True)))
             await asyncio.sleep(2 * self.plan.ack_wait)
-            if not self._jobs_left() and self._all_done():
+            now = frozenset((*map(str, self._jobs_left()), *self._missing()))
+            rounds = rounds + 1 if now == left else 0
+            left = now
+            if not left:
                 break
-        await self.make_account("settled")
+            if rounds >= _PATIENCE and not any(self.account.running.values()):
+                account = await self.make_account("a person") or account
+                with suppress(*ERRORS):
+                    await self._bring_back(account)
+        for _ in range(_PATIENCE):
+            if account := await self.make_account("settled"):
+                break
+        self._check_deleted(account)
 
-    def _all_done(self) -> bool:
-        return all(self.account.done[body] for body in self.account.stored - self.actors.cancelled)
+    async def _bring_back(self, account: JobAccount | None) -> None:
+        """Redrive what is left by its sequences, as a person does who has looked at it."""
+        named, missing = set(self._jobs_left()), self._missing()
+        if account:
+            copies = self.server.streams[f"{QUEUE}-archive"].messages.values()
+            of_bodies = {int(header(copy.headers, "Nats-Sequence") or 0): copy for copy in copies}
+            for sequence, copy in of_bodies.items():
+                body = copy.data.decode()
+                if body not in missing:
+                    continue
+                if sequence in account.unaccounted_jobs:
+                    named.add(sequence)
+                elif _names(account.unknown, sequence):
+                    self.tell(f"a person publishes {body} again")
+                    missing.discard(body)
+                    async with self.connected() as connection:
+                        await connection.publish_acknowledged(self.subjects[0], copy.data)
+        if named:
+            self.tell(f"a person names {sorted(named)}")
+            self.account.counts["named by a person"] += len(named)
+            self.excuse_running()
+            await self.redrive("a person", RedriveRequest(Selection(sequences=sorted(named))))
+
+    def _missing(self) -> set[str]:
+        """Return the bodies that are to be done yet, but for those of which every copy was removed.
+
+        The archive has the limits of its queue, and no copies of what is published while the queue doesn't republish.
+        """
+        missing = {body for body in self.account.stored if not self.account.done[body]}
+        missing -= self.account.removed | self.actors.cancelled
+        if self.account.without_copies:
+            missing -= self.account.terminated
+        if self.plan.full == "queue":
+            missing -= (self.account.terminated | self.account.again) - self.bodies_stored()
+        return missing
+
+    def _check_deleted(self, account: JobAccount | None) -> None:
+        if account is None:
+            return
+        for sequence in sorted(self.account.deleted):
+            if not _names((*account.unaccounted, *account.unknown), sequence):
+                self.problem(f"{sequence} was removed by hand, and the account doesn't name it")
+
+    def _judge(self) -> None:
+        for body in sorted(self._missing()):
+            self.problem(f"{body} was lost")
+        for body in sorted(self.account.stored - self.actors.cancelled):
+            count = self.account.done[body]
+            if count > 1 and body not in self.account.again:
+                self.problem(f"{body} was done {count} times")
+        if left := self._jobs_left():
+            self.problem(f"{left} are still stored")
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing is killed or cut off, and nobody is slower than the ack wait."""
         return not self.plan.faults and not self.plan.outlasts
-
-    def _judge(self) -> None:
-        for body in sorted(self.account.stored - self.actors.cancelled):
-            count = self.account.done[body]
-            if not count:
-                self.problem(f"{body} was lost")
-            elif count > 1 and body not in self.account.again:
-                self.problem(f"{body} was done {count} times")
-        if left := self._jobs_left():
-            self.problem(f"{left} are still stored")
 
     def _jobs_left(self) -> list[int]:
         messages = self.server.streams[QUEUE].messages.values()
@@ -491,6 +628,42 @@ class Outcome:
     story: tuple[str, ...]
 
 
+def _names(ranges: Iterable[tuple[int, int]], sequence: int) -> bool:
+    return any(first <= sequence <= last for first, last in ranges)
+
+
+def _declared(plan: Plan, *, is_full: bool) -> WorkQueue:
+    """Return the world's queue.
+
+    :param is_full: whether one of its streams takes few messages
+    """
+    subjects = [f"{QUEUE}.jobs.{token}" for token in _SUBJECTS]
+    names = [CONSUMER, "other"][: plan.consumers]
+    shares = [subjects[:2], subjects[2:]] if plan.consumers > 1 else [[]]
+    few = {"max_msgs": plan.room if is_full else -1, "discard": "old" if plan.full == "events" else "new"}
+    limits: dict[str, dict[str, Any]] = {plan.full: few} if plan.full else {}
+    return WorkQueue(
+        name=QUEUE,
+        subjects=[f"{QUEUE}.jobs.>"],
+        consumers=[
+            {
+                "name": name,
+                "filter_subjects": filters,
+                "max_deliver": plan.max_deliver,
+                "ack_wait": f"{plan.ack_wait:g}s",
+                "sample_freq": "100%",
+            }
+            for name, filters in zip(names, shares, strict=True)
+        ],
+        dead_letters={"name": f"{QUEUE}-dead", **limits.get("dead_letters", {})},
+        events={"name": f"{QUEUE}-events", **limits.get("events", {})},
+        archive=True,
+        audit=limits.get("audit") or True,
+        atomic_redrive=plan.atomic and plan.version >= _BATCHES,
+        **limits.get("queue", {}),
+    )
+
+
 def drawn_plan(seed: int, *, calm: bool = False) -> Plan:
     """Return the plan that a seed makes."""
     return Plan.draw(random.Random(f"plan {seed}"), calm=calm)  # noqa: S311
@@ -504,27 +677,15 @@ def play_world(seed: int, *, calm: bool = False, plan: Plan | None = None) -> Ou
     plan = plan or drawn_plan(seed, calm=calm)
 
     async def play() -> Outcome:
-        server = SimulatedServer(plan.version)
-        queue = WorkQueue(
-            name=QUEUE,
-            subjects=[f"{QUEUE}.jobs.>"],
-            consumers=[
-                {
-                    "name": CONSUMER,
-                    "max_deliver": plan.max_deliver,
-                    "ack_wait": f"{plan.ack_wait:g}s",
-                    "sample_freq": "100%",
-                }
-            ],
-            dead_letters=f"{QUEUE}-dead",
-            events=f"{QUEUE}-events",
-            archive=True,
-            audit=True,
-            atomic_redrive=plan.atomic and plan.version >= _BATCHES,
-        )
+        server = SimulatedServer(plan.version, plan.clocks)
+        queue = _declared(plan, is_full=True)
         world = World(plan, simulated_loop().rng, server, queue)
+        world.filters = {consumer.name: set(consumer.filter_subjects) for consumer in queue.consumers}
         async with world.connected() as connection:
             await provision(connection, queue)
+        if plan.clocks:
+            # What another server's clock dates before the queue's creation is about an earlier queue.
+            await asyncio.sleep(2 * _CLOCK)
         with _workers_connect_to(world):
             await world.live()
         counts = world.account.counts

@@ -1,0 +1,289 @@
+"""What goes wrong in a world: kills, losses of power, changes of leaders, and other tools that edit the queue.
+
+Each fault excuses in the account only what ``docs/guarantees.md`` says about it: which jobs may run twice, of which the
+end may not be known, and which are gone since the server, or a person, has removed every copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from testbed.simulated.streams import Message
+    from testbed.simulated.world import World
+
+# Of one server; in seconds.
+_FORGOTTEN: Final = 1.0
+_UNSYNCED: Final = 3.0
+# Of a cluster.
+_UNREPLICATED: Final = 0.3
+NAMES: Final = ("n1", "n2", "n3")
+FAULTS: Final = ("actor", "connection", "server", "power", "leader")
+EDITS: Final = ("filters", "max_deliver", "sample_freq", "republish", "purge", "delete", "recreate")
+
+
+async def play_faults(world: World) -> None:
+    """Play a world's faults, one after the other, until the task is cancelled."""
+    plays: dict[str, Callable[[World], Awaitable[None]]] = {
+        "actor": _kill_actor,
+        "connection": _cut_connection,
+        "server": _kill_server,
+        "power": _lose_power,
+        "leader": _change_leader,
+        "filters": _move_filter,
+        "max_deliver": _change_deliveries,
+        "sample_freq": _stop_metrics,
+        "republish": _stop_copies,
+        "purge": _purge,
+        "delete": _delete,
+        "recreate": _recreate,
+    }
+    while world.plan.faults:
+        await asyncio.sleep(world.rng.expovariate(world.plan.faults))
+        kind = world.rng.choice(world.plan.kinds)
+        world.account.counts[f"fault {kind}"] += 1
+        # An edit may be refused, or have no answer.
+        with suppress(JetStreamProviderError, ApiError, TimeoutError):
+            await plays[kind](world)
+
+
+# Of programs and connections.
+
+
+async def _kill_actor(world: World) -> None:
+    name = world.rng.choice(sorted(world.tasks))
+    world.tell(f"{name} is killed")
+    world.kill(name)
+
+
+async def _cut_connection(world: World) -> None:
+    if not world.connections:
+        return
+    connection = world.rng.choice(world.connections)
+    world.tell("a connection is lost")
+    world.excuse_running()
+    connection.lose()
+    world.server.loop.call_later(world.rng.uniform(0.01, 3.0), world.restore, connection)
+
+
+# Of the server.
+
+
+async def _kill_server(world: World) -> None:
+    """Kill the server: it forgets the last moments of its consumers, and what clients had asked for."""
+    server = world.server
+    states = {name: _consumer_states(world, name) for name in server.streams}
+    before = world.bodies_done_twice_if_back()
+    await asyncio.sleep(world.rng.uniform(0.0, _FORGOTTEN))
+    world.tell("the server is killed")
+    world.account.excuse(before)
+
+    def go_back() -> None:
+        for name, state in states.items():
+            _go_back(world, name, state)
+
+    await _restart(world, go_back)
+
+
+async def _lose_power(world: World) -> None:
+    """Turn the server off: each stream has what it stored up to a moment of its own."""
+    server, began = world.server, world.server.now()
+    copies: dict[str, Any] = {}
+    moments = sorted((world.rng.uniform(0.0, _UNSYNCED), name) for name in server.streams)
+    now = 0.0
+    before = world.bodies_done_twice_if_back()
+    for moment, name in moments:
+        await asyncio.sleep(moment - now)
+        now, copies[name] = moment, server.streams[name].copied()
+    world.tell(
+        f"the server loses its power, and the tails after {[(name, f'{moment:.2f}') for moment, name in moments]}"
+    )
+    touched = before | {body for body, at in world.account.touched.items() if at >= began}
+    touched |= {body for stream in server.streams.values() for body in _bodies(stream.messages.values(), began)}
+    world.account.excuse(touched)
+    was = _bodies(server.streams[world.queue.name].messages.values())
+
+    def go_back() -> None:
+        for name, copy in copies.items():
+            server.streams[name].restore(copy)
+        # Other jobs get the sequences of the tail, or those of it are stored again.
+        queue = server.streams[world.queue.name]
+        for sequence in list(world.account.ends):
+            if sequence > queue.last or sequence in queue.messages:
+                del world.account.ends[sequence]
+        world.account.deleted -= {sequence for sequence in world.account.deleted if sequence > queue.last}
+        # What is stored nowhere any more, or was lost with the queue's tail, is lost by the server.
+        left, now = world.bodies_stored(), _bodies(queue.messages.values())
+        gone = {body for body in was | touched if body not in left} | (was - now)
+        world.account.removed |= {body for body in gone if not world.account.done[body]}
+        world.account.excuse(now - was)
+
+    await _restart(world, go_back)
+
+
+async def _restart(world: World, go_back: Callable[[], object]) -> None:
+    world.excuse_running()
+    world.server.kill()
+    for connection in world.connections:
+        connection.lose()
+    go_back()
+    await asyncio.sleep(world.rng.uniform(0.1, 2.0))
+    world.server.start()
+    for connection in world.connections:
+        world.restore(connection)
+
+
+async def _change_leader(world: World) -> None:
+    """Have a stream without a leader for a while; the next one lacks the last moments of its consumers."""
+    name = world.rng.choice(sorted(world.server.streams))
+    stream, states = world.server.streams[name], _consumer_states(world, name)
+    before = world.bodies_done_twice_if_back()
+    await asyncio.sleep(world.rng.uniform(0.0, _UNREPLICATED))
+    world.tell(f"{name} has no leader")
+    stream.led = False
+    world.excuse_running()
+    if name == world.queue.name:
+        world.account.excuse(before)
+    await asyncio.sleep(world.rng.uniform(0.1, 3.0))
+    if stream.led:
+        return
+    leader = world.rng.choice([other for other in NAMES if other != stream.leader[0]])
+    stream.ahead = world.server.clocks[leader]
+    stream.leader = leader, stream.now()
+    world.excuse_running()
+    _go_back(world, name, states)
+    stream.led = True
+    world.tell(f"{leader} leads {name}")
+
+
+def _consumer_states(world: World, stream: str) -> dict[str, Any]:
+    return {name: consumer.copied() for name, consumer in world.server.streams[stream].consumers.items()}
+
+
+def _go_back(world: World, stream: str, states: dict[str, Any]) -> None:
+    for name, consumer in world.server.streams[stream].consumers.items():
+        if name in states:
+            consumer.restore(states[name])
+
+
+def _bodies(messages: Iterable[Message], since: int = 0) -> set[str]:
+    return {message.data.decode("utf-8", "replace") for message in messages if message.time >= since}
+
+
+# Another tool.
+
+
+async def _move_filter(world: World) -> None:
+    """Move a consumer's subject to the other one, as somebody does who doesn't know what that means."""
+    if len(world.queue.consumers) == 1:
+        return
+    (one, filters), (other, others) = world.rng.sample(sorted(world.filters.items()), 2)
+    if not filters:
+        return
+    moved = world.rng.choice(sorted(filters))
+    world.tell(f"another tool moves {moved} from {one} to {other}")
+    world.excuse_running()
+    world.filters |= {one: filters - {moved}, other: others | {moved}}
+    if all(set(consumer.filter_subjects) == world.filters[consumer.name] for consumer in world.queue.consumers):
+        # Nothing shows any more that consumers have passed jobs.
+        world.account.passed |= set(world.server.streams[world.queue.name].messages)
+    for consumer in (one, other):
+        # A consumer without a filter would take every subject.
+        wanted = sorted(world.filters[consumer]) or [f"{world.queue.name}.jobs.nothing"]
+        await _edit_consumer(world, consumer, filter_subjects=wanted)
+
+
+async def _change_deliveries(world: World) -> None:
+    consumer, most = world.rng.choice(world.queue.consumers).name, world.rng.randint(1, 4)
+    world.tell(f"another tool sets max_deliver of {consumer} to {most}")
+    await _edit_consumer(world, consumer, max_deliver=most)
+
+
+async def _stop_metrics(world: World) -> None:
+    consumer = world.rng.choice(world.queue.consumers).name
+    world.tell(f"another tool takes sample_freq of {consumer} back")
+    world.account.without_metrics = True
+    world.excuse_running()
+    await _edit_consumer(world, consumer, sample_freq="")
+
+
+async def _edit_consumer(world: World, consumer: str, **changes: Any) -> None:
+    name = world.queue.name
+    async with world.connected() as connection:
+        info = await connection.api(f"CONSUMER.INFO.{name}.{consumer}", {})
+        config = {key: value for key, value in info["config"].items() if not key.startswith("filter_subject")}
+        config["filter_subjects"] = info["config"].get("filter_subjects") or [
+            info["config"].get("filter_subject") or f"{name}.jobs.>"
+        ]
+        request = {"stream_name": name, "config": config | changes, "action": "update"}
+        await connection.api(f"CONSUMER.CREATE.{name}.{consumer}", request)
+
+
+async def _stop_copies(world: World) -> None:
+    name = world.queue.name
+    world.tell("another tool takes the republishing back")
+    world.account.without_copies = True
+    async with world.connected() as connection:
+        config = (await connection.api(f"STREAM.INFO.{name}", {}))["config"]
+        config.pop("republish", None)
+        await connection.api(f"STREAM.UPDATE.{name}", config)
+
+
+async def _purge(world: World) -> None:
+    name = world.queue.name
+    subject = world.rng.choice([f"{name}.jobs.>", *world.subjects])
+    await _remove_by_hand(world, f"STREAM.PURGE.{name}", {"filter": subject}, subject)
+
+
+async def _delete(world: World) -> None:
+    name = world.queue.name
+    if not (stored := sorted(world.server.streams[name].messages)):
+        return
+    sequence = world.rng.choice(stored)
+    await _remove_by_hand(world, f"STREAM.MSG.DELETE.{name}", {"seq": sequence}, sequence)
+
+
+async def _remove_by_hand(world: World, request: str, body: dict[str, Any], what: str | int) -> None:
+    world.tell(f"somebody removes {what}")
+    world.excuse_running()
+    before = dict(world.server.streams[world.queue.name].messages)
+    async with world.connected() as connection:
+        try:
+            await connection.api(request, body)
+        finally:
+            left = world.server.streams[world.queue.name].messages
+            gone = [message for sequence, message in before.items() if left.get(sequence) is not message]
+            world.account.removed |= _bodies(gone)
+            world.account.excuse(_bodies(gone))
+            # A purge makes a consumer pass by redeliveries that are due.
+            world.account.passed |= left.keys()
+            # Not those that somebody has, or that are dead: these have other ends.
+            account, died = world.account, world.server.streams[world.queue.name].died
+            for message in gone:
+                job = message.data.decode()
+                if not (account.done[job] or account.running[job] or message.sequence in died):
+                    account.deleted.add(message.sequence)
+
+
+async def _recreate(world: World) -> None:
+    """Delete a consumer and make it anew: it delivers every stored job, also those that are dead."""
+    name, consumer = world.queue.name, world.rng.choice(world.queue.consumers).name
+    world.tell(f"another tool deletes {consumer} and makes it anew")
+    world.account.excuse(_bodies(world.server.streams[name].messages.values()))
+    world.excuse_running()
+    async with world.connected() as connection:
+        config = (await connection.api(f"CONSUMER.INFO.{name}.{consumer}", {}))["config"]
+        await connection.api(f"CONSUMER.DELETE.{name}.{consumer}", {})
+        await asyncio.sleep(world.rng.uniform(0.0, 0.5))
+        world.account.excuse(_bodies(world.server.streams[name].messages.values()))
+        request = {"stream_name": name, "config": config, "action": "create"}
+        await connection.api(f"CONSUMER.CREATE.{name}.{consumer}", request)
+
+
+__all__ = ["EDITS", "FAULTS", "NAMES", "play_faults"]
