@@ -407,7 +407,6 @@ async def test_a_condition_on_another_subject_is_the_servers(connection: NatsPyC
         await audit.fenced(lease).store(f"audit.{name}.intents.x", b"{}")
 
 
-@pytest.mark.slow
 async def test_a_take_without_an_answer_is_not_believed_where_another_redrive_has_the_lease(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
