@@ -44,7 +44,7 @@ _DEEP = {
     # What is read of one job, and in which order it is judged.
     "jetstream.dead_letters.classifier": 540,
     # One loop: what is pulled, looked for, stored and acknowledged.
-    "jetstream.mover": 560,
+    "jetstream.mover": 620,
     # All roles, side by side.
     "jetstream.roles.permissions": 400,
     # What becomes of each row in flight, and of the connection under it.
