@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, Origin, WaitPolicy, cancel, publish, take_cursor, wait
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.face import cancel_stored
+from testbed.face import cancel_stored, subject_counts
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
@@ -126,3 +126,29 @@ async def test_a_job_of_a_queue_that_was_created_anew_is_another_one(
     async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
         report = await wait(connection, cursor, [1])
     assert report.completed == {1}
+
+
+async def test_a_wait_that_begins_beside_others_is_told_of_a_cancellation(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    """The acknowledgement of a cancelled job comes last, and says nothing of its own."""
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "30s"})
+    cursor = await take_cursor(connection, queue)
+    await publish_jobs(connection, queue, ["a", "b"])
+    policy = WaitPolicy(max_cancelled=None)
+    # It shares what it has read with those that begin later.
+    other = asyncio.create_task(wait(connection, cursor, [3], policy=policy))
+    assert await cancel_stored(connection, name, f"{name}-events", [1]) == 1
+    async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
+        await wait(connection, cursor, [1, 2], policy=policy)
+
+        async def both_are_acknowledged() -> bool:
+            counts = await subject_counts(connection, f"{name}-events", f"$JS.EVENT.METRIC.CONSUMER.ACK.{name}.*")
+            return sum(counts.values()) == 2
+
+        await eventually(both_are_acknowledged)
+        await wait(connection, cursor, [2], policy=policy)
+        late = await wait(connection, cursor, [1, 2], policy=policy)
+        await publish_jobs(connection, queue, ["c"])
+        await other
+    assert (late.completed, set(late.cancelled)) == ({2}, {1})

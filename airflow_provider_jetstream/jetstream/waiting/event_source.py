@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import ended_job_time
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
-from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, parse_end
+from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, EndKind, parse_end
 from airflow_provider_jetstream.jetstream.waiting.recent_events import RecentEvents
 from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
 
@@ -164,8 +164,8 @@ class EndSource:
     def _note(self, end: JobEnd) -> None:
         latest = end
         if earlier := self._recent.get(end.sequence):
-            # The ack metric of a completed job adds nothing to its completion, and the backlog has older ends.
-            latest = max(earlier, end, key=lambda end: (end.has_result, end.event_sequence))
+            # The ack metric of a completed or cancelled job comes last and adds nothing; the backlog has older ends.
+            latest = max(earlier, end, key=_said_most)
         self._recent.put(end.sequence, latest, latest.event_sequence)
         self._low = max(self._low, self._recent.dropped_upto + 1)
         self._on_end(self, end)
@@ -184,3 +184,7 @@ class EndSource:
         self._recent_reports.put(digest, latest, latest.event_sequence)
         self._low = max(self._low, self._recent_reports.dropped_upto + 1)
         self._on_report(report)
+
+
+def _said_most(end: JobEnd) -> tuple[bool, bool, int]:
+    return end.has_result, end.kind is EndKind.CANCELLED, end.event_sequence
