@@ -45,7 +45,7 @@ _SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "parked.": ("redriver",),
     "audit.": ("redriver", "monitor"),
     "requeued.": ("redriver",),
-    "scheduled.": ("scheduler",),
+    "scheduled.": ("scheduler", "mover"),
 }
 # Of the stream of all queues' history.
 _SAMPLES: Final = (".airflow_monitor", "airflow_monitor.samples")

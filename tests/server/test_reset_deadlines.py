@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -102,7 +103,7 @@ async def test_nothing_is_reset_in_a_pause_that_is_too_short(
     with monkeypatch.context() as patch:
         patch.setattr(seams.CONSUMER_PAUSE_PROLONG, leave_as_it_is)
         report = await redrive_dead_letters(connection, queue, IN_PLACE)
-    assert report.failed[1].startswith("expected consumer worker to be paused for 37 s more, found ")
+    assert re.match(r"expected consumer worker to be paused for \d+ s more, found \d", report.failed[1])
     assert await process_all(connection, queue) == {}
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
 
