@@ -32,7 +32,8 @@ def known_deaths(
         of_consumer = [job for job in open_jobs if job.consumer == name]
         known.jobs[name] = table.count_taken(name) + sum(job.sequence <= settled for job in of_consumer)
         known.above_settled[name] = table.count_taken(name, above=consumer.settled)
-        known.disbelieved[name] = sum(job.status == Status.UNCERTAIN for job in of_consumer)
+        if consumer.up_since:
+            known.disbelieved[name] = sum(job.status == Status.UNCERTAIN for job in of_consumer)
     return known
 
 
