@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Of one server; in seconds.
 _FORGOTTEN: Final = 1.0
-_UNSYNCED: Final = 3.0
+_UNSYNCED: Final = (3.0, 10.0)
 # Of a cluster.
 _UNREPLICATED: Final = 0.3
 NAMES: Final = ("n1", "n2", "n3")
@@ -95,7 +95,8 @@ async def _lose_power(world: World) -> None:
     """Turn the server off: each stream has what it stored up to a moment of its own."""
     server, began = world.server, world.server.now()
     copies: dict[str, Any] = {}
-    moments = sorted((world.rng.uniform(0.0, _UNSYNCED), name) for name in server.streams)
+    longest = world.rng.choice(_UNSYNCED)
+    moments = sorted((world.rng.uniform(0.0, longest), name) for name in server.streams)
     now = 0.0
     before = world.bodies_done_twice_if_back()
     for moment, name in moments:
@@ -263,7 +264,7 @@ async def _remove_by_hand(world: World, request: str, body: dict[str, Any], what
             world.account.excuse(_bodies(gone))
             # A purge makes a consumer pass by redeliveries that are due.
             world.account.passed |= left.keys()
-            # Not those that somebody has, or that are dead: these have other ends.
+            # Not those that somebody has or had, or that are dead: these have other ends.
             account, died = world.account, world.server.streams[world.queue.name].died
             for message in gone:
                 job = message.data.decode()

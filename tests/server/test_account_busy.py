@@ -335,3 +335,23 @@ async def test_ends_that_were_dropped_between_two_reads_of_one_account_are_not_k
     account = await account_for_jobs(connection, queue)
     assert (account.unaccounted, account.ended + account.unknown_count) == ((), 4)
     assert account.unknown_count >= 2
+
+
+async def test_a_job_that_was_deleted_in_flight_is_named_also_once_its_entry_is_removed(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    await publish_jobs(connection, queue, ["deleted"])
+    await pull_jobs(connection, queue, 1)
+
+    async def meanwhile() -> None:
+        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
+
+        async def is_told() -> bool:
+            return await stored_count(connection, f"{name}-dead") == 1
+
+        await eventually(is_told)
+
+    await account_for_jobs(BeforeRequest(connection, f"STREAM.INFO.{name}-dead", meanwhile), queue)
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    assert (await account_for_jobs(connection, queue)).unaccounted == ((1, 1),)

@@ -470,7 +470,7 @@ def _skew(queue: Mapping[str, Any], companion: Mapping[str, Any]) -> timedelta:
 
 def _is_open(job: object) -> bool:
     """Return whether the entries of a job that is gone leave open how it ended."""
-    return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.VANISHED)
+    return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.STALE, Status.VANISHED)
 
 
 def _count(pairs: tuple[tuple[int, int], ...]) -> int:
