@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
+from testbed.dead_letters import request_for
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_server import NatsServer
 from testbed.queues import (
@@ -111,6 +112,36 @@ async def test_a_terminated_job_has_its_own_body_where_an_older_one_had_its_sequ
         found = await find_dead_letters(connection, queue)
         bodies = {letter.sequence: letter.body for letter in found.letters}
         assert bodies == {1: b"early", 2: b"new1", 3: b"new2"}
+
+
+async def test_a_terminated_job_is_no_earlier_one_that_was_redriven(server: NatsServer) -> None:
+    settings = connection_settings({"servers": (server.url,), "timeout": 10})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, "q")
+        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
+        await asyncio.sleep(0.4)
+        shutil.copytree(folder, kept)
+        await end_jobs(connection, queue, "redriven")
+    server.kill()
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    server.start()
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        new = await publish_jobs(connection, queue, ["new1", "new2"])
+        assert new == [1, 2]
+        for message in await pull_jobs(connection, queue, 2):
+            await message.term()
+
+        async def entered() -> bool:
+            return await stored_count(connection, "q-dead") >= len(new)
+
+        await eventually(entered)
+        found = await find_dead_letters(connection, queue)
+        uncertain = {job.sequence for job in found.dismissed if job.status == Status.UNCERTAIN}
+        assert {letter.sequence for letter in found.letters} | uncertain == set(new)
+        report = await redrive_dead_letters(connection, queue, request_for(new))
+        assert set(report.redriven) == set(new)
+        assert {message.data for message in await pull_jobs(connection, queue, 2)} == {b"new1", b"new2"}
 
 
 async def end_jobs(connection: NatsPyConnection, queue: WorkQueue, evidence: str) -> None:

@@ -359,9 +359,9 @@ class Classifier:
     async def _classify_gone(
         self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None, archived: StoredMessage | None
     ) -> DeadLetter | Status:
-        audited = await audit.last_record(sequence) if audit else None
-        if audited and audited.action == "redriven":
-            return Status.REDRIVEN
+        audited, unclear = await self._record_of_gone(sequence, entries, audit, archived)
+        if unclear or (audited and audited.action == "redriven"):
+            return Status.UNCERTAIN if unclear else Status.REDRIVEN
         for entry in parked_entries(entries, audited):
             if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, entry, archived):
                 death, job, why, origin = parked
@@ -392,6 +392,24 @@ class Classifier:
             letter = replace(letter, foreign_subject=not self._may_have_had(letter.death.consumer, letter))
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
+
+    async def _record_of_gone(
+        self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None, archived: StoredMessage | None
+    ) -> tuple[LetterRecord | None, bool]:
+        """Return the audit's last record about a job that is gone, and whether it may be about an earlier job.
+
+        After a loss of power the record may be about an earlier job of the sequence. Only where an entry is later than
+        the record something has become of the sequence since.
+        """
+        audited = await audit.last_record(sequence) if audit else None
+        if audited is None or all(entry.recorded_at <= audited.at for entry in entries):
+            return audited, False
+        stored_at = archived.stored_at if archived and archived.time else await self._stored_at(sequence, entries)
+        order = await self._order(audited.at, stored_at) if stored_at else Order.AFTER
+        if order is Order.UNCLEAR and sequence not in self.named:
+            self._unclear.add(sequence)
+            return audited, True
+        return (None if order is Order.BEFORE else audited), False
 
     def _is_later_death(self, entry: Entry, audited: LetterRecord) -> bool:
         """Return whether an entry is about what became of a job after the audit's last record of it."""
