@@ -216,3 +216,33 @@ async def test_a_termination_beside_a_stored_end_makes_no_letter(server: NatsSer
         assert findings.uncertain == 0
         assert (await redrive_dead_letters(connection, queue)).redriven == {}
         assert await stored_count(connection, "q") == 0
+
+
+@pytest.mark.parametrize("others", [0, 2])
+async def test_a_letter_whose_new_job_a_loss_of_power_took_is_redriven_once_more(
+    server: NatsServer, others: int
+) -> None:
+    """The audit says that it was redriven; but the queue has neither the new job nor that the letter was removed."""
+    streams, kept = server.store / "jetstream" / "$G" / "streams", server.folder / "before"
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        queue = await make_queue(connection, "q")
+        await make_dead_letters(connection, queue, ["a"])
+        assert len((await find_dead_letters(connection, queue)).letters) == 1
+        await asyncio.sleep(0.4)
+        for stream in ("q", "q-dead"):
+            shutil.copytree(streams / stream, kept / stream)
+        assert (await redrive_dead_letters(connection, queue)).redriven == {1: 2}
+    server.kill()
+    for stream in ("q", "q-dead"):
+        shutil.rmtree(streams / stream)
+        shutil.copytree(kept / stream, streams / stream)
+    server.start()
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        if others:
+            # Another job has the sequence of the one that is lost.
+            await publish_jobs(connection, queue, ["b"] * others)
+        report = await redrive_dead_letters(connection, queue)
+        assert report.failed == {}
+        assert report.redriven == {1: 2 + others}
+        bodies = {message.data for message in await pull_jobs(connection, queue, 1 + others)}
+        assert bodies == ({b"a", b"b"} if others else {b"a"})

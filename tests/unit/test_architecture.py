@@ -42,7 +42,7 @@ _DEEP = {
     "jetstream.contract": 410,
     "jetstream.redrive.steps": 400,
     # What is read of one job, and in which order it is judged.
-    "jetstream.dead_letters.classifier": 540,
+    "jetstream.dead_letters.classifier": 600,
     # One loop: what is pulled, looked for, stored and acknowledged.
     "jetstream.mover": 620,
     # All roles, side by side.

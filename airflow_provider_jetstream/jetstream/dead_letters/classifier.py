@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.archive import with_archived_subject
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
 from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
+from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
-from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
 from airflow_provider_jetstream.jetstream.contract import (
     MSG_ID,
+    REDRIVE_SEQUENCE,
     companion_filter,
     completion_subject,
     ended_job_time,
@@ -308,6 +310,8 @@ class Classifier:
     async def _with_copy_sequence(self, letter: DeadLetter, audited: LetterRecord | None) -> DeadLetter:
         """Add the new job's sequence, where a redrive was cut off after it stored the new job."""
         if audited and audited.action == "redriven":
+            if await self._has_lost_copy(letter, audited):
+                return letter
             return replace(letter, copy_sequence=audited.new_sequence, copy_stream=audited.new_stream)
         if self.snapshot.captures_markers:
             queue = self.snapshot.queue
@@ -315,6 +319,18 @@ class Classifier:
             # An atomic redrive stores the new job right behind its marker.
             return replace(letter, copy_sequence=marker.sequence + 1) if marker else letter
         return letter
+
+    async def _has_lost_copy(self, letter: DeadLetter, audited: LetterRecord) -> bool:
+        """Return whether the queue has lost the new job of a letter: after a loss of power the audit may be newer.
+
+        A record is stored after its new job, so whatever the queue has in that place now tells.
+        """
+        sequence, queue = audited.new_sequence, self.snapshot.queue
+        if audited.new_stream not in (None, queue) or not sequence:
+            return False
+        if message := await get_message(self.connection, queue, sequence):
+            return first(message.headers, REDRIVE_SEQUENCE) != str(letter.sequence)
+        return bool((await stream_info(self.connection, queue))["state"]["last_seq"] < sequence)
 
     def _death_without_entry(self, message: StoredMessage, consumer: ConsumerState | None) -> Death:
         died_at = message.stored_at
