@@ -52,7 +52,9 @@ async def test_each_scheduled_job_is_stored_once_however_often_movers_and_server
         working = [asyncio.create_task(_work(connection, name, stored)) for _ in range(2)]
         movers = [_start(own_nats, name, tmp_path, number) for number in range(2)]
         number, kills, chance = 2, 0, random.Random(name)  # noqa: S311
-        while await _left(connection, name):
+        deadline = asyncio.get_running_loop().time() + _SECONDS
+        while left := await _left(connection, name):
+            assert asyncio.get_running_loop().time() < deadline, (left, len(stored), connection.client.is_connected)
             victim = chance.randrange(2)
             await asyncio.sleep(chance.uniform(0.2, 0.5))
             if len({body for body, _ in stored}) > (kills + 1) * _JOBS // (_SERVER_KILLS + 1):
