@@ -130,8 +130,7 @@ async def write_checkpoint(connection: Connection, audit: Mapping[str, Any], che
     if len(body) + _HEADER_BYTES > room:
         log.warning("The account of %s needs %d bytes and isn't stored in %s", checkpoint.stream, len(body), name)
         return
-    sets = (checkpoint.open, checkpoint.deleted, checkpoint.early, checkpoint.unaccounted, checkpoint.unknown)
-    if not all(one.is_storable for one in sets):
+    if not all(value.is_storable for _, value in checkpoint if isinstance(value, SequenceRanges)):
         log.warning("The account of %s isn't stored in %s: its jobs are too scattered", checkpoint.stream, name)
         return
     condition = {"Nats-Expected-Last-Subject-Sequence": str(checkpoint.revision)}
