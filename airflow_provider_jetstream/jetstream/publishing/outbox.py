@@ -179,10 +179,10 @@ class Outbox:
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
+class _SentBatch:
     """Jobs that were sent together.
 
-    For the jobs of a larger one nothing but PubAcks has come: a job of which more is known has a flight of its own.
+    For the jobs of a larger one nothing but PubAcks has come: a job of which more is known has a batch of its own.
 
     :param first: the index of its first job
     :param waiting: how many of its jobs have no answer
@@ -213,13 +213,13 @@ class _Flight:
 
     @property
     def job(self) -> OutgoingJob:
-        """The job of a flight that has only one."""
+        """The job of a batch that has only one."""
         return self.run.job(0)
 
-    def singles(self) -> Iterator[_Flight]:
-        """Yield a flight for each of its jobs."""
+    def singles(self) -> Iterator[_SentBatch]:
+        """Yield a batch for each of its jobs."""
         for offset in range(len(self.run)):
-            yield _Flight(self.first + offset, self.run.part(offset, offset + 1), self.deadline)
+            yield _SentBatch(self.first + offset, self.run.part(offset, offset + 1), self.deadline)
 
 
 class _Sending:
@@ -235,7 +235,7 @@ class _Sending:
 
     def __init__(self, outbox: Outbox, window: int) -> None:
         self.report = PublishReport(destination=outbox.destination)
-        self.refused: dict[int, _Flight] = {}
+        self.refused: dict[int, _SentBatch] = {}
         self.refusal: ApiError | None = None
         self.full_since: float | None = None
         self.silent = False
@@ -250,8 +250,8 @@ class _Sending:
         self._unanswered = UnansweredSubjects(outbox.connection)
         self._denied: dict[str, PermissionDeniedError] = {}
         # By the index of each job that has no answer; and by those of their first jobs.
-        self._waiting: dict[int, _Flight] = {}
-        self._flights: dict[int, _Flight] = {}
+        self._waiting: dict[int, _SentBatch] = {}
+        self._batches: dict[int, _SentBatch] = {}
         self._bytes = 0
         self._answered = asyncio.Event()
         self._last_answer = time.monotonic()
@@ -305,49 +305,49 @@ class _Sending:
         sequences, first = self.report.sequences, len(self.report.sequences)
         if at_once and known.are_new(first, ready):
             sequences.frombytes(bytes(len(ready) * sequences.itemsize))
-            self._write(self._admitted([_Flight(first, ready)]))
+            self._write(self._admitted([_SentBatch(first, ready)]))
             return
-        flights: list[_Flight] = []
+        batches: list[_SentBatch] = []
         try:
             for offset in range(len(ready)):
                 if sequence := known.sequence_of(first + offset, ready.job(offset)):
                     self.report.add_stored(sequence)
                     continue
                 sequences.append(0)
-                flights.append(_Flight(first + offset, ready.part(offset, offset + 1)))
+                batches.append(_SentBatch(first + offset, ready.part(offset, offset + 1)))
         finally:
-            admitted = self._admitted(flights)
+            admitted = self._admitted(batches)
             if at_once:
                 self._write(admitted)
-        for flight in [] if at_once else admitted:
+        for batch in [] if at_once else admitted:
             await self._wait_for_turn()
             if problem := self._not_sent():
-                self._fail(flight, problem)
+                self._fail(batch, problem)
             else:
-                self._write([flight])
+                self._write([batch])
 
-    def _admitted(self, flights: Iterable[_Flight]) -> list[_Flight]:
+    def _admitted(self, batches: Iterable[_SentBatch]) -> list[_SentBatch]:
         """Return those that can be sent: by themselves those jobs of which one may be wrong, and may have failed."""
-        admitted: list[_Flight] = []
-        for flight in flights:
-            run = flight.run
+        admitted: list[_SentBatch] = []
+        for batch in batches:
+            run = batch.run
             if (
                 run.is_plain
                 and run.largest <= self._connection.max_payload
                 and not any(self._refusal_of(subject) for subject in run.subjects)
             ):
-                admitted.append(flight)
+                admitted.append(batch)
                 continue
-            for single in [flight] if len(run) == 1 else flight.singles():
+            for single in [batch] if len(run) == 1 else batch.singles():
                 if problem := self._problem_of(single):
                     self._fail(single, problem)
                 else:
                     admitted.append(single)
         return admitted
 
-    def _problem_of(self, flight: _Flight) -> JetStreamProviderError | None:
+    def _problem_of(self, batch: _SentBatch) -> JetStreamProviderError | None:
         """Return why a job can't be sent."""
-        job = flight.job
+        job = batch.job
         try:
             if job.body is None:
                 job.job.payload()
@@ -356,7 +356,7 @@ class _Sending:
         if job.api_level > self._connection.api_level:
             # An older server stores a schedule as a message like any other and never makes a job of it.
             return too_old(job, self._connection)
-        if (limit := self._connection.max_payload) < flight.run.largest:
+        if (limit := self._connection.max_payload) < batch.run.largest:
             return too_large(f"the server's limit of {limit} bytes")
         return self._refusal_of(job.subject)
 
@@ -364,58 +364,58 @@ class _Sending:
         """Return why nothing is sent on a subject, as far as the server has said so already."""
         return self._denied.get(subject) or self._unanswered.missing(subject)
 
-    def _write(self, flights: Sequence[_Flight]) -> None:
+    def _write(self, batches: Sequence[_SentBatch]) -> None:
         """Send jobs in one write; while the connection is lost, they are sent after their deadline."""
-        if not flights:
+        if not batches:
             return
-        frames = [flight.run.encode(self._reply_prefix, flight.first) for flight in flights]
+        frames = [batch.run.encode(self._reply_prefix, batch.first) for batch in batches]
         deadline = time.monotonic() + self._outbox.ack_timeout
-        for flight in flights:
-            flight.deadline, flight.is_passing = deadline, False
-            self._add(flight)
+        for batch in batches:
+            batch.deadline, batch.is_passing = deadline, False
+            self._add(batch)
         try:
-            self._connection.write(b"".join(frames), sum(len(flight.run) for flight in flights))
+            self._connection.write(b"".join(frames), sum(len(batch.run) for batch in batches))
         except UnreachableError as error:
             if self._connection.is_connected or self._connection.is_closed:
-                for flight in flights:
-                    for single in self._apart(flight):
+                for batch in batches:
+                    for single in self._apart(batch):
                         self._fail(single, error)
 
-    def _add(self, flight: _Flight) -> None:
-        self._flights[flight.first] = flight
-        self._waiting.update(dict.fromkeys(range(flight.first, flight.first + len(flight.run)), flight))
-        self._bytes += flight.run.size
+    def _add(self, batch: _SentBatch) -> None:
+        self._batches[batch.first] = batch
+        self._waiting.update(dict.fromkeys(range(batch.first, batch.first + len(batch.run)), batch))
+        self._bytes += batch.run.size
 
-    def _remove(self, flight: _Flight) -> None:
-        """Forget a flight, with the jobs that wait for nothing any more."""
-        del self._flights[flight.first]
-        for index in range(flight.first, flight.first + len(flight.run)):
-            if self._waiting.get(index) is flight:
+    def _remove(self, batch: _SentBatch) -> None:
+        """Forget a batch, with the jobs that wait for nothing any more."""
+        del self._batches[batch.first]
+        for index in range(batch.first, batch.first + len(batch.run)):
+            if self._waiting.get(index) is batch:
                 del self._waiting[index]
-        self._bytes -= flight.run.size
+        self._bytes -= batch.run.size
 
-    def _apart(self, flight: _Flight) -> list[_Flight]:
-        """Give each job of a flight that has no answer a flight of its own."""
-        if len(flight.run) == 1:
-            return [flight]
-        waiting = [single for single in flight.singles() if self._waiting.get(single.first) is flight]
-        self._remove(flight)
+    def _apart(self, batch: _SentBatch) -> list[_SentBatch]:
+        """Give each job of a batch that has no answer a batch of its own."""
+        if len(batch.run) == 1:
+            return [batch]
+        waiting = [single for single in batch.singles() if self._waiting.get(single.first) is batch]
+        self._remove(batch)
         for single in waiting:
             self._add(single)
         return waiting
 
-    def _alone(self, index: int) -> _Flight | None:
-        """Return the flight that a job has by itself; ``None`` where it isn't in flight."""
-        if flight := self._waiting.get(index):
-            self._apart(flight)
+    def _alone(self, index: int) -> _SentBatch | None:
+        """Return the batch that a job has by itself; ``None`` where it isn't in batch."""
+        if batch := self._waiting.get(index):
+            self._apart(batch)
         return self._waiting.get(index)
 
-    def _fail(self, flight: _Flight, error: JetStreamProviderError, *, certain: bool = True) -> None:
+    def _fail(self, batch: _SentBatch, error: JetStreamProviderError, *, certain: bool = True) -> None:
         """Report a job as not known to be stored."""
-        if self._waiting.get(flight.first) is flight:
-            self._remove(flight)
-        certain = certain and not flight.answer_lost
-        self.report.failures.append(PublishFailure(flight.first, flight.job.job_id, error, certain))
+        if self._waiting.get(batch.first) is batch:
+            self._remove(batch)
+        certain = certain and not batch.answer_lost
+        self.report.failures.append(PublishFailure(batch.first, batch.job.job_id, error, certain))
 
     # What decides when the next jobs are sent.
 
@@ -501,7 +501,7 @@ class _Sending:
     # Jobs that have no answer in time, or one that passes.
 
     async def _wait_until_at_most(self, count: int) -> None:
-        """Wait until no more jobs than these are in flight."""
+        """Wait until no more jobs than these are in batch."""
         while len(self._waiting) > count or self._bytes > _MAX_BYTES:
             self._answered.clear()
             try:
@@ -512,55 +512,55 @@ class _Sending:
 
     def _seconds_left(self) -> float:
         """Return the seconds until a job has to be sent again; endless without jobs."""
-        deadline = min((flight.deadline for flight in self._flights.values()), default=float("inf"))
+        deadline = min((batch.deadline for batch in self._batches.values()), default=float("inf"))
         return max(0.0, deadline - time.monotonic())
 
     async def _send_late(self) -> None:
         """Send the jobs again that have no answer in time, or whose pause is over."""
         now = time.monotonic()
-        for late in [flight for flight in self._flights.values() if flight.deadline <= now]:
+        for late in [batch for batch in self._batches.values() if batch.deadline <= now]:
             self._apart(late)
-        late_ones = sorted(index for index, flight in self._flights.items() if flight.deadline <= now)
-        for flight in [self._flights[index] for index in late_ones]:
+        late_ones = sorted(index for index, batch in self._batches.items() if batch.deadline <= now)
+        for batch in [self._batches[index] for index in late_ones]:
             # Its answer may have come while another job was sent.
-            if not self._is_waiting(flight) or flight.deadline > time.monotonic():
+            if not self._is_waiting(batch) or batch.deadline > time.monotonic():
                 continue
-            error = await self._passing_error(flight) if flight.is_passing else self._silence(flight)
-            if not self._is_waiting(flight):
+            error = await self._passing_error(batch) if batch.is_passing else self._silence(batch)
+            if not self._is_waiting(batch):
                 continue
             if error:
-                self._fail(flight, error)
+                self._fail(batch, error)
                 continue
-            self._remove(flight)
-            self._write([flight])
+            self._remove(batch)
+            self._write([batch])
 
-    def _is_waiting(self, flight: _Flight) -> bool:
-        return self._waiting.get(flight.first) is flight
+    def _is_waiting(self, batch: _SentBatch) -> bool:
+        return self._waiting.get(batch.first) is batch
 
-    def _silence(self, flight: _Flight) -> UnreachableError | None:
+    def _silence(self, batch: _SentBatch) -> UnreachableError | None:
         """Return the error of a job that had no answer, unless it is to be sent again."""
-        flight.answer_lost = True
+        batch.answer_lost = True
         attempts, seconds = self._outbox.attempts, self._outbox.ack_timeout
-        if flight.attempts < attempts:
-            flight.attempts += 1
+        if batch.attempts < attempts:
+            batch.attempts += 1
             return None
-        self.silent = self._last_answer < flight.deadline - seconds
+        self.silent = self._last_answer < batch.deadline - seconds
         reason = f"no acknowledgement after {attempts} attempts of {seconds:g} s"
-        if flight.foreign_answer:
-            reason += f": what answers on {flight.job.subject} isn't a stream; provision the queue first"
+        if batch.foreign_answer:
+            reason += f": what answers on {batch.job.subject} isn't a stream; provision the queue first"
         return UnreachableError(reason + last_report(self._connection.last_error))
 
-    async def _passing_error(self, flight: _Flight) -> JetStreamProviderError | None:
+    async def _passing_error(self, batch: _SentBatch) -> JetStreamProviderError | None:
         """Return the error of a job that the server can't store, unless it can only not just now."""
         stream = self._outbox.destination.stream if self._outbox.destination else None
-        error = flight.refusal
-        if error is None and flight.passing >= _UNANSWERED:
-            error = await self._unanswered.reason(flight.job.subject, stream)
+        error = batch.refusal
+        if error is None and batch.passing >= _UNANSWERED:
+            error = await self._unanswered.reason(batch.job.subject, stream)
         if isinstance(error, NotFoundError):
             return error
-        is_over = time.monotonic() - flight.passing_since >= self._outbox.away_timeout
+        is_over = time.monotonic() - batch.passing_since >= self._outbox.away_timeout
         if is_over or self._stopped():
-            self.away = error or await self._unanswered.reason(flight.job.subject, stream)
+            self.away = error or await self._unanswered.reason(batch.job.subject, stream)
             return self.away
         return None
 
@@ -588,9 +588,9 @@ class _Sending:
                 while (seconds := self._limiter.delay(1)) > 0 and not self._stopped():
                     await self._sleep(seconds)
                 self._limiter.consume(1)
-                flight = self.refused.pop(index)
-                flight.attempts = 1
-                self._write(self._admitted([flight]))
+                batch = self.refused.pop(index)
+                batch.attempts = 1
+                self._write(self._admitted([batch]))
             await self._wait_until_at_most(0)
             stored = waiting - len(self.refused)
             count = min(2 * count, self._window) if stored == len(sent) else 1
@@ -610,8 +610,8 @@ class _Sending:
         if problem is None and self.refusal:
             self.gave_up = full_text(self.refusal, f" and stored nothing for {self._outbox.room_timeout:g} s")
             problem = QueueFullError(self.gave_up)
-        for _, flight in sorted(self.refused.items()):
-            self._fail(flight, problem or TransientError("it was not sent"))
+        for _, batch in sorted(self.refused.items()):
+            self._fail(batch, problem or TransientError("it was not sent"))
         self.refused.clear()
 
     # Answers.
@@ -628,13 +628,13 @@ class _Sending:
         """Record the sequences of jobs, and return how many of them were waited for."""
         known, stored = self.report.sequences, 0
         for index, sequence in zip(indexes, sequences, strict=True):
-            if flight := self._waiting.pop(index, None):
+            if batch := self._waiting.pop(index, None):
                 known[index] = sequence
                 stored += 1
-                flight.waiting -= 1
-                if not flight.waiting:
-                    del self._flights[flight.first]
-                    self._bytes -= flight.run.size
+                batch.waiting -= 1
+                if not batch.waiting:
+                    del self._batches[batch.first]
+                    self._bytes -= batch.run.size
         return stored
 
     def _note_stored(self, count: int, stream: str) -> None:
@@ -656,48 +656,48 @@ class _Sending:
             refusal = error
         except UnreachableError:
             # From a subscriber to the subject that is no stream; the stream's own answer may still come.
-            if flight := self._alone(index):
-                flight.foreign_answer = True
+            if batch := self._alone(index):
+                batch.foreign_answer = True
             return
         self._last_answer, self.silent = time.monotonic(), False
         self._answered.set()
         if ack and self._record_among(index, ack):
             return
-        if (flight := self._alone(index)) is None:
+        if (batch := self._alone(index)) is None:
             return
         if ack:
-            self._remove(flight)
-            self._record(flight, ack)
+            self._remove(batch)
+            self._record(batch, ack)
         elif refusal is None or is_passing(refusal):
             now = time.monotonic()
-            flight.passing_since = flight.passing_since or now
-            flight.passing, flight.is_passing = flight.passing + 1, True
-            flight.refusal = job_error(refusal) if refusal else None
-            flight.deadline = now + _PASSING_PAUSE
+            batch.passing_since = batch.passing_since or now
+            batch.passing, batch.is_passing = batch.passing + 1, True
+            batch.refusal = job_error(refusal) if refusal else None
+            batch.deadline = now + _PASSING_PAUSE
         elif is_full(refusal) and self._outbox.room_timeout > 0 and not self.gave_up:
-            self._remove(flight)
-            self.full_since, flight.answer_lost = self.full_since or time.monotonic(), False
-            self.refused[index], self.refusal = flight, refusal
+            self._remove(batch)
+            self.full_since, batch.answer_lost = self.full_since or time.monotonic(), False
+            self.refused[index], self.refusal = batch, refusal
         else:
             # An attempt whose answer was lost and that was stored would make this one a duplicate.
-            flight.answer_lost = False
-            self._fail(flight, job_error(refusal))
+            batch.answer_lost = False
+            self._fail(batch, job_error(refusal))
 
     def _record_among(self, index: int, ack: PubAck) -> bool:
-        """Record a job of a larger flight as stored, if nothing but that is to be said; return whether it was."""
-        flight, target = self._waiting.get(index), self._outbox.destination
-        if flight is None or len(flight.run) == 1 or ack.duplicate or (target and target.problem(ack)):
+        """Record a job of a larger batch as stored, if nothing but that is to be said; return whether it was."""
+        batch, target = self._waiting.get(index), self._outbox.destination
+        if batch is None or len(batch.run) == 1 or ack.duplicate or (target and target.problem(ack)):
             return False
         self._record_stored([index], [ack.sequence])
         self._note_stored(1, ack.stream)
         return True
 
-    def _record(self, flight: _Flight, ack: PubAck) -> None:
-        target, job, index = self._outbox.destination, flight.job, flight.first
-        self.away, flight.answer_lost = None, False
+    def _record(self, batch: _SentBatch, ack: PubAck) -> None:
+        target, job, index = self._outbox.destination, batch.job, batch.first
+        self.away, batch.answer_lost = None, False
         if target and (problem := target.problem(ack, job.schedules)):
             self.misplaced = problem
-            self._fail(flight, problem)
+            self._fail(batch, problem)
             return
         self._limiter.record_stored(1 + len(self._waiting))
         if ack.duplicate:
@@ -714,9 +714,9 @@ class _Sending:
             self.away = denial
         elif denial.action == "publish":
             self._denied[denial.subject] = denial
-        for flight in list(self._flights.values()):
-            if unheard or denial.subject in flight.run.subjects:
-                for single in self._apart(flight):
+        for batch in list(self._batches.values()):
+            if unheard or denial.subject in batch.run.subjects:
+                for single in self._apart(batch):
                     if unheard or denial.subject == single.job.subject:
                         self._fail(single, denial, certain=not unheard)
                         self._answered.set()
