@@ -191,7 +191,7 @@ async def run_triggers() -> None:
     """Run the triggers that standard input names, and print their events."""
     # A triggerer has imported them long before most of its triggers run.
     import airflow_provider_jetstream.jetstream.client.nats_py
-    import airflow_provider_jetstream.jetstream.waiting.letter_watch  # noqa: F401
+    import airflow_provider_jetstream.jetstream.dead_letters.letter_watch  # noqa: F401
     from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
     loop, lags = asyncio.get_running_loop(), [0.0]

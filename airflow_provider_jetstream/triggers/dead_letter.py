@@ -125,8 +125,8 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
                 yield event
             return
         # DAG files import this module, and only a triggerer waits.
-        from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import watch_arrivals
-        from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria
+        from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import watch_arrivals
+        from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria
         from airflow_provider_jetstream.triggers.reported_letters import ReportedStore
 
         queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
@@ -187,7 +187,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
             summary = await hook.ascan_dead_letters(self.work_queue, selection, self.group_by, census=self.census)
             return summary.as_json() if summary.reached(self.min_count, age) else None
         # DAG files import this module, and only a triggerer waits.
-        from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
+        from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, wait_for_dead_letters
 
         queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
         criteria = LetterCriteria(selection, fields, self.min_count, age)

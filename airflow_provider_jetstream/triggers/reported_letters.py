@@ -14,7 +14,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters
+from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

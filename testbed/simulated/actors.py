@@ -24,9 +24,9 @@ from airflow_provider_jetstream.jetstream import (
     wait,
     wait_by_handle,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters, watch_arrivals
+from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters, watch_arrivals
-from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria
 from testbed.simulated.streams import header
 
 if TYPE_CHECKING:

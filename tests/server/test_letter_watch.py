@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, wait_for_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
 from testbed import seams
 from testbed.face import summarise_dead_letters
 from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs

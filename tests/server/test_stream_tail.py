@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import OnMessage, Subscription
     from testbed.face import NatsPyConnection
 
-TAIL = "airflow_provider_jetstream.jetstream.waiting.stream_tail"
+TAIL = "airflow_provider_jetstream.jetstream.client.stream_tail"
 
 
 async def test_messages_that_are_lost_on_their_way_are_read_again(

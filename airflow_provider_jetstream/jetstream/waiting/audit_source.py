@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.stream_tail import TailedMessage
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-    from airflow_provider_jetstream.jetstream.waiting.stream_tail import TailedMessage
 
 # What a handler says of a job; whether that job is dead at all, others say.
 REPORTED: Final = "a handler of the dead letter queue reports that it has handled it"

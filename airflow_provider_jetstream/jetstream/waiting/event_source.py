@@ -6,12 +6,12 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.stream_tail import StreamTail
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import ended_job_time
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
 from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, EndKind, parse_end
 from airflow_provider_jetstream.jetstream.waiting.recent_events import RecentEvents
-from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.stream_tail import TailedMessage
+from airflow_provider_jetstream.jetstream.client.stream_tail import TailedMessage
 
 # A new waiter is seconds behind its cursor, or minutes after a restart; older ends are read again.
 _RECENT = 25_000

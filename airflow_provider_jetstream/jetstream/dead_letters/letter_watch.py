@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_tail import StreamTail
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects
 from airflow_provider_jetstream.jetstream.dead_letters.letter_table import selection_fields
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, TransientError
-from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.waiting import letter_arrivals
-from airflow_provider_jetstream.jetstream.waiting.letter_arrivals import ReportedLetters
+from airflow_provider_jetstream.jetstream.dead_letters import letter_arrivals
+from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters
 
 
 @pytest.mark.parametrize("value", ["\udcff\udcfe", "a\x00b", None])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, LetterWatch, shared_follower
+from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, LetterWatch, shared_follower
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
