@@ -102,13 +102,15 @@ def shop(airflow: Airflow, settings: ConnectionSettings, tmp_path_factory: pytes
         worker.terminate(10)
 
 
-@pytest.fixture(scope="session")
+# While playwright is open, its event loop runs in this thread, so that no asynchronous test can: it ends with the module,
+# before the process gets a test that isn't the page's.
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as started:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
     binary = shutil.which("chromium")
     if binary is None:
