@@ -102,8 +102,8 @@ def shop(airflow: Airflow, settings: ConnectionSettings, tmp_path_factory: pytes
         worker.terminate(10)
 
 
-# While playwright is open, its event loop runs in this thread, so that no asynchronous test can: it ends with the module,
-# before the process gets a test that isn't the page's.
+# While playwright is open, its event loop runs in this thread, so that no asynchronous test can: it ends with the
+# module, before the process gets a test that isn't the page's.
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as started:

@@ -181,8 +181,12 @@ class JetStreamClient(RestoringClient):
 
         :raises ConnectionReconnectingError: the connection is lost; nothing is sent, now or later
         """
-        if not (self.is_connected or self.is_closed):
-            raise nats_errors.ConnectionReconnectingError
+        if not self.is_connected:
+            # A loop that tries again at once, such as one around nats-py's fetch, would hold the event loop, which then
+            # neither restores the connection nor cancels anything.
+            await asyncio.sleep(0)
+            if not (self.is_connected or self.is_closed):
+                raise nats_errors.ConnectionReconnectingError
         if reply and (answer := self._answer_on(reply)):
             self.open_requests.add(subject, answer)
         await super().publish(subject, payload, reply=reply, headers=headers)

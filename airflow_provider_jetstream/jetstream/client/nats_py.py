@@ -108,6 +108,8 @@ class NatsPyConnection(Connection):
         """
         left, began = limit, time.monotonic()
         if self.client.is_closed:
+            # One who tries again at once can be cancelled.
+            await asyncio.sleep(0)
             failed = "the connection failed during a request on" if headers is None else "nothing was sent on"
             raise self._failed(nats_errors.ConnectionClosedError(), f"{failed} {subject}")
         if not self.client.is_connected:
