@@ -45,6 +45,13 @@ from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyP
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+from airflow_provider_jetstream.jetstream.documents import (
+    DocumentName,
+    DocumentPart,
+    DocumentParts,
+    DocumentWriter,
+    read_parts,
+)
 from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, count_left_over
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
@@ -89,6 +96,10 @@ __all__ = [
     "ConsumerRef",
     "DeadLetterQueueInfo",
     "Destination",
+    "DocumentName",
+    "DocumentPart",
+    "DocumentParts",
+    "DocumentWriter",
     "ExitCode",
     "Fallback",
     "Finding",
@@ -131,6 +142,7 @@ __all__ = [
     "probe_consumer",
     "publish_prepared",
     "read_lease",
+    "read_parts",
     "read_range",
     "read_record",
     "record_headers",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.hooks.connected_hook import ConnectedHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.waiting.handle import publish_with_handle
-from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReportSource
+from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReportSource
 from airflow_provider_jetstream.tasks.call_origin import call_origin
 from airflow_provider_jetstream.tasks.hook_arguments import optional_text, publication_limits, single_job_id
 from airflow_provider_jetstream.tasks.queue_source import load_queue
@@ -100,16 +100,16 @@ class JobOperations(ConnectedHook):
         :param states: the wanted ones of ``completed``, ``dead``, ``cancelled``, ``vanished`` and ``awaited``; all
             where absent
         :raises ArgumentError: it is none of these
-        :raises JobReportsGoneError: the events stream doesn't store a page of them any more
+        :raises JobReportsGoneError: the events stream doesn't store a part of them any more
         """
         source = JobReportSource(reports)
-        found = self.blocking(_read_reports, source, states) if source.has_pages else source.held(states)
+        found = self.blocking(_read_reports, source, states) if source.has_parts else source.held(states)
         return [report.as_json() for report in found]
 
     async def ajob_reports(self, reports: object, *, states: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Do what :meth:`job_reports` does, awaited."""
         source = JobReportSource(reports)
-        found = await self.awaited(_read_reports, source, states) if source.has_pages else source.held(states)
+        found = await self.awaited(_read_reports, source, states) if source.has_parts else source.held(states)
         return [report.as_json() for report in found]
 
     def cancel(self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None) -> CancelReport:

@@ -334,19 +334,13 @@ def manifest_page_subject(queue: str, key: str, number: int | None = None) -> st
     return f"published.{queue}.{key}-{'jobs' if number is None else number}"
 
 
-def job_reports_subject(queue: str, key: str) -> str:
-    """Return the subject of the pages with what became of each job that a task has awaited."""
-    return f"published.{queue}.{key}-reports"
+def document_subject(queue: str, key: str, kind: str) -> str:
+    """Return the subject of the parts of a document.
 
-
-def handle_page_subject(queue: str, key: str) -> str:
-    """Return the subject of the pages with the sequences of jobs that a handle names, where they are many."""
-    return f"published.{queue}.{key}-handle"
-
-
-def job_ids_subject(queue: str, key: str) -> str:
-    """Return the subject of the pages with the ids of the jobs that a task awaits."""
-    return f"published.{queue}.{key}-ids"
+    :param key: one token that distinguishes it from the others of its kind
+    :param kind: what it holds, one word
+    """
+    return f"published.{queue}.{key}-{kind}"
 
 
 def job_completion_filter(queue: str, sequence: int) -> str:

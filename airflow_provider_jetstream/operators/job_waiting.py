@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-    from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReports
+    from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReports
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 # Beside the result in a trigger's event.
@@ -73,7 +73,7 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
     :param work_queue: the queue
     :param wait_for_completion: wait until every job ended
     :param returns: what the task returns once it has waited: ``counts``, or ``jobs`` for a list to map over: a report
-        on each job where they are few, else pages of reports
+        on each job where they are few, else parts of reports
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
     """

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from airflow.sdk import get_current_context
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.documents import DocumentName
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports, read_job_reports
-from airflow_provider_jetstream.jetstream.waiting.report_pages import collect_job_reports, count_job_reports
+from airflow_provider_jetstream.jetstream.waiting.stored_reports import collect_job_reports, count_job_reports
 from airflow_provider_jetstream.tasks.identity import task_key
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReports
+    from airflow_provider_jetstream.jetstream.documents import DocumentPart
+    from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReports
 
 # A dict of counts, or a list to map over: which of them, the argument ``returns`` says.
 TaskResult: TypeAlias = Any
@@ -64,13 +66,18 @@ def plain_reports(queue: str, ended: Mapping[str, Any], names: JobIds | None, wh
 
 async def deferred_wait(connection: Connection, cursor: Cursor, names: JobIds | None) -> dict[str, Any]:
     """Store the ids of jobs for the process that resumes the task, and return what it needs to report on them."""
-    pages: list[int] = []
+    parts: list[DocumentPart] = []
+    key = _current_task_key()
     if names is not None:
         try:
-            pages = await names.store(connection, cursor.queue, cursor.created, cursor.events, _current_task_key())
+            parts = await names.store(connection, _ids_name(cursor, key))
         except JetStreamProviderError as error:
             log.warning("Reports will lack ids of jobs of which only a worker's ack is known: %s", error)
-    return {"mark": asdict(cursor), "id_pages": pages}
+    return {"mark": asdict(cursor), "key": key, "ids": [list(part) for part in parts]}
+
+
+def _ids_name(cursor: Cursor, key: str) -> DocumentName:
+    return DocumentName(cursor.events, cursor.queue, "ids", key, cursor.created)
 
 
 def resumed_job_reports(operator: Any, wait: Mapping[str, Any] | None, ended: Mapping[str, Any]) -> JobReports:
@@ -85,16 +92,16 @@ def resumed_job_reports(operator: Any, wait: Mapping[str, Any] | None, ended: Ma
         return plain_reports(name, ended, None, "an earlier version began to wait")
     cursor = Cursor(**wait["mark"])
     try:
-        return JetStreamHook(operator.nats_conn_id).blocking(_read_resumed, cursor, wait["id_pages"], ended)
+        return JetStreamHook(operator.nats_conn_id).blocking(_read_resumed, cursor, wait, ended)
     except JetStreamProviderError as error:
         return plain_reports(cursor.queue, ended, None, str(error))
 
 
 async def _read_resumed(
-    connection: Connection, cursor: Cursor, id_pages: Sequence[int], ended: Mapping[str, Any]
+    connection: Connection, cursor: Cursor, wait: Mapping[str, Any], ended: Mapping[str, Any]
 ) -> JobReports:
     try:
-        names = await JobIds.read(connection, cursor.queue, cursor.created, cursor.events, id_pages)
+        names = await JobIds.read(connection, _ids_name(cursor, wait["key"]), wait["ids"])
     except JetStreamProviderError as error:
         log.warning("The ids of jobs of %s can't be read: %s", cursor.queue, error)
         names = JobIds()

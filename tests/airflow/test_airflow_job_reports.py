@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from testbed.airflow import Airflow
 
 RUN = "reports"
-WAITING = ("reported_dead", "reported_acks", "reported_pages")
+WAITING = ("reported_dead", "reported_acks", "reported_parts")
 
 
 async def acknowledge(settings: ConnectionSettings, name: str, count: int) -> None:
@@ -41,7 +41,7 @@ def run(airflow: Airflow, settings: ConnectionSettings) -> None:
     wait_for_states(airflow, "job_reports", RUN, dict.fromkeys(WAITING, "deferred"))
     asyncio.run(process_jobs(settings, queue("reported_dead"), 7, fail=True))
     asyncio.run(acknowledge(settings, "reported_acks", 3))
-    asyncio.run(acknowledge(settings, "reported_pages", MANY))
+    asyncio.run(acknowledge(settings, "reported_parts", MANY))
 
 
 def mapped_results(airflow: Airflow, task_id: str, count: int) -> list[Any]:
@@ -92,10 +92,10 @@ def test_a_task_is_mapped_over_the_reports_that_it_returns(airflow: Airflow) -> 
     assert sorted(treated) == [f"reported_acks-{number} None" for number in range(3)]
 
 
-def test_reports_that_are_too_many_for_an_xcom_are_pages_to_map_over(airflow: Airflow) -> None:
+def test_reports_that_are_too_many_for_an_xcom_are_parts_to_map_over(airflow: Airflow) -> None:
     assert sum(mapped_results(airflow, "count", 2)) == MANY
-    document = airflow.xcom("job_reports", RUN, "reported_pages", "job_reports")
-    assert (document["jobs"], document["states"], len(document["pages"])) == (MANY, {"completed": MANY}, 2)
+    document = airflow.xcom("job_reports", RUN, "reported_parts", "job_reports")
+    assert (document["jobs"], document["states"], len(document["parts"])) == (MANY, {"completed": MANY}, 2)
 
 
 def test_a_link_leads_to_the_reports(airflow: Airflow) -> None:

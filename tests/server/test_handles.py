@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError, JobsDeadError, QueueGoneError
 from testbed import seams
-from testbed.face import add_handle, subject_counts
+from testbed.face import DocumentName, DocumentPart, DocumentWriter, add_handle, subject_counts
 from testbed.queues import exhaust_deliveries, make_queue, publish_jobs, store_completion
 from testbed.waiters import store_completions
 
@@ -178,8 +178,10 @@ async def test_a_queue_whose_jobs_nobody_can_await_gives_no_handle(connection: N
         {"cursor": CURSOR, "sequences": [[0, 1]]},
         {"cursor": CURSOR, "sequences": [["1", None]]},
         {"cursor": CURSOR, "sequences": [[9, 1]] * 100_000},
-        {"cursor": CURSOR, "pages": [-1]},
-        {"cursor": CURSOR, "pages": [7] * 100_000},
+        {"cursor": CURSOR, "parts": [[-1, 1, "0" * 32]]},
+        {"cursor": CURSOR, "parts": [[7, 1, "0" * 32]] * 100_000},
+        {"cursor": CURSOR, "parts": [[7, 1]]},
+        {"cursor": CURSOR, "key": 7},
         {"cursor": CURSOR, "advised": {"digest": 0}},
     ],
 )
@@ -196,7 +198,7 @@ async def test_a_handle_that_claims_too_many_jobs_is_refused(connection: NatsPyC
         await wait_by_handle(connection, handle)
 
 
-async def test_the_jobs_of_a_handle_are_counted_before_its_next_page_is_read(
+async def test_the_jobs_of_a_handle_are_counted_before_its_next_part_is_read(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
@@ -204,14 +206,18 @@ async def test_the_jobs_of_a_handle_are_counted_before_its_next_page_is_read(
     report = PublishReport()
     report.sequences.extend(range(1, 20_000, 2))
     await add_handle(connection, cursor, report, "key")
-    first = await connection.api(f"STREAM.MSG.GET.{cursor.events}", {"seq": (report.handle or {})["pages"][0]})
-    subject = first["message"]["subject"]
-    body = {"stream": cursor.queue, "created": cursor.created, "sequences": [[1, 19_999_999], [1, 19_999_999]]}
-    forged = (await connection.client.jetstream().publish(subject, json.dumps(body).encode())).seq
-    # No such page: it isn't asked for.
-    handle = report.handle | {"pages": [forged, forged + 1]} if report.handle else {}
+    assert report.handle is not None
+    handle = JobsHandle.of(report.handle)
+    writer = DocumentWriter(connection, DocumentName(cursor.events, name, "handle", "key", cursor.created), part_rows=2)
+    await writer.add([(1, 19_999_999), (1, 19_999_999)])
+    # No such part: it isn't asked for.
+    forged = [*await writer.finish(), DocumentPart(10**6, 1, "0" * 32)]
     with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 39,999,998"):
-        await JobsHandle.of(handle).jobs(connection)
+        await JobsHandle.of(handle.as_json() | {"parts": forged}).jobs(connection)
+    # The parts of another handle, and of this one where its key or its queue is another's.
+    for changed in ({"key": "other"}, {"cursor": handle.cursor | {"created": "2026-01-01T00:00:00Z"}}):
+        with pytest.raises(QueueGoneError, match="isn't stored any more"):
+            await JobsHandle.of(handle.as_json() | changed).jobs(connection)
 
 
 @pytest.mark.parametrize("by_task", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,12 +24,13 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
 from airflow_provider_jetstream.jetstream.errors import (
+    ArgumentError,
     JobReportsGoneError,
     JobsDeadError,
     PermissionDeniedError,
 )
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-from airflow_provider_jetstream.jetstream.waiting.report_pages import (
+from airflow_provider_jetstream.jetstream.waiting.stored_reports import (
     JobReports,
     JobReportSource,
     collect_job_reports,
@@ -36,6 +38,7 @@ from airflow_provider_jetstream.jetstream.waiting.report_pages import (
 from airflow_provider_jetstream.tasks import job_reports
 from airflow_provider_jetstream.worker import Worker
 from testbed import seams
+from testbed.face import DocumentName
 from testbed.queues import make_queue, publish_jobs, pull_jobs, running_worker, store_completion
 
 if TYPE_CHECKING:
@@ -116,13 +119,16 @@ async def test_a_job_that_a_worker_only_acknowledged_is_reported_by_the_id_of_it
     await again.ack_sync()
     report = await wait(connection, cursor, [1, 2])
     known = names({1: "ada", 2: "alan"})
-    pages = await known.store(connection, name, cursor.created, cursor.events, "0" * 32)
-    stored = await JobIds.read(connection, name, cursor.created, cursor.events, pages)
+    document = DocumentName(cursor.events, name, "ids", "0" * 32, cursor.created)
+    parts = json.loads(json.dumps(await known.store(connection, document)))
+    stored = await JobIds.read(connection, document, parts)
     reports = await reports_of(connection, cursor, report, stored)
     assert reports == {1: JobReport("ada", 1, "completed", 2), 2: JobReport("alan", 2, "completed", 1)}
     # Those of another queue of this name aren't this one's.
-    other = await JobIds.read(connection, name, "2020-01-01T00:00:00Z", cursor.events, pages)
+    other = await JobIds.read(connection, replace(document, created="2020-01-01T00:00:00Z"), parts)
     assert other.get(1) is None
+    for wrong in (None, 7, [[1, 2]], [*parts, parts[0]]):
+        assert (await JobIds.read(connection, document, wrong)).get(1) is None
 
 
 async def test_jobs_that_havent_ended_are_reported_as_awaited_with_the_id_that_they_are_stored_with(
@@ -202,7 +208,7 @@ async def test_a_task_that_may_not_store_reports_ends_as_its_jobs_did(
     async def denied(*_: object, **__: object) -> None:
         raise PermissionDeniedError("publish", "published.q.x-reports", "user airflow")
 
-    monkeypatch.setattr(seams.REPORT_PAGES_STORE, denied)
+    monkeypatch.setattr(seams.DOCUMENTS_STORE, denied)
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     report = WaitReport(set(), completed=set(range(1, 700)))
@@ -239,7 +245,7 @@ async def read(connection: NatsPyConnection, source: object, **wanted: Any) -> l
 
 
 @pytest.mark.slow
-async def test_few_reports_are_a_list_and_many_are_pages_in_the_events_stream(
+async def test_few_reports_are_a_list_and_many_are_parts_in_the_events_stream(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
@@ -266,17 +272,20 @@ async def test_few_reports_are_a_list_and_many_are_pages_in_the_events_stream(
     assert large.describe("vanished") == ""
 
 
-async def test_a_page_that_is_gone_or_isnt_one_is_refused(connection: NatsPyConnection, name: str) -> None:
+async def test_a_part_that_is_gone_or_isnt_one_is_refused(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     item = (await collected(connection, queue, many(600))).items()[0]
     with pytest.raises(
-        JobReportsGoneError, match=r"expected a page with \d+ reports at sequence 999 of .*, found none"
+        JobReportsGoneError, match=r"expected a part with \d+ reports at sequence 999 of .*, found none"
     ):
-        await read(connection, item | {"page": 999})
+        await read(connection, item | {"parts": [[999, *item["parts"][0][1:]]]})
     with pytest.raises(JobReportsGoneError, match="found none"):
         await read(connection, item | {"task": "1" * 32})
     with pytest.raises(JobReportsGoneError, match="found none"):
         await read(connection, item | {"events": f"{name}-none"})
+    for stream in ("a.b", "a b\r\nPUB x 0\r\n", "*", ""):
+        with pytest.raises(ArgumentError, match="expected the reports on a task's jobs"):
+            await read(connection, item | {"events": stream})
     await connection.api(f"STREAM.PURGE.{name}-events")
     with pytest.raises(JobReportsGoneError, match="found none"):
         await read(connection, item)

@@ -78,6 +78,7 @@ _CORE_LEVELS = (
     | {"needed_permissions", "evidence"},
     {"client"},
     {"queue"},
+    {"documents"},
     {"archive", "audit", "publishing", "cancellation", "roles"},
     {"dead_letters", "mover"},
     {"waiting"},

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.assets import task_assets
 from airflow_provider_jetstream.command import exporter_command
+from airflow_provider_jetstream.jetstream import documents
 from airflow_provider_jetstream.jetstream.audit import lease, letter_ranges
 from airflow_provider_jetstream.jetstream.inspection import drained, samples
 from airflow_provider_jetstream.jetstream.publishing import outbox
@@ -28,8 +29,8 @@ from airflow_provider_jetstream.jetstream.waiting import (
     job_report,
     near_ends,
     reconciler,
-    report_pages,
     stalls,
+    stored_reports,
     wait,
 )
 from airflow_provider_jetstream.operators import publish
@@ -84,14 +85,14 @@ STATED = {
         f"after `reconcile` ({stalls.RECONCILE_SECONDS / 60:g} minutes)",
         f"({stalls._BRIEF_PAUSE / 10**9:g} seconds), such as those of a census",
         f"for at least {near_ends.SHORTEST:g} seconds, and for up to {near_ends.LONGEST:g} while",
-        f"More than {handle._MAX_RANGES} ranges of sequences are stored in pages",
+        f"More than {handle._MAX_RANGES} ranges of sequences are stored as a [document]",
         f"the first {job_reports._MAX_RANGES['sequences']} ranges, and",
         f"and the first {job_reports._MAX_RANGES_OF_A_STATE} of each state",
         f"up to {wait.RESULTS_BYTES // _KIB} KiB in total",
         f"what the handler returned, up to {job_report.MAX_RESULT_BYTES // _KIB} KiB",
-        f"up to {report_pages.DOCUMENT_JOBS} jobs and {report_pages.DOCUMENT_BYTES // _KIB} KiB the reports are part",
-        f"in pages of up to {report_pages._PAGE_JOBS:,} reports",
-        f"the first {report_pages._FIRST_FAILURES} jobs that didn't complete",
+        f"up to {stored_reports.DOCUMENT_JOBS} jobs and {stored_reports.DOCUMENT_BYTES // _KIB} KiB the reports are in",
+        f"in parts of up to {stored_reports._PART_REPORTS:,} reports and {documents.PART_BYTES // _KIB} KiB",
+        f"the first {stored_reports._FIRST_FAILURES} jobs that didn't complete",
     ],
     "draining": [
         f"with the {_word(drained._NAMED)} largest `undeliverable_subjects`",

@@ -1,7 +1,7 @@
 """A handle on published jobs: all that another task, or another DAG, needs to wait for them.
 
-It is JSON, and small however many jobs it names: where their sequences are scattered, they are in pages in the events
-stream, and the handle names the pages.
+It is JSON, and small however many jobs it names: where their sequences are scattered, they are a document in the events
+stream, and the handle has the references to its parts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
-from airflow_provider_jetstream.jetstream.contract import handle_page_subject
+from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentParts, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     JetStreamProviderError,
@@ -38,7 +36,7 @@ from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cur
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, report_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableSet, Sequence
+    from collections.abc import Iterable, MutableSet
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
@@ -49,14 +47,10 @@ log = logging.getLogger(__name__)
 # What a handle holds itself.
 _MAX_RANGES = 200
 _MAX_ADVISED = 50
-# What a page holds, and what its other fields, its headers and the server add.
-_RANGE_BYTES = 44
-_ADVISED_BYTES = 50
-_PAGE_RESERVE = 4096
 # Who may write to an XCom must not make a task hold more than this.
 _MAX_JOBS = 20_000_000
 
-_Sequence = Annotated[int, Field(ge=1, lt=2**64)]
+_Sequence = Annotated[int, Field(strict=True, ge=1, lt=2**64)]
 
 
 def _in_order(ends: tuple[int, int]) -> tuple[int, int]:
@@ -65,52 +59,42 @@ def _in_order(ends: tuple[int, int]) -> tuple[int, int]:
     return ends
 
 
-def _named_once(pages: list[int]) -> list[int]:
-    if len(set(pages)) < len(pages):
-        raise ValueError("expected each page once")
-    return pages
-
-
 _Range = Annotated[tuple[_Sequence, _Sequence], AfterValidator(_in_order)]
 
 
-class _Jobs(BaseModel):
-    """Some of the jobs of a handle."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    sequences: list[_Range] = []
-    advised: dict[str, _Sequence] = {}
+# Of a stored handle: a range, or an advised job.
+_Row: TypeAlias = _Range | tuple[str, _Sequence]
+_ROWS: TypeAdapter[list[_Row]] = TypeAdapter(list[_Row])
 
 
-class _Page(_Jobs):
-    type: Literal["io.airflow.jetstream.v1.jobs-page"] = "io.airflow.jetstream.v1.jobs-page"
-    stream: str
-    created: str
-
-
-class JobsHandle(_Jobs):
+class JobsHandle(BaseModel):
     """A handle on published jobs.
 
     :param type: tells a handle from other JSON
     :param cursor: taken before they were published
     :param sequences: their stream sequences as ranges
     :param advised: those that workers report on advisory subjects: stream sequences by digests
-    :param pages: the sequences in the events stream of the pages that hold both, where they are too many
+    :param key: distinguishes the document that has both, where they are too many, from those of other tasks
+    :param parts: references to its parts
     """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     type: Literal["io.airflow.jetstream.v1.jobs"] = "io.airflow.jetstream.v1.jobs"
     cursor: dict[str, Any]
-    pages: Annotated[list[_Sequence], AfterValidator(_named_once)] = []
+    sequences: list[_Range] = []
+    advised: dict[str, _Sequence] = {}
+    key: str = ""
+    parts: DocumentParts = []
 
     @classmethod
     async def take(cls, connection: Connection, cursor: Cursor, report: PublishReport, key: str) -> JobsHandle:
-        """Return the handle on the jobs of a call, and store its pages where it needs any.
+        """Return the handle on the jobs of a call, and store them where they are too many for it.
 
         :param cursor: taken before the jobs were published
         :param key: one token that distinguishes the handle from those of other tasks
-        :raises ApiError: the events stream refuses a page
-        :raises TransientError: it isn't known whether a page is stored
+        :raises ApiError: the events stream refuses a part
+        :raises TransientError: it isn't known whether a part is stored
         """
         if report.duplicates or report.extra:
             # Those were stored before, and may have ended before the cursor was taken.
@@ -118,8 +102,10 @@ class JobsHandle(_Jobs):
         ranges = report.awaited_ranges()
         if len(ranges) <= _MAX_RANGES and len(report.advised) <= _MAX_ADVISED:
             return cls(cursor=asdict(cursor), sequences=ranges, advised=report.advised)
-        pages = await _store_pages(connection, cursor, ranges, report.advised, key)
-        return cls(cursor=asdict(cursor), pages=pages)
+        writer = DocumentWriter(connection, _name(cursor, key))
+        await writer.add(ranges)
+        await writer.add(report.advised.items())
+        return cls(cursor=asdict(cursor), key=key, parts=await writer.finish())
 
     @classmethod
     def of(cls, value: object) -> JobsHandle:
@@ -196,32 +182,25 @@ class JobsHandle(_Jobs):
     async def report(self, connection: Connection) -> tuple[WaitReport, dict[str, int]]:
         """Return the report on the jobs, none of which has ended, and the sequences of advised ones by their digests.
 
-        :raises QueueGoneError: the events stream doesn't store a page any more
+        :raises QueueGoneError: the events stream doesn't store a part any more
         :raises ArgumentError: they are too many
         """
         ranges, advised = list(self.sequences), dict(self.advised)
-        count = _counted(0, ranges)
-        # Counted page by page, since a handle may name one page any number of times.
-        for number in self.pages:
-            page = await self._page(connection, number)
-            count = _counted(count, page.sequences)
-            ranges += page.sequences
-            advised |= page.advised
+        count, cursor = _counted(0, ranges), self.position()
+        parts = iter(self.parts)
+        async for rows in read_parts(connection, _name(cursor, self.key), self.parts, _ROWS):
+            part = next(parts)
+            if rows is None:
+                raise QueueGoneError(
+                    f"expected message {part.sequence} of {cursor.events} to name jobs of {cursor.queue} for a handle,"
+                    " found that it isn't stored any more: wait before the events' max_age is over"
+                )
+            some = [(row[0], row[1]) for row in rows if isinstance(row[0], int)]
+            # Before the next part is read: anybody may have written the handle.
+            count = _counted(count, some)
+            ranges += some
+            advised |= {row[0]: row[1] for row in rows if isinstance(row[0], str)}
         return await report_on(ranges), advised
-
-    async def _page(self, connection: Connection, number: int) -> _Page:
-        cursor = self.position()
-        message = await get_message(connection, cursor.events, number)
-        try:
-            page = _Page.model_validate_json(message.data) if message else None
-        except ValidationError:
-            page = None
-        if page is None or (page.stream, page.created) != (cursor.queue, cursor.created):
-            raise QueueGoneError(
-                f"expected message {number} of {cursor.events} to name jobs of {cursor.queue} for a handle, found that"
-                " it isn't stored any more: wait before the events' max_age is over"
-            )
-        return page
 
 
 async def publish_with_handle(
@@ -290,22 +269,8 @@ async def add_handle(connection: Connection, cursor: Cursor | None, report: Publ
         log.warning("There is no handle on the jobs of %s, so that only this task can wait: %s", cursor.queue, error)
 
 
-async def _store_pages(
-    connection: Connection, cursor: Cursor, ranges: Sequence[tuple[int, int]], advised: Mapping[str, int], key: str
-) -> list[int]:
-    room = max(_PAGE_RESERVE, connection.max_payload - _PAGE_RESERVE)
-    of_ranges, of_advised, rows = room // _RANGE_BYTES, room // _ADVISED_BYTES, list(advised.items())
-    contents: list[dict[str, Any]] = [
-        *({"sequences": ranges[start : start + of_ranges]} for start in range(0, len(ranges), of_ranges)),
-        *({"advised": dict(rows[start : start + of_advised])} for start in range(0, len(rows), of_advised)),
-    ]
-    pages: list[int] = []
-    subject, headers = handle_page_subject(cursor.queue, key), {"Nats-Expected-Stream": cursor.events}
-    for content in contents:
-        page = _Page(stream=cursor.queue, created=cursor.created, **content)
-        body = page.model_dump_json(exclude_defaults=True).encode()
-        pages.append((await store(connection, subject, body, headers)).sequence)
-    return pages
+def _name(cursor: Cursor, key: str) -> DocumentName:
+    return DocumentName(cursor.events, cursor.queue, "handle", key, cursor.created)
 
 
 def _counted(jobs: int, ranges: Iterable[tuple[int, int]]) -> int:

@@ -1,4 +1,4 @@
-"""The ids of awaited jobs by their sequences: compact in memory, and in pages for a process that goes on waiting.
+"""The ids of awaited jobs by their sequences: compact in memory, and a document for a process that goes on waiting.
 
 A worker that only acknowledges leaves no trace of a job's id, so what reports on single jobs has to know it.
 """
@@ -8,45 +8,24 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.contract import job_ids_subject
+from airflow_provider_jetstream.jetstream.documents import DocumentParts, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentPart
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.outbox import KnownJobs
     from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
 
-# For a page's other fields, its headers, and what the server adds to a message.
-PAGE_RESERVE = 4 * 2**10
-# An id's quotes and comma, and the digits of its sequence.
-_ROW_BYTES = 24
-
-
-class JobIdPage(BaseModel):
-    """Ids of some of a task's jobs.
-
-    :param stream: the work queue
-    :param created: when its stream was created, in the server's own text
-    :param sequences: the jobs' stream sequences, in ascending order
-    :param ids: their ids, in the same order
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    type: Literal["io.airflow.jetstream.v1.job-ids"] = "io.airflow.jetstream.v1.job-ids"
-    stream: str
-    created: str
-    sequences: list[Annotated[int, Field(ge=0, lt=2**64)]]
-    ids: list[str]
+_PARTS = TypeAdapter(DocumentParts)
+_ROWS = TypeAdapter(list[tuple[Annotated[int, Field(strict=True, ge=1, lt=2**64)], str]])
 
 
 class JobIds:
@@ -97,51 +76,35 @@ class JobIds:
         start = self._ends[index - 1] if index else 0
         return self._text[start : self._ends[index]].decode("utf-8", "surrogatepass")
 
-    async def store(self, connection: Connection, queue: str, created: str, events: str, key: str) -> list[int]:
-        """Store the ids in pages, and return the sequences of the pages in the events stream.
+    async def store(self, connection: Connection, name: DocumentName) -> list[DocumentPart]:
+        """Store the ids as a document, and return the references to its parts.
 
-        :param created: when the queue's stream was created, in the server's own text
-        :param key: the task's key, one token
-        :raises ApiError: no page can be stored
-        :raises TransientError: it isn't known whether a page is stored
+        :raises JetStreamProviderError: a part can't be stored, or isn't known to be
         """
-        pages: list[int] = []
-        limit = connection.max_payload - PAGE_RESERVE
-        start = size = 0
-        for position in range(len(self._sequences) + 1):
-            is_last = position == len(self._sequences)
-            row = 0 if is_last else _ROW_BYTES + 2 * len(self._id(self._order[position]).encode(errors="replace"))
-            if position > start and (is_last or size + row > limit):
-                page = JobIdPage(
-                    stream=queue,
-                    created=created,
-                    sequences=list(self._sequences[start:position]),
-                    ids=[self._id(index) for index in self._order[start:position]],
-                )
-                subject, headers = job_ids_subject(queue, key), {"Nats-Expected-Stream": events}
-                pages.append((await store(connection, subject, page.model_dump_json().encode(), headers)).sequence)
-                start, size = position, 0
-            size += row
-        return pages
+        writer = DocumentWriter(connection, name)
+        await writer.add(
+            (sequence, self._id(index))
+            for sequence, index in zip(self._sequences, self._order, strict=True)
+            if sequence
+        )
+        return await writer.finish()
 
     @classmethod
-    async def read(cls, connection: Connection, queue: str, created: str, events: str, pages: Iterable[int]) -> JobIds:
-        """Read the ids of pages; what isn't stored any more is left out.
+    async def read(cls, connection: Connection, name: DocumentName, parts: object) -> JobIds:
+        """Read the ids of a document; a part that isn't stored any more is left out.
 
-        :raises TransientError: a page can't be read just now
+        :param parts: what :meth:`store` returned, as JSON; none where it is something else
+        :raises TransientError: a part can't be read just now
         """
         ids, sequences = cls(), array("Q")
-        for sequence in pages:
-            message = await get_message(connection, events, sequence)
-            try:
-                page = JobIdPage.model_validate_json(message.data) if message else None
-            except ValidationError:
-                page = None
-            if page is None or (page.stream, page.created) != (queue, created):
-                continue
-            for job_sequence, job_id in zip(page.sequences, page.ids, strict=False):
+        try:
+            references = _PARTS.validate_python(parts)
+        except ValidationError:
+            references = []
+        async for rows in read_parts(connection, name, references, _ROWS):
+            for sequence, job_id in rows or ():
                 ids._append(job_id)
-                sequences.append(job_sequence)
+                sequences.append(sequence)
         ids.locate(sequences)
         return ids
 

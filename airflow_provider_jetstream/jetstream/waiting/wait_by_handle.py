@@ -11,8 +11,8 @@ from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStream
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.report_pages import failed_jobs
 from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL, RECONCILE_SECONDS
+from airflow_provider_jetstream.jetstream.waiting.stored_reports import failed_jobs
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 
 if TYPE_CHECKING:

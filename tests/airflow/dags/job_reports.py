@@ -43,7 +43,7 @@ def waits(name: str, *, count: int, **arguments: Any) -> JetStreamPublishOperato
 with DAG("job_reports", schedule=None):
     failing = waits("reported_dead", count=7, max_dead=6)
     acknowledged = waits("reported_acks", count=3, returns="jobs")
-    many = waits("reported_pages", count=MANY, returns="jobs")
+    many = waits("reported_parts", count=MANY, returns="jobs")
 
     @task(trigger_rule="all_done")
     def dead_jobs() -> list[dict[str, Any]]:
@@ -57,15 +57,15 @@ with DAG("job_reports", schedule=None):
         return f"{job['id']} {job['error_class']}"
 
     @task
-    def count(page: dict[str, Any]) -> int:
-        """Return how many jobs a page has."""
-        return len({job["id"] for job in JetStreamHook().job_reports(page, states=["completed"])})
+    def count(part: dict[str, Any]) -> int:
+        """Return how many jobs a part has."""
+        return len({job["id"] for job in JetStreamHook().job_reports(part, states=["completed"])})
 
     found = dead_jobs()
     failing >> found
     treat.override(task_id="treat_dead").expand(job=found)
     treat.override(task_id="treat_acknowledged").expand(job=acknowledged.output)
-    count.expand(page=many.output)
+    count.expand(part=many.output)
 
 with DAG("hook_publishing", schedule=None):
 

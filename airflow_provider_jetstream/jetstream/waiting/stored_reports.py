@@ -1,6 +1,6 @@
-"""The reports on a task's jobs as a document: itself where it is small, else with its reports in pages.
+"""The reports on a task's jobs: held where they are few, else a stored document, whose parts tasks can map over.
 
-The pages are messages of the events stream, so they stay for its ``max_age``, and go with it.
+Its parts are messages of the events stream, so they stay for its ``max_age``, and go with it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.contract import job_reports_subject
+from airflow_provider_jetstream.jetstream.documents import (
+    DocumentName,
+    DocumentPart,
+    DocumentParts,
+    DocumentWriter,
+    read_parts,
+)
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     JetStreamProviderError,
     JobReportsGoneError,
-    NotFoundError,
 )
+from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
-from airflow_provider_jetstream.jetstream.waiting.job_ids import PAGE_RESERVE
 from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, read_job_reports
 
 if TYPE_CHECKING:
@@ -38,42 +41,35 @@ log = logging.getLogger(__name__)
 # An XCom of both, counts and reports, stays below 64 KiB.
 DOCUMENT_BYTES = 32 * 2**10
 DOCUMENT_JOBS = 500
-# Pages are what tasks map over: neither one for each job nor one for all.
-_PAGE_JOBS = 2_000
+# Parts are what tasks map over: neither one for each job nor one for all.
+_PART_REPORTS = 2_000
 _FIRST_FAILURES = 20
 _DESCRIBED = 5
 
 
-class _ReportPage(BaseModel):
+def _stream_name(name: str) -> str:
+    if any(name_problems("stream", name)):
+        raise ValueError("expected the name of a stream")
+    return name
+
+
+# An XCom may come from anybody, and it becomes part of a request's subject.
+_StreamName = Annotated[str, AfterValidator(_stream_name)]
+
+
+class _StoredReports(BaseModel):
+    """The fields of a document, and of an item for one of its parts, that lead to what is stored."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    type: Literal["io.airflow.jetstream.v1.job-reports"] = "io.airflow.jetstream.v1.job-reports"
-    stream: str
-    reports: list[JobReport]
-
-
-class _PagedReports(BaseModel):
-    """The fields of a document that lead to its pages."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    queue: str
+    queue: _StreamName
     task: str
-    events: str
-    pages: list[tuple[int, int]]
-
-
-class _PageReference(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    queue: str
-    task: str
-    events: str
-    page: int
-    jobs: int
+    events: _StreamName
+    parts: DocumentParts
 
 
 _REPORT = TypeAdapter(JobReport)
+_REPORTS = TypeAdapter(list[JobReport])
 
 
 @dataclass(slots=True)
@@ -82,11 +78,11 @@ class JobReports:
 
     :param queue: the work queue
     :param task: the task's key
-    :param events: the stream of the pages
+    :param events: the events stream
     :param states: how many jobs are in each state
     :param failures: of each state but ``completed``, the first reports
     :param reports: all reports, where they are few
-    :param pages: by page, its sequence in the events stream and the number of its reports
+    :param parts: references to the parts of the stored document, where they are many
     :param problem: why there are only counts and the first failures
     """
 
@@ -96,7 +92,7 @@ class JobReports:
     states: Counter[str] = field(default_factory=Counter)
     failures: dict[str, list[JobReport]] = field(default_factory=dict)
     reports: list[JobReport] | None = field(default_factory=list)
-    pages: list[tuple[int, int]] = field(default_factory=list)
+    parts: list[DocumentPart] = field(default_factory=list)
     problem: str | None = None
 
     def count(self, report: JobReport) -> None:
@@ -108,7 +104,7 @@ class JobReports:
                 failures.append(report)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the document: the reports, or the numbers of their pages and the first jobs that didn't complete."""
+        """Return the reports, or references to their parts and the first jobs that didn't complete."""
         document: dict[str, Any] = {"queue": self.queue, "jobs": self.states.total(), "states": dict(self.states)}
         if self.reports is not None:
             return document | {"reports": [report.as_json() for report in self.reports]}
@@ -116,10 +112,10 @@ class JobReports:
         document["first_failures"] = [report.as_json() for report in first]
         if self.problem:
             return document | {"problem": self.problem}
-        return document | {"task": self.task, "events": self.events, "pages": self.pages}
+        return document | {"task": self.task, "events": self.events, "parts": [list(part) for part in self.parts]}
 
     def items(self) -> list[dict[str, Any]]:
-        """Return a list to map over: the reports, or references to their pages.
+        """Return a list to map over: the reports, or a reference to each part.
 
         :raises JobReportsGoneError: there are only counts
         """
@@ -128,8 +124,8 @@ class JobReports:
         if self.reports is not None:
             return [report.as_json() for report in self.reports]
         return [
-            {"queue": self.queue, "task": self.task, "events": self.events, "page": page, "jobs": jobs}
-            for page, jobs in self.pages
+            {"queue": self.queue, "task": self.task, "events": self.events, "jobs": part.rows, "parts": [list(part)]}
+            for part in self.parts
         ]
 
     def describe(self, state: str) -> str:
@@ -142,20 +138,32 @@ class JobReports:
 async def collect_job_reports(
     connection: Connection, reports: AsyncIterable[JobReport], *, queue: str, task: str, events: str
 ) -> JobReports:
-    """Collect reports, few in memory at a time: where they are many, they are stored in pages as they come.
+    """Collect reports, few in memory at a time: where they are many, they are stored as they come.
 
     :param task: the task's key, one token
     :param events: the events stream
-    :raises ApiError: a page can't be stored
-    :raises TransientError: it isn't known whether a page is stored
+    :raises JetStreamProviderError: a part can't be stored, or isn't known to be
     """
     collected = JobReports(queue, task, events)
-    writer = _PageWriter(connection, collected)
+    writer = DocumentWriter(connection, _name(events, queue, task), part_rows=_PART_REPORTS)
+    collected.reports = held = []
+    size = 0
     async for report in reports:
         collected.count(report)
-        await writer.add(report)
-    await writer.finish()
+        if collected.reports is None:
+            await writer.add([report.as_json()])
+            continue
+        held.append(report)
+        size += len(json.dumps(report.as_json())) + 2
+        if size > DOCUMENT_BYTES or len(held) > DOCUMENT_JOBS:
+            collected.reports = None
+            await writer.add(report.as_json() for report in held)
+    collected.parts = await writer.finish()
     return collected
+
+
+def _name(events: str, queue: str, task: str) -> DocumentName:
+    return DocumentName(events, queue, "reports", task)
 
 
 def count_job_reports(reports: Iterable[JobReport], *, queue: str, problem: str) -> JobReports:
@@ -190,106 +198,64 @@ async def failed_jobs(connection: Connection, cursor: Cursor, ended: Mapping[str
     return counted
 
 
-class _PageWriter:
-    """Holds reports as long as they fit a document, and stores pages from then on."""
-
-    def __init__(self, connection: Connection, collected: JobReports) -> None:
-        self._connection = connection
-        self._collected = collected
-        self._page: list[JobReport] = []
-        self._size = 0
-        self._limit = connection.max_payload - PAGE_RESERVE
-        self._room = min(DOCUMENT_BYTES, self._limit)
-
-    async def add(self, report: JobReport) -> None:
-        size = len(json.dumps(report.as_json())) + 2
-        document = self._collected.reports
-        if document is not None and (self._size + size > self._room or len(document) >= DOCUMENT_JOBS):
-            self._page, self._collected.reports = document, None
-        elif document is not None:
-            document.append(report)
-        if self._collected.reports is None:
-            if self._page and (self._size + size > self._limit or len(self._page) >= _PAGE_JOBS):
-                await self._store()
-            self._page.append(report)
-        self._size += size
-
-    async def finish(self) -> None:
-        if self._page:
-            await self._store()
-
-    async def _store(self) -> None:
-        queue, events = self._collected.queue, self._collected.events
-        page = _ReportPage(stream=queue, reports=self._page).model_dump_json().encode()
-        subject = job_reports_subject(queue, self._collected.task)
-        ack = await store(self._connection, subject, page, {"Nats-Expected-Stream": events})
-        self._collected.pages.append((ack.sequence, len(self._page)))
-        self._page, self._size = [], 0
-
-
 class JobReportSource:
-    """What tasks pass on about the reports of jobs: documents, references to pages, reports, and lists of these.
+    """What tasks pass on about the reports of jobs: documents, references to parts, reports, and lists of these.
 
     :raises ArgumentError: it is none of these
     """
 
     def __init__(self, source: object) -> None:
-        self._parts = list(_parts(source))
+        self._items = list(_items(source))
 
     @property
-    def has_pages(self) -> bool:
+    def has_parts(self) -> bool:
         """Whether reports have to be read from the server."""
-        return any(isinstance(part, _PagedReports) for part in self._parts)
+        return any(isinstance(item, _StoredReports) for item in self._items)
 
     def held(self, states: Collection[str] | None = None) -> list[JobReport]:
         """Return the reports that it holds itself.
 
         :param states: the wanted states; all where absent
         """
-        return [part for part in self._parts if isinstance(part, JobReport) and (not states or part.state in states)]
+        return [item for item in self._items if isinstance(item, JobReport) and (not states or item.state in states)]
 
     async def read(
         self, connection: Connection, states: Collection[str] | None = None
     ) -> AsyncGenerator[JobReport, None]:
-        """Read all reports, page by page.
+        """Read all reports, part by part.
 
         :param states: the wanted states; all where absent
-        :raises JobReportsGoneError: a page isn't stored any more
-        :raises TransientError: a page can't be read just now
+        :raises JobReportsGoneError: a part isn't stored any more
+        :raises TransientError: a part can't be read just now
         """
-        for part in self._parts:
-            if isinstance(part, JobReport):
-                if not states or part.state in states:
-                    yield part
+        for item in self._items:
+            if isinstance(item, JobReport):
+                if not states or item.state in states:
+                    yield item
                 continue
-            for page, count in part.pages:
-                for report in await _read_page(connection, part, page, count):
-                    if not states or report.state in states:
-                        yield report
+            async for report in _read(connection, item):
+                if not states or report.state in states:
+                    yield report
 
 
-async def _read_page(connection: Connection, paged: _PagedReports, page: int, count: int) -> list[JobReport]:
-    try:
-        message = await get_message(connection, paged.events, page)
-    except NotFoundError:
-        message = None
-    subject = job_reports_subject(paged.queue, paged.task)
-    try:
-        stored = _ReportPage.model_validate_json(message.data) if message and message.subject == subject else None
-    except ValidationError:
-        stored = None
-    if stored is None or stored.stream != paged.queue:
-        raise JobReportsGoneError(
-            f"expected a page with {count} reports at sequence {page} of {paged.events}, found none: the max_age of"
-            " that stream is over, or it was deleted; read reports earlier, or declare a longer max_age of the events"
-        )
-    return stored.reports
+async def _read(connection: Connection, stored: _StoredReports) -> AsyncGenerator[JobReport, None]:
+    name, parts = _name(stored.events, stored.queue, stored.task), iter(stored.parts)
+    async for reports in read_parts(connection, name, stored.parts, _REPORTS):
+        part = next(parts)
+        if reports is None:
+            raise JobReportsGoneError(
+                f"expected a part with {part.rows} reports at sequence {part.sequence} of {stored.events}, found none:"
+                " the max_age of that stream is over, or it was deleted; read reports earlier, or declare a longer"
+                " max_age of the events"
+            )
+        for report in reports:
+            yield report
 
 
-def _parts(source: object) -> Iterator[JobReport | _PagedReports]:
+def _items(source: object) -> Iterator[JobReport | _StoredReports]:
     if isinstance(source, Sequence) and not isinstance(source, str | bytes):
         for item in source:
-            yield from _parts(item)
+            yield from _items(item)
         return
     if not isinstance(source, Mapping):
         raise _unknown(source)
@@ -298,11 +264,8 @@ def _parts(source: object) -> Iterator[JobReport | _PagedReports]:
     try:
         if isinstance(source.get("reports"), list):
             yield from map(_REPORT.validate_python, source["reports"])
-        elif "page" in source:
-            one = _PageReference.model_validate(source)
-            yield _PagedReports(queue=one.queue, task=one.task, events=one.events, pages=[(one.page, one.jobs)])
-        elif "pages" in source:
-            yield _PagedReports.model_validate(source)
+        elif "parts" in source:
+            yield _StoredReports.model_validate(source)
         else:
             yield _REPORT.validate_python(source)
     except ValidationError:

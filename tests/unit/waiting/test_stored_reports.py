@@ -1,4 +1,4 @@
-"""Reports of jobs as pages and as results: counted, bounded, parsed."""
+"""Reports of jobs as stored parts and as results: counted, bounded, parsed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports
-from airflow_provider_jetstream.jetstream.waiting.report_pages import (
+from airflow_provider_jetstream.jetstream.waiting.stored_reports import (
     JobReportSource,
     count_job_reports,
 )
@@ -44,7 +44,7 @@ def many(count: int) -> list[JobReport]:
     ]
 
 
-@pytest.mark.parametrize("source", [None, 7, "job_reports", {}, [{"id": "a"}], {"pages": 3}, {"page": "x"}, b"x"])
+@pytest.mark.parametrize("source", [None, 7, "job_reports", {}, [{"id": "a"}], {"parts": 3}, {"parts": [[1, 2]]}, b"x"])
 def test_what_holds_no_reports_is_refused(source: object) -> None:
     with pytest.raises(ArgumentError, match="expected the reports on a task's jobs, found"):
         JobReportSource(source)
