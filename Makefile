@@ -28,21 +28,21 @@ imports: $(UV) ## the rules of the architecture
 unit: $(UV) ## the tests that need no server
 	$(RUN) pytest tests/unit
 
-# Airflow's tests, Spark's and the rest are three queues of work: a process each, and one more for the rest.
+# Many tests wait for a server most of their time. Airflow's tests have one process, Spark's another.
 test: $(UV) chromium ## the quick tests, and one of each real thing
-	$(TESTED) -n 4 -m "not slow or smoke"
+	$(TESTED) --processes=6 -m "not slow or smoke"
 test-changed: $(UV) ## the tests that run the lines changed since SINCE (HEAD), for some 50 s
 	$(RUN) python -m tools.changed_tests $(SINCE)
 test-rest: $(UV) chromium ## of the other tests as many as WITHIN seconds, in the order of .ci/order
-	$(TESTED) -n 4 -m "slow and not smoke and not nightly" --order=.ci/order --no-loadscope-reorder \
+	$(TESTED) --processes=4 -m "slow and not smoke and not nightly" --order=.ci/order \
 		--start-within=$(or $(WITHIN),2400)
 test-all: test-all-server test-all-airflow test-all-spark ## every test, in three parts for three machines
 test-all-server: $(UV)
-	$(TESTED) -n 4 -m "not (airflow or browser or jvm or registry or nightly)"
+	$(TESTED) --processes=4 -m "not (airflow or browser or jvm or registry or nightly)"
 test-all-airflow: $(UV) chromium
-	$(TESTED) -n 2 -m "(airflow or browser) and not (registry or nightly)"
+	$(TESTED) --processes=2 -m "(airflow or browser) and not (registry or nightly)"
 test-all-spark: $(UV)
-	$(TESTED) -n 3 -m "(jvm or registry) and not nightly"
+	$(TESTED) --processes=3 -m "(jvm or registry) and not nightly"
 test-nightly: test-elsewhere test-long test-servers matrix bench-spark-soak ## long forms, fuzzing, versions, soak: hours
 
 test-elsewhere: $(UV) chromium # other versions, the services of docker-compose.yml, a database that is killed
@@ -62,8 +62,8 @@ test-faults: $(UV) # killed redrives, random steps against the model of a queue,
 	FAULTS=full $(RUN) pytest -s tests/spark/test_bulk_redrive_faults.py tests/spark/test_bulk_redrive_kills.py \
 		tests/spark/test_spark_driver_kills.py tests/spark/test_exact_reads.py
 fuzz: $(UV) # a minute for each parser of what comes from outside
-	FUZZ_SECONDS=60 $(RUN) pytest -n 2 tests/unit/test_parser_fuzzing.py
-	FUZZ_EXAMPLES=5000 $(RUN) pytest -n 2 tests/unit/spark/test_bulk_parser.py
+	FUZZ_SECONDS=60 $(RUN) pytest --processes=2 tests/unit/test_parser_fuzzing.py
+	FUZZ_EXAMPLES=5000 $(RUN) pytest --processes=2 tests/unit/spark/test_bulk_parser.py
 test-mapped: $(UV)
 	MAPPED_RUNS=3 MAPPED_TASKS=60 $(RUN) pytest tests/airflow/test_airflow_mapped.py
 test-waiting-scale: $(UV)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from testbed.face import NatsPyConnection
 
-pytest_plugins = ["tools.marks", "tools.line_record"]
+pytest_plugins = ["tools.marks", "tools.processes", "tools.line_record"]
 
 # No test asserts a time: the first text that a process draws makes a table of all characters, which takes 3 s where two
 # slow cores are shared by eight.

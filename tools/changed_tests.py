@@ -189,7 +189,9 @@ def main(since: str = "HEAD") -> int:
     print(
         f"{len(choice.targets)} tests and files of tests; {choice.left_out} more run these lines: make test", flush=True
     )
-    return int(pytest.main([*choice.targets, "-q", "-n", "2", "-m", "not nightly", f"--start-within={_START_WITHIN}"]))
+    return int(
+        pytest.main([*choice.targets, "-q", "--processes=2", "-m", "not nightly", f"--start-within={_START_WITHIN}"])
+    )
 
 
 if __name__ == "__main__":

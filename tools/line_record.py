@@ -125,10 +125,7 @@ class LineRecord:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record in each process that runs tests."""
-    # The process that only hands out tests runs none.
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        return
+    """Record; each forked process goes on with it."""
     record = LineRecord()
     if record.start():
         config.pluginmanager.register(_Recorder(record))

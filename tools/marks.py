@@ -1,27 +1,20 @@
 """A pytest plugin: marks from fixtures, groups of tests that share what is slow to start, limits of time.
 
 A test that uses the fixture ``airflow``, ``spark`` or ``browser`` has the mark of what the fixture starts. Tests with
-the same of these marks run in one process, one after the other, and share it; so do tests of one ``xdist_group``.
+the same of these marks run in one process, one after the other, and share it; so do tests of one ``group``.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from xdist.scheduler.loadscope import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from xdist.remote import Producer
-    from xdist.workermanage import WorkerController
 
 _MARK_OF_FIXTURE = {"airflow": "airflow", "spark": "jvm", "browser": "browser"}
 # What these start takes longer than a quick test may.
@@ -47,16 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the time after which no test starts, and the file by which one process tells the groups to the scheduler."""
+    """Set the time after which no test starts."""
     seconds = config.getoption("--start-within")
-    received = getattr(config, "workerinput", {})
-    config.stash[_LAST_START] = received.get("last_start") or (time.time() + seconds if seconds else None)
-    folder = tempfile.gettempdir()
-    config.stash[_GROUPS_FILE] = received.get("groups_file") or f"{folder}/groups-of-tests-{os.getpid()}.json"
+    config.stash[_LAST_START] = time.time() + seconds if seconds else None
 
 
 _LAST_START = pytest.StashKey[float | None]()
-_GROUPS_FILE = pytest.StashKey[str]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Set limits and order, and tell the scheduler which tests share a process: it collects none itself."""
+    """Set limits and order."""
     config, items = session.config, session.items
     if order := config.getoption("--order"):
         prefixes = paths_in_order(Path(order).read_text(encoding="utf-8"))
@@ -83,12 +72,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for item in items:
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(round(share * _limit(item))))
-    if hasattr(config, "workerinput"):
-        file = config.stash[_GROUPS_FILE]
-        groups = {item.nodeid: group for item in items if (group := _group(item))}
-        partial = Path(f"{file}.{os.getpid()}")
-        partial.write_text(json.dumps(groups), encoding="utf-8")
-        partial.rename(file)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -97,12 +80,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     last_start = item.config.stash[_LAST_START]
     if last_start is not None and time.time() > last_start:
         pytest.skip(_TIME_USED)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the file of the groups."""
-    if not hasattr(config, "workerinput"):
-        Path(config.stash[_GROUPS_FILE]).unlink(missing_ok=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -135,34 +112,8 @@ def _limit(item: pytest.Item) -> int:
     return max([_LIMIT, *(limit for mark, limit in _LIMIT_OF_MARK.items() if item.get_closest_marker(mark))])
 
 
-def _group(item: pytest.Item) -> str | None:
-    if mark := item.get_closest_marker("xdist_group"):
+def group_of(item: pytest.Item) -> str | None:
+    """Return what a test shares with those that run in the same process."""
+    if mark := item.get_closest_marker("group"):
         return str(mark.args[0])
     return next((group for name, group in _GROUP_OF_MARK.items() if item.get_closest_marker(name)), None)
-
-
-class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives each test to the next free process, and all tests of a group to one process."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return _groups(self.config.stash[_GROUPS_FILE]).get(nodeid, nodeid)
-
-
-@functools.cache
-def _groups(file: str) -> dict[str, str]:
-    groups: dict[str, str] = json.loads(Path(file).read_text(encoding="utf-8"))
-    return groups
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
-    """Run each group in one process, without an option."""
-    # xdist's own --dist loadgroup writes its groups into node ids, which pytest 9.2 doesn't let it change.
-    return GroupScheduling(config, log)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: WorkerController) -> None:
-    """Tell a process what this one knows."""
-    node.workerinput["last_start"] = node.config.stash[_LAST_START]
-    node.workerinput["groups_file"] = node.config.stash[_GROUPS_FILE]

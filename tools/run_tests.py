@@ -30,7 +30,7 @@ def main(name: str, arguments: list[str]) -> int:
     failed = [*json.loads((cache / "v/cache/lastfailed").read_text(encoding="utf-8"))]
     print("once more by themselves: the tests that failed beside others", flush=True)
     # The order and the time of the first run are none of the second's.
-    again = [*command, "-n", "0", "-rA", "--last-failed", "--last-failed-no-failures", "none"]
+    again = [*command, "--processes=1", "-rA", "--last-failed", "--last-failed-no-failures", "none"]
     if second := subprocess.run(again, check=False, cwd=ROOT).returncode:
         return second
     repeated = add_second_tries(failed)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.smoke
 @pytest.mark.browser
-@pytest.mark.xdist_group("Airflow")
+@pytest.mark.group("Airflow")
 async def test_the_page_shows_a_queue_and_why_its_jobs_died(airflow: Airflow, connection: NatsPyConnection) -> None:
     queue = await make_queue(connection, "browsed")
     await make_terminated_letters(connection, queue, ["a", "b"], reason="no such customer")

@@ -17,7 +17,7 @@ from testbed.nats_server import NatsServer
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("environment with the oldest Airflow")
+pytestmark = pytest.mark.group("environment with the oldest Airflow")
 
 FLOOR = "apache-airflow==3.1.8"
 

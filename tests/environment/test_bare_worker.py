@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
-pytestmark = pytest.mark.xdist_group("environment without Airflow")
+pytestmark = pytest.mark.group("environment without Airflow")
 
 _HANDLERS = """
 import asyncio

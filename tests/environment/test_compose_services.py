@@ -28,7 +28,7 @@ from testbed.compose_images import create_image_environment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = [pytest.mark.xdist_group("services of the compose file"), pytest.mark.nightly]
+pytestmark = [pytest.mark.group("services of the compose file"), pytest.mark.nightly]
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES = ROOT / "example_dags" / "queues"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.xdist_group("environment with the oldest versions")
+pytestmark = pytest.mark.group("environment with the oldest versions")
 
 _PROGRAM = """
 import asyncio

@@ -13,7 +13,7 @@ from testbed.environments import ROOT
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
-pytestmark = pytest.mark.xdist_group("environment without Airflow")
+pytestmark = pytest.mark.group("environment without Airflow")
 
 _PACKAGE = "airflow_provider_jetstream"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -20,15 +22,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CONFTEST = """
+import os
+
 import pytest
 
-pytest_plugins = ["tools.marks"]
+pytest_plugins = ["tools.marks", "tools.processes"]
 
 @pytest.fixture(scope="session")
-def airflow(worker_id):
-    return worker_id
+def airflow():
+    return os.getpid()
 """
 _TESTS = """
+import os
+
 import pytest
 
 @pytest.mark.parametrize("number", range(6))
@@ -36,34 +42,74 @@ def test_shared(airflow, number, record_property):
     record_property("process", airflow)
 
 @pytest.mark.parametrize("number", range(6))
-def test_alone(number):
-    pass
+def test_alone(number, tmp_path, record_property):
+    print(f"output of test {number}")
+    (tmp_path / "file").touch()
+    record_property("process", os.getpid())
+"""
+_BAD_TESTS = """
+import os
+import signal
+import warnings
+
+import pytest
+
+@pytest.fixture(scope="module", autouse=True)
+def shared(request):
+    yield
+    with open(request.config.rootpath / "ended", "a") as file:
+        file.write("x")
+
+@pytest.mark.parametrize("number", range(8))
+def test_some(number):
+    print(f"output of {number}")
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 5:
+        warnings.warn("this one warns", DeprecationWarning)
+    assert number != 4
 """
 
 
-def run_pytest(folder: Path, *arguments: str) -> str:
+def run_pytest(folder: Path, *arguments: str, tests: str = _TESTS) -> str:
     """Run tests that share an Airflow, and return what pytest writes."""
     (folder / "conftest.py").write_text(_CONFTEST, encoding="utf-8")
-    (folder / "test_one.py").write_text(_TESTS, encoding="utf-8")
+    (folder / "test_one.py").write_text(tests, encoding="utf-8")
     (folder / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # Other plugins take most of the time of such a run.
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
 def test_tests_with_one_fixture_share_a_process_and_its_mark_is_that_of_the_fixture(tmp_path: Path) -> None:
-    output = run_pytest(tmp_path, "-n", "2", "--junitxml=report.xml")
+    output = run_pytest(tmp_path, "--processes=3", "--junitxml=report.xml")
     assert "12 passed" in output, output
     report = (tmp_path / "report.xml").read_text(encoding="utf-8")
-    assert len({part.partition('"')[0] for part in report.split('name="process" value="')[1:]}) == 1
+    processes = dict(re.findall(r'name="(test_\w+\[\d])".*?name="process" value="(\d+)"', report, re.DOTALL))
+    assert len({process for name, process in processes.items() if "shared" in name}) == 1
+    assert len({*processes.values()}) > 1
     assert "6 passed, 6 deselected" in run_pytest(tmp_path, "-m", "slow and airflow")
+
+
+def test_a_process_that_ends_fails_its_test_and_the_others_run_in_another(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, "--processes=2", tests=_BAD_TESTS)
+    assert "2 failed, 6 passed, 1 warning" in output, output
+    assert "the process of this test ended with -9" in output
+    assert "output of 4" in output
+    assert "output of 3" not in output
+    assert "this one warns" in output
+    # Two processes at the end; one that is killed ends no fixture.
+    assert (tmp_path / "ended").read_text(encoding="utf-8") == "xx"
+    assert "1 failed" in run_pytest(tmp_path, "--processes=2", "-x", "-k", "4 or 5 or 6 or 7", tests=_BAD_TESTS)
 
 
 def test_no_test_starts_after_the_time_and_an_order_puts_its_paths_first(tmp_path: Path) -> None:
     assert "12 skipped" in run_pytest(tmp_path, "--start-within", "1e-6")
     order = tmp_path / "order"
     order.write_text("# why\n\ntest_one.py::test_alone  the most valuable\n", encoding="utf-8")
-    output = run_pytest(tmp_path, "--order", str(order), "-n", "0")
+    output = run_pytest(tmp_path, "--order", str(order))
     assert output.index("test_alone[5]") < output.index("test_shared[0]")
     assert paths_in_order(order.read_text(encoding="utf-8")) == ["test_one.py::test_alone"]
 

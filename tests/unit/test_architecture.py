@@ -105,7 +105,7 @@ _SHARED_MODULE_NAMES = {
 
 
 # One process parses the package for all of them.
-pytestmark = pytest.mark.xdist_group("source code")
+pytestmark = pytest.mark.group("source code")
 
 
 @pytest.fixture(scope="module")

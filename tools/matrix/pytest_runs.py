@@ -33,9 +33,16 @@ def run_tests(
     """Run test files, or single tests, and return how each ended."""
     with tempfile.TemporaryDirectory(prefix="matrix-") as folder:
         report = Path(folder) / "report.xml"
-        # xdist takes turns in the order of tests; one process needs no turns.
-        spread = ["-n", str(processes)] if processes > 1 else []
-        command = [str(python), "-m", "pytest", "-q", "--tb=short", *spread, f"--junitxml={report}", *targets]
+        command = [
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=short",
+            f"--processes={processes}",
+            f"--junitxml={report}",
+            *targets,
+        ]
         paths = {"PYTHONPATH": str(ROOT), "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
         done = subprocess.run(
             command,

@@ -23,7 +23,6 @@ TEST_PACKAGES = (
     "pytest-asyncio",
     "pytest-mock",
     "pytest-timeout",
-    "pytest-xdist",
 )
 
 # How uv resolves: the lowest versions that pyproject.toml allows, or the newest of all.
