@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.jetstream import (
     Status,
+    account_for_jobs,
     connect,
     connection_settings,
     find_dead_letters,
@@ -246,3 +247,48 @@ async def test_a_letter_whose_new_job_a_loss_of_power_took_is_redriven_once_more
         assert report.redriven == {1: 2 + others}
         bodies = {message.data for message in await pull_jobs(connection, queue, 1 + others)}
         assert bodies == ({b"a", b"b"} if others else {b"a"})
+
+
+@pytest.mark.parametrize("is_parked", [False, True])
+async def test_an_account_names_the_terminated_jobs_whose_entries_a_loss_of_power_took(
+    server: NatsServer, *, is_parked: bool
+) -> None:
+    """An account had read the entries, and is stored in the audit, whose file is newer than the dead letter queue's."""
+    folder, kept = server.store / "jetstream" / "$G" / "streams" / "q-dead", server.folder / "before"
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        queue = await make_queue(connection, "q", archive=True, consumer={"sample_freq": "100%"})
+        await publish_jobs(connection, queue, ["early", "redriven", "lost"])
+        early, redriven, lost = await pull_jobs(connection, queue, 3)
+        await early.term()
+        await _wait_for(connection, 1)
+        await asyncio.sleep(0.4)
+        shutil.copytree(folder, kept)
+        await redriven.term()
+        await lost.term()
+        await _wait_for(connection, 3)
+        assert (await account_for_jobs(connection, queue)).unaccounted == ()
+        assert (await redrive_dead_letters(connection, queue, request_for([2]))).redriven == {2: 4}
+        if is_parked:
+            parked = await redrive_dead_letters(connection, queue, request_for([3], max_redrives=0))
+            assert list(parked.parked) == [3]
+        # The first account reads the entries, the second one also what was done with them.
+        assert (await account_for_jobs(connection, queue)).unaccounted == ()
+    server.kill()
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    server.start()
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1]
+        for _ in range(2):
+            account = await account_for_jobs(connection, queue)
+            assert (account.unaccounted, account.unknown) == (((3, 3),), ())
+        assert (await redrive_dead_letters(connection, queue, request_for([3]))).redriven == {3: 5}
+        assert {message.data for message in await pull_jobs(connection, queue, 2)} == {b"redriven", b"lost"}
+        assert (await account_for_jobs(connection, queue)).unaccounted == ()
+
+
+async def _wait_for(connection: NatsPyConnection, entries: int) -> None:
+    async def entered() -> bool:
+        return await stored_count(connection, "q-dead") >= entries
+
+    await eventually(entered)

@@ -69,6 +69,10 @@ class AccountCheckpoint(BaseModel):
     :param complete_since: since when the companions have all evidence about other jobs, where they dropped some that
         was stored after ``taken_at``
     :param why_incomplete: why not since earlier
+    :param entered: jobs whose end nothing but the dead letter queue has stated since ``entered_since``: a loss of power
+        may take its last entries, and leave this checkpoint
+    :param entered_before: the same of some time before that
+    :param entered_since: by the server's clock
     :param consumers: by name whether the server reported each acknowledgement
     :param completing: consumers of which a completion was stored
     :param revision: the checkpoint's sequence in the audit
@@ -93,6 +97,9 @@ class AccountCheckpoint(BaseModel):
     why_unknown: tuple[str, ...] = ()
     complete_since: datetime = datetime.min.replace(tzinfo=UTC)
     why_incomplete: str = ""
+    entered: _Ranges = Field(default_factory=SequenceRanges)
+    entered_before: _Ranges = Field(default_factory=SequenceRanges)
+    entered_since: datetime = datetime.min.replace(tzinfo=UTC)
     consumers: dict[str, bool] = Field(default_factory=dict)
     completing: tuple[str, ...] = ()
     revision: int = 0

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 # The server stores what it reports about a job a moment after the job is gone; a loaded one takes longer.
 _PAUSES = (0.05, 0.2, 0.75, 2.0)
 _REPORTED_RANGES = 1_000
+# Longer than a server takes to sync what it has stored (``sync_interval``, 2 minutes unless somebody has set another).
+_SYNCED_WITHIN = timedelta(minutes=15)
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
@@ -223,6 +225,9 @@ class _Accounting:
         first = max(1, int(self._info["config"].get("first_seq") or 1))
         opened = settled.open | (SequenceRanges.between(max(first, settled.last + 1), last) - settled.early)
         await self._read()
+        if self._evidence.has_lost_entries:
+            # The dead letter queue's file is older than this account: what it alone has stated may be lost with it.
+            opened |= (settled.entered | settled.entered_before) & SequenceRanges.between(first, last)
         gone = await self._without_evidence(opened, stored)
         # Evidence about jobs that don't exist yet can't be true.
         newest = int((await stream_info(connection, name))["state"]["last_seq"])
@@ -237,6 +242,8 @@ class _Accounting:
         stays = ((opened | reopened) & SequenceRanges.between(1, last)) - ended - gone - accounted
         # What was dropped before the snapshot is about jobs that were gone then, and so are looked at above.
         has_gap = self._complete_since > taken_at
+        entered = (settled.entered | self._evidence.entered) - self._evidence.stated
+        is_synced = taken_at - settled.entered_since > _SYNCED_WITHIN
         account = AccountCheckpoint(
             stream=name,
             created=self._snapshot.created,
@@ -254,6 +261,9 @@ class _Accounting:
             why_unknown=tuple(dict.fromkeys((*settled.why_unknown, *self._why))) if unknown else (),
             complete_since=self._complete_since if has_gap else _ALWAYS,
             why_incomplete=self._why_incomplete if has_gap else "",
+            entered=SequenceRanges() if is_synced else entered,
+            entered_before=entered if is_synced else settled.entered_before - self._evidence.stated,
+            entered_since=taken_at if is_synced else settled.entered_since,
             consumers=self._sampled(),
             completing=tuple(sorted(self._evidence.completing)),
             revision=before.revision,

@@ -64,6 +64,7 @@ class EndEvidence:
     :param dead_letter_queue: the dead letter queue's stream, if the queue declares one
     :ivar read_to: how far each companion was read, by its name
     :ivar completing: the consumers of which a completion is stored
+    :ivar has_lost_entries: whether the dead letter queue has lost entries that the last account had read
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class EndEvidence:
         self._parser = EntryParser(snapshot.queue, snapshot.created, connection.domain)
         self.read_to: dict[str, ReadPosition] = dict(checkpoint.read)
         self.completing = set(checkpoint.completing)
+        self.has_lost_entries = False
         self._ended, self._deleted = _Growing(), _Growing()
+        self._entered, self._stated, self._parked = _Growing(), _Growing(), _Growing()
         # By consumer, the ends that its workers brought about.
         self._claims: dict[str, _Growing] = {}
         queue = snapshot.queue
@@ -109,6 +112,16 @@ class EndEvidence:
         """The jobs of which the server reported that they were deleted in flight, also of some that were done."""
         return self._deleted.ranges()
 
+    @property
+    def entered(self) -> SequenceRanges:
+        """The jobs that the dead letter queue has, if anything: it alone states their end, or they are parked there."""
+        return (self._entered.ranges() | self._parked.ranges()) - self.stated
+
+    @property
+    def stated(self) -> SequenceRanges:
+        """The jobs whose end events or the audit state, but for those that are parked."""
+        return self._stated.ranges() - self._parked.ranges()
+
     async def read(self, info: Mapping[str, Any], skew: timedelta) -> None:
         """Read what a companion has stored since the last call; the audit before the others.
 
@@ -118,12 +131,17 @@ class EndEvidence:
         :param skew: how much the clock of the companion's server may differ from that of the queue's
         """
         name, state = info["config"]["name"], info["state"]
-        position = await self._position(info)
+        position, read = await self._position(info), self.read_to.get(name)
+        noted = self._entered if name == self._dead_letter_queue else self._stated
+        if name == self._dead_letter_queue and read and position < read.to:
+            self.has_lost_entries = True
         async for message in read_bulk(self._connection, info, position + 1):
             if message.stored_at < self._snapshot.created_at or proves_nothing(message):
                 continue
             consumer, sequences = self._ends(name, message)
             for sequence in sequences:
+                if 0 < sequence < HIGHEST_JOB:
+                    noted.add(sequence)
                 self._end(sequence, consumer, message.stored_at, skew)
         last = max(position, int(state["last_seq"]))
         self.read_to[name] = ReadPosition(created=info["created"], to=last, time=state["last_ts"])
@@ -215,13 +233,18 @@ class EndEvidence:
             record = LetterRecord.model_validate_json(message.data)
         except ValidationError:
             return _NOTHING
-        is_own = record.created == self._snapshot.created
-        return self._acted_on([record.sequence], message, in_place=record.in_place) if is_own else _NOTHING
+        if record.created != self._snapshot.created:
+            return _NOTHING
+        if record.action == "parked":
+            self._parked.add(record.sequence)
+        return self._acted_on([record.sequence], message, in_place=record.in_place)
 
     def _ends_by_range(self, message: StoredMessage) -> _Ends:
         record = parse_range(message)
         if record is None or record.created != self._snapshot.created:
             return _NOTHING
+        for sequence in record.sequences() if record.action == "parked" else ():
+            self._parked.add(sequence)
         return self._acted_on(record.sequences(), message, in_place=record.in_place)
 
     def _acted_on(self, sequences: Iterable[int], message: StoredMessage, *, in_place: bool) -> _Ends:

@@ -350,7 +350,8 @@ class Classifier:
         self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None
     ) -> DeadLetter | Status:
         audited = await audit.last_record(sequence) if audit else None
-        if audited and not audited.in_place:
+        # A parked one is in the dead letter queue, unless a loss of power took its record from there.
+        if audited and audited.action in ("redriven", "handled"):
             return Status.HANDLED if audited.action == "handled" else Status.REDRIVEN
         message, source = await self.archive.find(sequence) if self.archive else None, BodySource.ARCHIVE
         copies = [entry for entry in entries if entry.kind in COPIES and entry.recorded_at >= self.snapshot.created_at]
