@@ -296,3 +296,25 @@ async def test_hook_and_operator_store_jobs_whose_ids_are_taken(
     instance = SimpleNamespace(dag_id="billing", run_id="run", task_id="task", map_index=-1, try_number=1, max_tries=0)
     result = await asyncio.to_thread(operator.execute, {"ti": instance, "params": {}})  # type: ignore[typeddict-item]
     assert (result["sequences"], result["duplicates"], result["published"]) == ([[13, 16]], 0, 4)
+
+
+@pytest.mark.parametrize("limit", [{"max_msgs": 3}, {"max_bytes": "2KB"}])
+async def test_done_jobs_are_not_sent_again_where_the_events_limits_have_dropped_the_manifest(
+    connection: NatsPyConnection, name: str, limit: dict[str, Any]
+) -> None:
+    """Their ids look as if somebody else had taken them before the task began; it is the task's own earlier try."""
+    events = {"name": f"{name}-events", "discard": "old", **limit}
+    queue = await make_queue(connection, name, archive=False, events=events)
+    first = await send(connection, queue, JOBS)
+    await do_all(connection, queue, len(JOBS))
+    others = [Origin("billing", ORIGIN.run_id, f"other{number}", max_tries=0) for number in range(6)]
+    for origin in others:
+        await send(connection, queue, [b"other"], origin)
+    for _ in range(2):
+        with pytest.raises(PublishIncompleteError) as raised:
+            await send(connection, queue, JOBS)
+        report = raised.value.report
+        assert [failure.index for failure in report.failures] == [0, 1, 2, 3]
+        assert not any(failure.certain for failure in report.failures)
+    stored = [message.sequence for message in await messages(connection, queue)]
+    assert stored == [max(first.sequences) + number + 1 for number in range(len(others))]

@@ -29,6 +29,7 @@ from airflow_provider_jetstream.jetstream.publishing.verification import (
     PublishedBefore,
     ended_jobs,
     find_out,
+    may_have_dropped,
     read_messages,
 )
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
@@ -221,13 +222,17 @@ class Publication:
         if self.info is None and self.queue:
             self.info = await stream_info_of(self.connection, self.queue)
         created = self.info["created"] if self.info else None
+        messages = await read_messages(self.connection, self.queue, created, repeated)
+        gone = {job.sequence for job, message in zip(repeated, messages, strict=True) if message is None}
+        first = self.manifest.unrecorded_from if self.manifest else 0
+        events = self.queue.events if self.queue else None
+        if gone and first and events and self.info:
+            first = 0 if await may_have_dropped(self.connection, events.name, self.info) else first
         publisher = PublishedBefore(
-            self.manifest.unrecorded_from if self.manifest else 0,
+            first,
             of_any_task=self.origin is not None and self.origin.idempotency_key is not None,
             has_origin=self.origin is not None,
         )
-        messages = await read_messages(self.connection, self.queue, created, repeated)
-        gone = {job.sequence for job, message in zip(repeated, messages, strict=True) if message is None}
         events_from = (self.head.position("events_from") if self.head else None) or 1
         ended = await ended_jobs(self.connection, self.queue, created, gone, events_from)
         for job, message in zip(repeated, messages, strict=True):

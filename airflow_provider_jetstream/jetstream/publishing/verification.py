@@ -3,7 +3,8 @@
 ``duplicate: true`` says only that a message with the job's message id was stored. What is believed, and why:
 
 - *The message is stored, or the archive has a copy of it*: it is the job if subject, body and headers are the job's.
-- *It was stored before anything of this manifest can have been*: it is somebody else's.
+- *It was stored before anything of this manifest can have been*: it is somebody else's, unless limits of the events
+  stream may have dropped an earlier manifest of the same task: then the job may be the task's own, and done.
 - *Nobody else can know the message id*, since this call has made it at random: it is the job.
 - *The job has ended*, as a completion, a cancellation or the server's ack metric says of its sequence: it is the job.
 - Otherwise it isn't known.
@@ -12,21 +13,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Cancelled, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, PermissionDeniedError
 from airflow_provider_jetstream.jetstream.publishing.job_content import is_same_job
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -112,6 +114,24 @@ async def read_messages(
         except (NotFoundError, PermissionDeniedError, ApiError):
             break
     return messages
+
+
+async def may_have_dropped(connection: Connection, events: str, queue: Mapping[str, Any]) -> bool:
+    """Return whether limits of the events stream may have dropped the manifest of jobs whose ids the queue knows.
+
+    :param events: the events stream
+    :param queue: the queue's STREAM.INFO
+    """
+    try:
+        info = await stream_info(connection, events)
+    except (NotFoundError, PermissionDeniedError, ApiError):
+        return True
+    config, state = info["config"], info["state"]
+    drops = config.get("discard") != "new" and any(config.get(limit, -1) > 0 for limit in ("max_msgs", "max_bytes"))
+    if not drops or state["first_seq"] <= 1:
+        return False
+    window = timedelta(microseconds=queue["config"]["duplicate_window"] / 1_000)
+    return datetime.fromisoformat(info["ts"]) - datetime.fromisoformat(state["first_ts"]) < window
 
 
 async def ended_jobs(
