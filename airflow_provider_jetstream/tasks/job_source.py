@@ -136,6 +136,7 @@ def _call_arguments(function: Callable[..., Any], context: Context) -> Mapping[s
     except ImportError:  # Airflow 3.1
         from airflow.utils.operator_helpers import KeywordParameters  # type: ignore[attr-defined]
 
-    require_run_values(_required_parameters(function), f"jobs, {function!r},", context)
+    shown = getattr(function, "__name__", repr(function))
+    require_run_values(_required_parameters(function), f"the parameter of the function {shown} of jobs", context)
     arguments: Mapping[str, Any] = KeywordParameters.determine(function, (), context).unpacking()
     return arguments

@@ -48,7 +48,7 @@ TERMINAL = {
     " as runs of assets and runs that a person triggers without one; use dag_run.run_id, or dag_run.run_after",
     "no_date_in_a_key": "rendered to nothing, which would be the same for many runs: see why, or leave it out; it has"
     " no logical date, as runs of assets and runs that a person triggers without one; use dag_run.run_id",
-    "ds_for_jobs": "JS120 expected ds for jobs, <function <lambda> at ",
+    "ds_for_jobs": "JS120 expected ds for the parameter of the function <lambda> of jobs, found that this run has none",
     "ts_for_an_id": "expected ts_nodash for the template '{{{{ ts_nodash }}}}', found that this run has none",
     "interval_for_a_selection": "expected data_interval_start for the template '{{{{ data_interval_start }}}}', found",
     "cancel_of_unknown_stream": "JS113 expected stream refusing_events to capture cancelled.refusing.>, found",
