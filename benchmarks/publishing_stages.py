@@ -8,7 +8,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
-from airflow_provider_jetstream.jetstream.client.publish_ack import PublishAckRun
+from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
@@ -67,7 +67,7 @@ class _Stages:
             for index, sequence in zip(indexes, sequences, strict=True):
                 known[index] = sequence
 
-        acks = PublishAckRun(_PREFIX, "jobs", "", record)
+        acks = PublishAckForm(_PREFIX, "jobs", "", record)
         acks.bind(1)
         rest = b""
         for data in self._answers:

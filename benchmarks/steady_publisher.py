@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 
 # Digits at the start of each body: the message's number, from 1 on.

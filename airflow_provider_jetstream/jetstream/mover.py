@@ -39,7 +39,6 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     repeat_cancellation,
 )
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.delivery_run import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, Headers, parse_headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
@@ -48,6 +47,7 @@ from airflow_provider_jetstream.jetstream.client.pull_request import pull_reques
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 from airflow_provider_jetstream.jetstream.contract import (
     MOVER,

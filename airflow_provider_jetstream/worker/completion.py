@@ -15,11 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.publish_ack import are_plain_publish_acks, parse_publish_ack
 from airflow_provider_jetstream.jetstream.client.store_once import store_once
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
+from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.contract import (
     JOB_ADVISORY,
     MSG_ID,

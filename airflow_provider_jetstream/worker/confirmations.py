@@ -9,8 +9,7 @@ import logging
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
-from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_requests
+from airflow_provider_jetstream.jetstream.client.wire import AnswerForm, encode_requests
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ class Confirmations(Generic[_Item]):
         self._open: dict[int, tuple[_Item, bytes]] = {}
 
     async def __aenter__(self) -> Self:
-        run = AnswerRun(self._prefix, self._on_answers)
-        self._subscription = await self._connection.subscribe_raw(self._filter, self._on_message, self._on_denied, run)
+        form = AnswerForm(self._prefix, self._on_answers)
+        self._subscription = await self._connection.subscribe_raw(self._filter, self._on_message, self._on_denied, form)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -12,9 +12,8 @@ from contextlib import AsyncExitStack, suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Self
 
-from airflow_provider_jetstream.jetstream.client.delivery_run import DeliveryRun
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
+from airflow_provider_jetstream.jetstream.client.wire import DeliveryForm, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import UnreachableError, WireError
 from airflow_provider_jetstream.worker.acknowledgement import acknowledge_markers
 from airflow_provider_jetstream.worker.fetcher import (
@@ -58,7 +57,7 @@ class _PullInbox:
     ) -> None:
         self.filter = f"{inbox}.*"
         self._prefix = f"{inbox}.".encode()
-        self.run = DeliveryRun(self._prefix, PulledMessage.of, self._on_jobs)
+        self.form = DeliveryForm(self._prefix, PulledMessage.of, self._on_jobs)
         self._deliver = deliver
         self._on_end = on_end
         self._requests = 0
@@ -146,7 +145,7 @@ class CreditFetcher:
     async def __aenter__(self) -> Self:
         for inbox in self._inboxes:
             subscription = await self._connection.subscribe_raw(
-                inbox.filter, inbox.on_message, self._on_denied, inbox.run
+                inbox.filter, inbox.on_message, self._on_denied, inbox.form
             )
             self._stack.push_async_callback(subscription.unsubscribe)
         self._jobs.on_turn = self._pull

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.delivery_run import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.client.headers import first_values
+from airflow_provider_jetstream.jetstream.client.wire import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 from airflow_provider_jetstream.jetstream.contract import MARKER_REASON
 from airflow_provider_jetstream.jetstream.errors import WireError

@@ -17,15 +17,16 @@ from typing_extensions import override
 from airflow_provider_jetstream.jetstream import Connection
 from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS, STATUS, is_last_of_batch
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values
+from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
 from testbed.simulated.server import Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.wire import FrameForm
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
     from testbed.simulated.server import SimulatedServer
 
@@ -258,7 +259,7 @@ class SimulatedConnection(Connection):
         subject: str,
         on_message: OnMessage,
         on_denied: Callable[[PermissionDeniedError], None] | None = None,
-        run: MessageRun | None = None,
+        form: FrameForm | None = None,
     ) -> SimulatedSubscription:
         def receive(subject: str, reply: str, headers: bytes, data: bytes) -> None:
             on_message(

@@ -7,8 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream import provision
-from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from testbed.face import AuditLog, consumer_info, probe_consumer, read_range, store, stream_info
 from testbed.queues import CONSUMER, small_queue
 from testbed.spark_face import run_on_own_connection

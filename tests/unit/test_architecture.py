@@ -28,6 +28,8 @@ _STARTS = {"command.dev_command": {"dev"}}
 _MAX_LINES = 350
 # Deep modules, whose face is small: cut, each part would be about the same facts.
 _DEEP = {
+    # Both directions of one protocol: what is written by one side is parsed for the other.
+    "jetstream.client.wire": 600,
     "jetstream.dead_letters.account": 500,
     # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
     "jetstream.publishing.manifest": 520,

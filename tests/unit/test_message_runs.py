@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
-from airflow_provider_jetstream.jetstream.client.publish_ack import PublishAckRun
+from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
 
 Fields = tuple[bytes, bytes, bytes | None, bytes]
 
@@ -33,11 +33,11 @@ class ReceivingClient(Client):
         self.runs: list[tuple[int, int]] = []
         self.parser = FrameParser(self)
         self.parser.raw_callbacks[1] = lambda *fields: self.received.append(fields)
-        run = PublishAckRun(
+        run = PublishAckForm(
             b"i.", "q", domain, lambda indexes, sequences: self.runs.extend(zip(indexes, sequences, strict=True))
         )
         run.bind(1)
-        self.parser.runs[1] = run
+        self.parser.forms[1] = run
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         self.others.append(data)

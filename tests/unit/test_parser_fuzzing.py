@@ -27,7 +27,6 @@ from airflow_provider_jetstream.jetstream.advisories import parse_advisory, pars
 from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, parse_record
 from airflow_provider_jetstream.jetstream.audit.intent import _read_intent
 from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseState, _parse
-from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
 from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, first_values, parse_headers
@@ -36,6 +35,7 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publis
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem, subject_problem
+from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import _read_advisory
 from airflow_provider_jetstream.jetstream.dead_letters.kept_headers import parse_pairs

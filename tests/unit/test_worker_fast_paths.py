@@ -16,11 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.client.answer_run import AnswerRun
-from airflow_provider_jetstream.jetstream.client.delivery_run import DeliveryRun
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_requests
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values, parse_headers
+from airflow_provider_jetstream.jetstream.client.wire import AnswerForm, DeliveryForm, encode_message, encode_requests
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, TRACE_PARENT, end_id
 from airflow_provider_jetstream.jetstream.errors import WireError
@@ -184,7 +182,7 @@ def _taken(data: bytes, cuts: list[int], *, together: bool) -> list[object]:
     parser = FrameParser(cast("Client", client))
     parser.raw_callbacks = {4: take, 5: lambda *fields: taken.append(fields)}
     if together:
-        parser.runs[4] = run = DeliveryRun(b"_INBOX.p.", PulledMessage.of, taken.extend)
+        parser.forms[4] = run = DeliveryForm(b"_INBOX.p.", PulledMessage.of, taken.extend)
         run.bind(4)
 
     async def parse() -> None:
@@ -296,7 +294,7 @@ def test_a_plain_completion_is_the_end_that_its_model_is(body: bytes, is_end: bo
 
 def test_answers_are_taken_many_at_a_time_up_to_one_of_another_form() -> None:
     taken: list[tuple[int, bytes]] = []
-    run = AnswerRun(b"_INBOX.a.", lambda numbers, bodies: taken.extend(zip(numbers, bodies, strict=True)))
+    run = AnswerForm(b"_INBOX.a.", lambda numbers, bodies: taken.extend(zip(numbers, bodies, strict=True)))
     run.bind(4)
     stored = b'MSG _INBOX.a.1 4 25\r\n{"stream":"o", "seq":9991}\r\n'
     stored = stored.replace(b" 25", b" %d" % len(b'{"stream":"o", "seq":9991}'))

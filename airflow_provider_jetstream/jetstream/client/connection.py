@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.wire import FrameForm
     from airflow_provider_jetstream.jetstream.errors import (
         JetStreamProviderError,
         PermissionDeniedError,
@@ -49,19 +50,6 @@ class ReadPlan:
     stream: str
     sequences: Sequence[int] = ()
     subjects: Sequence[str] = ()
-
-
-class MessageRun(Protocol):
-    """Takes messages of one form from what has arrived, many at a time."""
-
-    def bind(self, number: int) -> None:
-        """Set the number of the subscription whose messages are taken."""
-
-    def take(self, data: bytes, start: int) -> tuple[int, int, int]:
-        """Take the whole messages of the form that begin at a position.
-
-        :return: where they end, how many they are, and the size of their bodies
-        """
 
 
 class Subscription(Protocol):
@@ -182,7 +170,7 @@ class Connection(Protocol):
         """
 
     def write(self, frames: bytes, messages: int = 1) -> None:
-        """Send encoded messages (:mod:`.frame_encoder`) together with all that is written in the same turn of the loop.
+        """Send encoded messages (:mod:`.wire`) together with all that is written in the same turn of the loop.
 
         Whoever waits for an answer to what changes something calls :meth:`drop_unsent` once its time limit has passed.
 
@@ -235,7 +223,7 @@ class Connection(Protocol):
         subject: str,
         on_message: OnMessage,
         on_denied: Callable[[PermissionDeniedError], None] | None = None,
-        run: MessageRun | None = None,
+        form: FrameForm | None = None,
     ) -> Subscription:
         """Subscribe with a function that the parser calls at once with each message; needs an event loop.
 
@@ -243,7 +231,7 @@ class Connection(Protocol):
         is dropped.
 
         :param on_denied: as for :meth:`subscribe`
-        :param run: takes most messages before the function gets them
+        :param form: takes most messages before the function gets them
         :raises UnreachableError: the connection is closed
         """
 

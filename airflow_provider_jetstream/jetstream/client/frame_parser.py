@@ -23,7 +23,8 @@ from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
-    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage
+    from airflow_provider_jetstream.jetstream.client.wire import FrameForm
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +42,13 @@ class FrameParser(Parser):
 
     :param client: gets each message and each control line
     :ivar raw_callbacks: by subscription number, what gets its messages in place of the client
-    :ivar runs: by subscription number, what takes messages of one form many at a time
+    :ivar forms: by subscription number, what takes messages of one form many at a time
     """
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
         self.raw_callbacks: dict[int, OnMessage] = {}
-        self.runs: dict[int, MessageRun] = {}
+        self.forms: dict[int, FrameForm] = {}
         self._size = 0
         self._header_size = 0
         self._fields: tuple[int, bytes, bytes] = (0, b"", b"")
@@ -82,8 +83,8 @@ class FrameParser(Parser):
         data, position, count, total = bytes(self.buf), 0, 0, 0
         try:
             for _ in range(_AT_ONCE):
-                form = _MESSAGE_WITH_HEADERS if data.startswith(b"H", position) else _MESSAGE
-                match = form.match(data, position)
+                pattern = _MESSAGE_WITH_HEADERS if data.startswith(b"H", position) else _MESSAGE
+                match = pattern.match(data, position)
                 if match is None:
                     return False
                 subject, text, reply, *sizes = match.groups()
@@ -92,8 +93,8 @@ class FrameParser(Parser):
                 end = start + int(sizes[-1])
                 if len(sizes) > 1:
                     body += int(sizes[0])
-                if run := self.runs.get(number):
-                    position, messages, size = run.take(data, position)
+                if form := self.forms.get(number):
+                    position, messages, size = form.take(data, position)
                     count, total = count + messages, total + size
                     if messages:
                         continue

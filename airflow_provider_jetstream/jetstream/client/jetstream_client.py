@@ -18,12 +18,12 @@ from nats.aio.client import PING_PROTO
 from airflow_provider_jetstream.jetstream.client.concurrency import keep_cancellation
 from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, error_kind, fail, parse_denial
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, encode_headers, first_values
 from airflow_provider_jetstream.jetstream.client.parser_choice import RawHeaders, raw_callback
 from airflow_provider_jetstream.jetstream.client.restoring_client import RestoringClient
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS
+from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
 from airflow_provider_jetstream.jetstream.errors import SubscriptionRefusedError
 from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
     from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.wire import FrameForm
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
 log = logging.getLogger(__name__)
@@ -81,16 +82,16 @@ class JetStreamClient(RestoringClient):
             if self.is_connected:
                 await subscription.unsubscribe()
 
-    async def subscribe_raw(self, subject: str, on_message: OnMessage, run: MessageRun | None = None) -> Subscription:
+    async def subscribe_raw(self, subject: str, on_message: OnMessage, form: FrameForm | None = None) -> Subscription:
         """Subscribe with a function that the parser calls at once, without a queue and a task for the messages."""
         if self.parser is None:
             return await self.subscribe(subject, cb=raw_callback(on_message))
         # The client counts its subscriptions, and a message may arrive before subscribe() returns.
         number = self._sid + 1
         self.parser.raw_callbacks[number] = on_message
-        if run:
-            run.bind(number)
-            self.parser.runs[number] = run
+        if form:
+            form.bind(number)
+            self.parser.forms[number] = form
         try:
             subscription = await self.subscribe(subject, cb=discard_message)
         except BaseException:
@@ -101,7 +102,7 @@ class JetStreamClient(RestoringClient):
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         if self.parser:
             self.parser.raw_callbacks.pop(sid, None)
-            self.parser.runs.pop(sid, None)
+            self.parser.forms.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
     def write(self, frames: bytes, messages: int) -> None:

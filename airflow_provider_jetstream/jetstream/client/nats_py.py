@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
     from airflow_provider_jetstream.jetstream.client.denials import OpenRequests
     from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.wire import FrameForm
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, PermissionDeniedError
 
 log = logging.getLogger(__name__)
@@ -212,10 +213,10 @@ class NatsPyConnection(Connection):
         subject: str,
         on_message: OnMessage,
         on_denied: Callable[[PermissionDeniedError], None] | None = None,
-        run: MessageRun | None = None,
+        form: FrameForm | None = None,
     ) -> NatsPySubscription:
         """Subscribe with a function that the parser calls at once with each message."""
-        return await self._subscribed(self.client.subscribe_raw(subject, on_message, run), on_denied)
+        return await self._subscribed(self.client.subscribe_raw(subject, on_message, form), on_denied)
 
     async def _subscribed(
         self, subscribing: Awaitable[Subscription], on_denied: Callable[[PermissionDeniedError], None] | None

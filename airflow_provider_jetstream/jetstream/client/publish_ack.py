@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.limits import SEQUENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
@@ -35,70 +35,6 @@ class PubAck:
     sequence: int
     duplicate: bool = False
     domain: str = ""
-
-
-class PublishAckRun:
-    """The plain PubAcks of one stream in an inbox, which are matched and parsed many at a time.
-
-    Plain ones say that the message is stored and wasn't before. Any other answer isn't matched.
-
-    :param reply_prefix: the inbox and a dot; the index of the published message follows
-    :param domain: the stream's JetStream domain; empty where it has none
-    :param on_acknowledged: gets the indexes of messages, and the sequence of each
-    """
-
-    def __init__(
-        self,
-        reply_prefix: bytes,
-        stream: str,
-        domain: str,
-        on_acknowledged: Callable[[Sequence[int], Sequence[int]], None],
-    ) -> None:
-        self._reply_prefix = re.escape(reply_prefix)
-        place = rb'\{"stream": ?"%b", ?' % re.escape(stream.encode())
-        if domain:
-            place += rb'"domain": ?"%b", ?' % re.escape(domain.encode())
-        self._body = rb'(%b"seq": ?)([1-9]\d{0,18})\}' % place
-        self._on_acknowledged = on_acknowledged
-        self._number = 0
-        # The form of one server's answers: as above without the choices, so that only the numbers are captured.
-        self._form = b""
-
-    def bind(self, number: int) -> None:
-        """Set the number of the subscription to the inbox."""
-        self._number = number
-        self._first = re.compile(
-            rb"MSG (%b)(\d{1,18}) %d (\d{1,9})\r\n%b\r\n" % (self._reply_prefix, number, self._body)
-        )
-        self._form = b""
-
-    def take(self, data: bytes, start: int) -> tuple[int, int, int]:
-        """Hand the PubAcks that begin at a position over; return where they end, how many they are, and their size."""
-        first = self._first.match(data, start)
-        if first is None:
-            return start, 0, 0
-        if first[4] != self._form:
-            self._set_form(first[1], first[4])
-        if (match := self._frames.match(data, start)) is None or match.end() == start:
-            return start, 0, 0
-        fields = self._frame.findall(data, start, match.end())
-        indexes, sizes, sequences = zip(*fields, strict=True)
-        lengths = list(map(int, sizes))
-        around = len(self._form) + len(b"}")
-        if lengths != [around + length for length in map(len, sequences)]:
-            # Made to look like one; the parser finds out where it ends.
-            return start, 0, 0
-        self._on_acknowledged(list(map(int, indexes)), list(map(int, sequences)))
-        return match.end(), len(fields), sum(lengths)
-
-    def _set_form(self, reply_prefix: bytes, form: bytes) -> None:
-        self._form = form
-        frame = rb"MSG %b(\d{1,18}) %d (\d{1,9})\r\n%b([1-9]\d{0,18})\}\r\n" % (
-            *(re.escape(reply_prefix), self._number, re.escape(form)),
-        )
-        self._frame = re.compile(frame)
-        # Atomic: what was matched is never matched again. A possessive repeat goes wrong before Python 3.11.5.
-        self._frames = re.compile(rb"(?>(?:%b)*)" % frame)
 
 
 async def store(

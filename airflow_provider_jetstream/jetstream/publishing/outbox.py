@@ -13,7 +13,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Final, Protocol
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
-from airflow_provider_jetstream.jetstream.client.publish_ack import PublishAckRun, parse_publish_ack
+from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
+from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
@@ -265,11 +266,11 @@ class _Sending:
 
         :raises UnreachableError: the connection is closed
         """
-        target, run = self._outbox.destination, None
+        target, form = self._outbox.destination, None
         if target:
-            run = PublishAckRun(self._reply_prefix, target.stream, target.domain or "", self._on_acknowledged)
+            form = PublishAckForm(self._reply_prefix, target.stream, target.domain or "", self._on_acknowledged)
         try:
-            return await self._connection.subscribe_raw(f"{self._inbox}.*", self._on_answer, self._on_denied, run=run)
+            return await self._connection.subscribe_raw(f"{self._inbox}.*", self._on_answer, self._on_denied, form)
         except UnreachableError as error:
             raise UnreachableError(f"nothing was published: {error}") from None
 

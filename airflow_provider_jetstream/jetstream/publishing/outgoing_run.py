@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_numbered, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_numbered, encode_subject
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
 from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field

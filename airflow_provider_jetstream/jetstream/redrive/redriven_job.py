@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, wire_size
+from airflow_provider_jetstream.jetstream.client.wire import encode_subject
 from airflow_provider_jetstream.jetstream.client.wire_text import is_encodable, readable_text
 from airflow_provider_jetstream.jetstream.contract import (
     JOB_ID,

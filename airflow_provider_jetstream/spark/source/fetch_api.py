@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.message import NO_MESSAGE
+from airflow_provider_jetstream.jetstream.client.wire import encode_message, next_frame
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.spark.source.columns import SIZE, FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.source.source_stream import parse_time

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
+from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError, WireError
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, SIZE, TIME_TEXT, FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (

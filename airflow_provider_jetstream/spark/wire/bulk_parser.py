@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import MARKS, SID_LENGTH, Frame, next_frame
+from airflow_provider_jetstream.jetstream.client.wire import MARKS, SID_LENGTH, Frame, next_frame
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (
     content_and_offsets,
     decimal_values,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_jetstream.jetstream.client.sent_frames import SentFrameReader
+from airflow_provider_jetstream.jetstream.client.wire import SentFrameReader
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.worker.conformance.steps import SentStep, step_of
 

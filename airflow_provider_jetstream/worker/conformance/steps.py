@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.sent_frames import SentFrame
+    from airflow_provider_jetstream.jetstream.client.wire import SentFrame
 
 # ADR-15: domain and account are missing in some versions, and so is the last token.
 _ACKNOWLEDGEMENT: Final = re.compile(

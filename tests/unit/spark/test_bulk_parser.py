@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import new_sid, next_frame
+from airflow_provider_jetstream.jetstream.client.wire import new_sid, next_frame
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
 from testbed import seams

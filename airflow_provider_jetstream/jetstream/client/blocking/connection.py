@@ -157,7 +157,7 @@ class BlockingConnection(Connection):
         )
 
     async def subscribe_raw(
-        self, subject: str, on_message: object, on_denied: object = None, run: object = None
+        self, subject: str, on_message: object, on_denied: object = None, form: object = None
     ) -> NoReturn:
         """Refuse, as :meth:`subscribe` does."""
         await self.subscribe(subject, on_message, on_denied)

@@ -7,19 +7,17 @@ nothing else meanwhile, so an event loop would only add cost.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
-from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
+from airflow_provider_jetstream.jetstream.client.wire import encode_message, next_frame
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_ANSWER = re.compile(rb"(H?)MSG \S+\.(\d+) \S+ (?:(\d+) )?(\d+)\r\n")
 _CHUNK = 1 << 16
 # The protocol line and the empty body of an answer.
 _SHORTEST_ANSWER = 56
@@ -278,18 +275,6 @@ class CoroutineDriver:
     def _read_answers(self) -> None:
         socket, position = self.socket, 0
         buffer, filled = socket.buffer, socket.filled
-        # Answers by one regular expression; what it doesn't match is left to the full parser below.
-        while match := _ANSWER.match(buffer, position, filled):
-            kind, number, header_size, size = match.groups()
-            if bool(kind) != bool(header_size):
-                break
-            start = match.end()
-            end = start + int(size)
-            if end + 2 > filled:
-                break
-            position = end + 2
-            body = start + int(header_size or 0)
-            self._deliver(int(number), bytes(buffer[start:body]), bytes(buffer[body:end]))
         while frame := next_frame(buffer, position, filled):
             position = frame.end
             if not frame.sid:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, new_sid, next_frame
 from airflow_provider_jetstream.jetstream.client.connect import MINIMUM_SERVER
 from airflow_provider_jetstream.jetstream.client.credentials import check_credentials, connect_command
 from airflow_provider_jetstream.jetstream.client.denials import (
@@ -32,6 +31,7 @@ from airflow_provider_jetstream.jetstream.client.tls import (
     tls_problem,
 )
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
+from airflow_provider_jetstream.jetstream.client.wire import Frame, new_sid, next_frame
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     JetStreamProviderError,
