@@ -30,7 +30,7 @@ unit: $(UV) ## the tests that need no server
 
 # Many tests wait for a server most of their time. Airflow's tests have one process, Spark's another.
 test: $(UV) chromium ## the quick tests, and one of each real thing
-	$(TESTED) --processes=6 -m "not slow or smoke"
+	$(TESTED) --processes=6 --hypothesis-profile=quick -m "not slow or smoke"
 test-changed: $(UV) ## the tests that run the lines changed since SINCE (HEAD), for some 50 s
 	$(RUN) python -m tools.changed_tests $(SINCE)
 test-rest: $(UV) chromium ## of the other tests as many as WITHIN seconds, in the order of .ci/order
@@ -38,7 +38,7 @@ test-rest: $(UV) chromium ## of the other tests as many as WITHIN seconds, in th
 		--start-within=$(or $(WITHIN),2400)
 test-all: test-all-server test-all-airflow test-all-spark ## every test, in three parts for three machines
 test-all-server: $(UV)
-	$(TESTED) --processes=4 -m "not (airflow or browser or jvm or registry or nightly)"
+	$(TESTED) --processes=4 --hypothesis-profile=thorough -m "not (airflow or browser or jvm or registry or nightly)"
 test-all-airflow: $(UV) chromium
 	$(TESTED) --processes=2 -m "(airflow or browser) and not (registry or nightly)"
 test-all-spark: $(UV)
@@ -63,7 +63,7 @@ test-faults: $(UV) # killed redrives, random steps against the model of a queue,
 		tests/spark/test_spark_driver_kills.py tests/spark/test_exact_reads.py
 fuzz: $(UV) # a minute for each parser of what comes from outside
 	FUZZ_SECONDS=60 $(RUN) pytest --processes=2 tests/unit/test_parser_fuzzing.py
-	FUZZ_EXAMPLES=5000 $(RUN) pytest --processes=2 tests/unit/spark/test_bulk_parser.py
+	$(RUN) pytest --processes=2 --hypothesis-profile=fuzz tests/unit/spark/test_bulk_parser.py
 test-mapped: $(UV)
 	MAPPED_RUNS=3 MAPPED_TASKS=60 $(RUN) pytest tests/airflow/test_airflow_mapped.py
 test-waiting-scale: $(UV)

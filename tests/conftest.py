@@ -28,6 +28,9 @@ pytest_plugins = ["tools.marks", "tools.processes", "tools.line_record"]
 # No test asserts a time: the first text that a process draws makes a table of all characters, which takes 3 s where two
 # slow cores are shared by eight.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# Examples are new ones in each run. ``make test`` has few of many properties; the long forms have many.
+for _profile, _examples in {"quick": 25, "thorough": 400, "fuzz": 5_000}.items():
+    hypothesis.settings.register_profile(_profile, hypothesis.settings.get_profile("tests"), max_examples=_examples)
 hypothesis.settings.load_profile("tests")
 
 # What says that the server lacks what a test is about.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,19 @@ _LAST_START = pytest.StashKey[float | None]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, before ``-m`` chooses."""
+    """Mark tests by their fixtures and their places among the cases of one test, before ``-m`` chooses."""
+    cases: Counter[str] = Counter()
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):
             if mark := _MARK_OF_FIXTURE.get(fixture):
                 item.add_marker(mark)
         if any(item.get_closest_marker(mark) for mark in _SLOW_MARKS):
             item.add_marker("slow")
+        if after := item.get_closest_marker("slow_after"):
+            function = item.nodeid.partition("[")[0]
+            cases[function] += 1
+            if cases[function] > after.args[0]:
+                item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -84,6 +84,7 @@ async def scanned(client: httpx.AsyncClient, queue: str, query: str = "") -> dic
     return dict(await eventually(ready, 60))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer) -> None:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
@@ -227,6 +228,7 @@ async def test_bytes_that_are_not_text_do_not_end_a_page(server: NatsServer) -> 
         assert detail.json()["letter"] == letter
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
     ("path", "statuses"),
@@ -255,6 +257,7 @@ async def test_an_odd_request_is_answered(path: str, statuses: set[int]) -> None
         assert answer.status_code in statuses, answer.text
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
     "body",
@@ -282,6 +285,7 @@ async def test_an_odd_body_is_answered(server: NatsServer, body: Any) -> None:
         assert answer.status_code in (200, 404, 422), answer.text
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
     ("headers", "base_url", "status"),

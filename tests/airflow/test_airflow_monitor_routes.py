@@ -12,6 +12,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.api_fastapi.core_api.security import get_user
@@ -38,7 +39,6 @@ from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    import pytest
     from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
 
     from airflow_provider_jetstream.jetstream import WorkQueue
@@ -257,6 +257,7 @@ def test_every_route_has_a_row() -> None:
     assert len(routes) == len(make_app().routes), "a route that is none of FastAPI's has no permissions"
 
 
+@pytest.mark.slow
 async def test_each_viewer_gets_of_each_route_what_the_viewer_may_see(
     monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:

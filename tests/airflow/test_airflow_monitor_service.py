@@ -112,6 +112,7 @@ async def test_twenty_viewers_cause_no_more_requests_than_one(
     assert server.monitor("connz")["num_connections"] == 1
 
 
+@pytest.mark.slow
 async def test_ten_thousand_letters_are_paged_without_blocking_the_event_loop(
     server: NatsServer, service: MonitorService, name: str
 ) -> None:
@@ -140,6 +141,7 @@ async def test_ten_thousand_letters_are_paged_without_blocking_the_event_loop(
     assert (len(last["letters"]), last["next_after"], last["matching"]) == (3, None, MANY)
 
 
+@pytest.mark.slow
 async def test_a_scan_after_the_first_reads_only_new_entries(
     server: NatsServer, service: MonitorService, name: str
 ) -> None:

@@ -248,6 +248,7 @@ async def make_rows(connection: NatsPyConnection, name: str) -> None:
     await make_terminated_letters(connection, queue, [f"row {number}" for number in range(ROWS)])
 
 
+@pytest.mark.slow
 async def test_a_search_waits_for_the_first_scan(
     service: MonitorService, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

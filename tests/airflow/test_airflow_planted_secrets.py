@@ -173,6 +173,7 @@ def test_airflow_masks_what_is_stored_in_a_connection(airflow: Airflow) -> None:
         airflow.api("DELETE", "connections/planted_stored")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_connections")
 async def test_no_part_shows_a_secret_in_an_error_or_in_its_log(
     planted_ways: PlantedConnections, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

@@ -91,7 +91,6 @@ def test_the_reports_link_is_its_page_under_the_served_address(
 
 
 @pytest.mark.jvm
-@pytest.mark.smoke
 async def test_letters_are_repaired_and_redriven(
     connection: Connection, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:

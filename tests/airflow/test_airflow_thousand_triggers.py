@@ -73,6 +73,7 @@ def assert_each_fired_once(jobs: list[int], events: list[dict[str, Any]]) -> Non
         assert event["summary"] == {"job": jobs[line["trigger"]]}
 
 
+@pytest.mark.slow
 async def test_all_fire_after_their_process_was_killed(
     connection: NatsPyConnection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:
@@ -93,6 +94,7 @@ async def test_all_fire_after_their_process_was_killed(
     assert_each_fired_once(jobs, read_ledger(ledger.with_name("again.jsonl")))
 
 
+@pytest.mark.slow
 async def test_two_processes_with_the_same_triggers_fire_the_same_events(
     connection: NatsPyConnection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:

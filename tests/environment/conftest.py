@@ -8,7 +8,7 @@ import pytest
 
 from testbed.environments import create_bare_environment
 
-_FOLDER = Path(__file__).parent
+_FOLDER = f"{Path(__file__).parent}/"
 
 
 @pytest.fixture(scope="session")
@@ -20,5 +20,5 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(_FOLDER):
+        if str(item.path).startswith(_FOLDER):
             item.add_marker("registry")

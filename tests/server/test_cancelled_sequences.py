@@ -33,6 +33,7 @@ JOBS: dict[str, Callable[[str], object]] = {
 }
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 @pytest.mark.parametrize("publishers", PUBLISHERS.values(), ids=PUBLISHERS)
 async def test_only_the_jobs_of_the_task_that_ends_are_cancelled(

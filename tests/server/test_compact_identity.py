@@ -348,6 +348,7 @@ async def test_ids_that_could_not_be_read_alike_are_refused(connection: NatsPyCo
             await publish(connection, queue, [Job(b"a", id=job_id)], subject=f"{name}.jobs.a")
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize(
     ("headers", "body", "job_id", "redrives"),
     [

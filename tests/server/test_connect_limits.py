@@ -106,6 +106,7 @@ async def _connect_blocking(url: str) -> None:
 CONNECTIONS = pytest.mark.parametrize("connecting", [_connect, _connect_blocking], ids=["event loop", "blocking"])
 
 
+@pytest.mark.slow_after(4)
 @CONNECTIONS
 @pytest.mark.parametrize(
     ("answer", "scheme"),

@@ -289,6 +289,7 @@ async def test_each_report_before_the_handshake_is_named_as_what_it_is(
             assert isinstance(caught.value, TransientError if error is UnreachableError else TerminalError)
 
 
+@pytest.mark.slow_after(5)
 @pytest.mark.parametrize("said", ENDING)
 async def test_each_report_that_ends_a_connection_is_named_by_the_request_that_gets_no_answer(said: str) -> None:
     async with reporting_server(said, early=False) as (_, settings), connect(settings) as connection:

@@ -128,6 +128,7 @@ async def test_a_worker_that_is_stopped_while_it_holds_the_last_delivery_stops_a
     assert (record.data, handler.started) == (b"job", [])
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize(
     "value",
     [

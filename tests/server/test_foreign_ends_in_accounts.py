@@ -59,6 +59,7 @@ def _numbers(account: JobAccount) -> tuple[int, list[tuple[int, int]], list[tupl
     return account.ended, list(account.unaccounted), list(account.unknown)
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("what", _KINDS)
 @pytest.mark.parametrize("stated_first", [True, False])
 async def test_a_deleted_job_is_unaccounted_whatever_another_consumers_worker_states(
@@ -78,6 +79,7 @@ async def test_a_deleted_job_is_unaccounted_whatever_another_consumers_worker_st
     assert _numbers(await account_for_jobs(connection, queue)) == (1, [], [])
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("what", _KINDS)
 @pytest.mark.parametrize("stated_first", [True, False])
 async def test_without_an_archive_it_is_not_known_whether_a_deleted_job_has_ended(

@@ -95,6 +95,7 @@ async def test_what_no_server_would_send_first_is_refused(banner: bytes, *, bloc
         assert b"CONNECT" not in fake.received
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("blocking", [False, True], ids=["on the loop", "blocking"])
 @pytest.mark.parametrize(
     ("first", "more", "pause"),

@@ -324,6 +324,7 @@ async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_excha
     assert len(set(stored)) == 7, "two of them are equal, and no other is twice"
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.since_server("2.14", "schedules")
 @pytest.mark.parametrize("found", ["in the queue", "done", "due, and not taken by a full queue"])
 @pytest.mark.parametrize("job_id", [None, "7"])

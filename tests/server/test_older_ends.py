@@ -50,6 +50,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NatsServe
         yield running
 
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("evidence", ["completions", "ack metrics", "redriven", "handled"])
 async def test_ends_of_jobs_that_a_loss_of_power_took_back_hide_no_dead_job_of_their_sequences(
     server: NatsServer, evidence: str

@@ -138,6 +138,7 @@ def named_after(value: Any, name: str) -> Any:
     return value.replace("{name}", name) if isinstance(value, str) else value
 
 
+@pytest.mark.slow_after(3)
 @pytest.mark.parametrize("field", STREAM)
 async def test_what_other_tools_set_on_a_stream_is_named(
     connection: NatsPyConnection,

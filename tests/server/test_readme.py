@@ -191,6 +191,7 @@ def test_the_session_without_airflow_prints_what_it_did(nats: NatsServer) -> Non
     assert "0 dead letters" in done.stdout
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("page", PAGES)
 async def test_the_code_of_a_page_runs(
     page: str, own_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow_after(8)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("archive", [False, True])

@@ -130,6 +130,7 @@ async def apply_change(connection: NatsPyConnection, name: str, change: Change) 
     return f"{name}{change.stream}"
 
 
+@pytest.mark.slow_after(6)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 async def test_scans_lint_and_page_name_each_change_until_it_is_provisioned_again(
     connection: NatsPyConnection, name: str, change: Change
@@ -154,6 +155,7 @@ async def test_scans_lint_and_page_name_each_change_until_it_is_provisioned_agai
     assert changes_in((await find_dead_letters(connection, await discover_queue(connection, name))).risks) == []
 
 
+@pytest.mark.slow_after(4)
 @pytest.mark.parametrize("kind", ["letters' subjects", "events' subjects", "audit's subjects", "max deliver"])
 @pytest.mark.parametrize("own_first", [True, False], ids=["own first", "the other first"])
 @pytest.mark.parametrize("wide", ["{}-advisory.>", "{}-reports.*.>"])

@@ -48,6 +48,7 @@ async def deaths(
     return {job.data.decode(): death for death, job in await dead_letter_records(connection, queue)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["task", "thread", "process"])
 async def test_the_same_fault_has_the_same_digest_and_another_place_has_another(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, runner: str

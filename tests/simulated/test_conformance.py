@@ -18,6 +18,7 @@ KINDS = tuple(filter(None, os.environ.get("KINDS", "").split(",")))
 VERSIONS = ("2.15.1", "2.12.8", "2.10.27")
 
 
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_the_simulated_server_answers_as_a_real_one(version: str) -> None:
     comparison = await compare(version, EACH, KINDS)

@@ -11,13 +11,12 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from testbed.simulated.shrinking import shrink
 from testbed.simulated.world import Outcome, Plan, drawn_plan, play_world
-
-if TYPE_CHECKING:
-    import pytest
 
 # Worlds that have failed once, as the generator prints them: seed, whether calm, and what was left out of their plans.
 REGRESSIONS: list[tuple[int, bool, dict[str, Any]]] = [
@@ -30,16 +29,18 @@ REGRESSIONS: list[tuple[int, bool, dict[str, Any]]] = [
 FIRST, LAST = map(int, os.environ.get("SEEDS", "0:8").split(":"))
 
 
-def test_no_job_is_lost_or_done_twice_and_no_done_job_is_called_dead_or_gone() -> None:
-    for seed in range(FIRST, LAST):
-        outcome = play_world(seed)
-        assert not outcome.problems, "\n".join([*outcome.story, *outcome.problems])
+@pytest.mark.slow_after(3)
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
+def test_no_job_is_lost_or_done_twice_and_no_done_job_is_called_dead_or_gone(seed: int) -> None:
+    outcome = play_world(seed)
+    assert not outcome.problems, "\n".join([*outcome.story, *outcome.problems])
 
 
-def test_in_a_calm_world_no_job_is_uncertain_or_unaccounted() -> None:
-    for seed in range(FIRST, LAST):
-        outcome = play_world(seed, calm=True)
-        assert not outcome.problems, "\n".join([*outcome.story, *outcome.problems])
+@pytest.mark.slow_after(3)
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
+def test_in_a_calm_world_no_job_is_uncertain_or_unaccounted(seed: int) -> None:
+    outcome = play_world(seed, calm=True)
+    assert not outcome.problems, "\n".join([*outcome.story, *outcome.problems])
 
 
 def test_one_seed_makes_one_world() -> None:
@@ -53,6 +54,7 @@ def test_worlds_that_have_failed_once_fail_no_more() -> None:
         assert not outcome.problems, "\n".join([*outcome.story, *outcome.problems])
 
 
+@pytest.mark.slow
 def test_one_seed_makes_one_world_in_every_process() -> None:
     code = "from testbed.simulated.world import play_world; print(*play_world(7).story, sep='\\n')"
     stories = {

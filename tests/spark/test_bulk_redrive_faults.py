@@ -97,6 +97,7 @@ def test_a_killed_executor_neither_loses_nor_repeats_a_letter(
     assert stored_messages(connection_options, f"{name}-dead") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_two_attempts_at_the_same_time_redrive_each_letter_once(
     connection_options: dict[str, str], name: str, protocol: Protocol

@@ -161,7 +161,7 @@ def test_both_agree_on_properties_that_all_jobs_share(
 
 
 # Each example opens connections of its own.
-_FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @_FEW

@@ -34,6 +34,7 @@ def _run(archive: Path, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_from_the_zip_without_airflow_and_nats_py(archive: Path) -> None:
     code = f"""
 import importlib, threading

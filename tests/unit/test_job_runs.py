@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import JobError
@@ -60,7 +60,6 @@ def _outcome(function: Any, *arguments: Any, **named: Any) -> object:
     st.booleans(),
     st.sampled_from([None, SizeLimit("q", 180, redriven=True), SizeLimit("q", 90, redriven=False)]),
 )
-@settings(max_examples=400, deadline=None)
 def test_jobs_of_a_task_are_the_same_in_runs(items: list[object], by_key: bool, limit: SizeLimit | None) -> None:  # noqa: FBT001
     together = _outcome(_runs, items, by_key=by_key, limit=limit)
     apart = _outcome(_one_by_one, items, by_key=by_key, limit=limit)

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
@@ -77,7 +77,6 @@ def raw(text: str | bytes) -> Any:
     return json.loads(text, parse_int=lambda number: ("number", number), parse_float=lambda number: ("number", number))
 
 
-@settings(max_examples=150, deadline=None)
 @given(texts(), st.data())
 def test_a_replaced_value_leaves_every_other_byte_as_it_was(written: Written, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(sorted(written.spans)))
@@ -87,7 +86,6 @@ def test_a_replaced_value_leaves_every_other_byte_as_it_was(written: Written, da
     assert patched.decode() == f"{written.text[:start]}1.25{written.text[end:]}"
 
 
-@settings(max_examples=150, deadline=None)
 @given(texts(), st.data())
 def test_what_is_added_moved_and_removed_leaves_the_other_values_as_they_were(
     written: Written, data: st.DataObject

@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nats.aio.client import Client
 
@@ -59,7 +59,6 @@ def ack(index: int, sequence: int, text: bytes = b'{"stream":"q","seq":%d}') -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), _BODIES, st.booleans(), st.integers(1, 2)), max_size=12), st.data())
-@settings(max_examples=150, deadline=None)
 def test_what_is_received_does_not_depend_on_how_it_was_cut(
     sent: list[tuple[int, bytes, bool, int]], data: st.DataObject
 ) -> None:

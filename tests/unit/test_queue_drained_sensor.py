@@ -61,6 +61,7 @@ def test_a_template_is_not_checked_in_the_dag_file() -> None:
     assert set(JetStreamQueueDrainedSensor.template_fields) == {"work_queue", "consumers", "nats_conn_id"}
 
 
+@pytest.mark.slow
 def test_whether_it_defers_is_airflows_default() -> None:
     code = (
         "from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor as Sensor\n"

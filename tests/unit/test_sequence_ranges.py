@@ -47,6 +47,7 @@ def test_other_text_is_refused(text: str) -> None:
         SequenceRanges.decode(text)
 
 
+@pytest.mark.slow
 def test_short_text_stands_for_so_many_ranges_at_most() -> None:
     most = SequenceRanges.decode(_encoded(b"\x01" * (1 << 19)))
     assert (most.is_storable, len(most.bounds) * most.bounds.itemsize) == (True, 4 << 20)

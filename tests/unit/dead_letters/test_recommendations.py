@@ -37,6 +37,7 @@ def _letter(sequence: int, **fields: Any) -> DeadLetter:
     )
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_letters_of_different_errors_take_little_memory_and_hide_no_large_group() -> None:
     groups = CauseGroups()
     tracemalloc.start()

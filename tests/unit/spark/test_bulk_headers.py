@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
@@ -41,7 +41,6 @@ def _buffer_of(slices: list[tuple[bytes, bytes]]) -> tuple[bytes, NDArray[np.int
     return buffer, np.array(starts, np.int64), np.array(ends, np.int64)
 
 
-@settings(deadline=None, max_examples=300)
 @given(slices=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=12))
 def test_gathered_slices_equal_the_parts_of_the_buffer(slices: list[tuple[bytes, bytes]]) -> None:
     gathered = gather_slices(*_buffer_of(slices))
@@ -49,7 +48,6 @@ def test_gathered_slices_equal_the_parts_of_the_buffer(slices: list[tuple[bytes,
     assert gathered.to_pylist() == [content for content, _ in slices]
 
 
-@settings(deadline=None, max_examples=500)
 @given(blocks=st.lists(st.tuples(_BLOCK, st.binary(max_size=20)), min_size=1, max_size=12))
 def test_bulk_headers_equal_those_parsed_one_by_one(blocks: list[tuple[bytes, bytes]]) -> None:
     headers = header_column(*_buffer_of(blocks))
@@ -64,7 +62,6 @@ _PAIRS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=500)
 @given(data=st.data(), pairs=_PAIRS, ends=st.sampled_from([b"", b"\r\n"]))
 def test_headers_of_one_form_equal_those_parsed_one_by_one(
     data: st.DataObject, pairs: list[tuple[bytes, bytes, int]], ends: bytes
@@ -122,7 +119,6 @@ _NUMBER = st.one_of(st.integers(10, 99), st.integers(0, 10**12), st.just(2**63 -
 _NUMBERS = st.tuples(_NUMBER, _NUMBER, st.integers(10**18, 2**63 - 1), _NUMBER)
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     replies=st.one_of(
         st.lists(_NUMBERS, min_size=1, max_size=12), st.lists(_NUMBERS, min_size=1, max_size=1).map(lambda x: x * 3)

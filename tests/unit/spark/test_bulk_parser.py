@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any, NamedTuple
 
 import pytest
@@ -79,9 +78,7 @@ _HEADER = st.one_of(
 _MESSAGE = st.builds(_SentMessage, _SUBJECT, _REPLY, _HEADER, _BODY, st.just(_SID))
 _CONTROL = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Slow Consumer'\r\n"])
 _FRAMES = st.lists(st.one_of(_MESSAGE, _MESSAGE, _MESSAGE, _CONTROL), max_size=25)
-# ``make fuzz`` tries twenty times as many.
-_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "250"))
-_FUZZ = settings(deadline=None, max_examples=_EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+_FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(params=[0, 64], ids=["always in bulk", "in bulk from 64 bytes"])
@@ -200,7 +197,6 @@ class _Client:
         pass
 
 
-@settings(deadline=None, max_examples=_EXAMPLES)
 @given(frames=st.lists(st.one_of(_MESSAGE, st.just(b"PING\r\n")), max_size=25))
 def test_the_frame_parser_equals_the_parser_of_the_client_library(frames: list[_SentMessage | bytes]) -> None:
     # The library expects numbers as ids.

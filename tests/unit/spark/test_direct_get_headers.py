@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
@@ -85,7 +85,6 @@ _UNIFORM = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=400)
 @given(
     messages=st.lists(_MESSAGE, min_size=1, max_size=9) | st.lists(_UNIFORM, min_size=1, max_size=9),
     padded=st.booleans(),

@@ -6,7 +6,7 @@ from array import array
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
@@ -37,7 +37,6 @@ entries = st.builds(
 jobs = st.one_of(st.integers(1, 12), st.integers(1, 2**64 - 1))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(jobs, entries), max_size=40),
     st.sets(st.integers(1, LAST)),
@@ -62,7 +61,6 @@ def test_an_index_survives_the_conversion(
 
 
 @given(st.lists(st.tuples(jobs.filter(lambda job: job <= LAST), entries), max_size=40))
-@settings(deadline=None)
 def test_entries_survive_the_conversion_and_null_means_no_entries(indexed: list[tuple[int, Entry]]) -> None:
     index = EntryIndex()
     for job, entry in indexed:
