@@ -42,7 +42,6 @@ def runs(airflow: Airflow, settings: ConnectionSettings) -> dict[str, str]:
     return {dag_id: airflow.trigger(dag_id) for dag_id in dag_ids}
 
 
-@pytest.mark.smoke
 async def test_letters_are_sensed_and_redriven(
     airflow: Airflow,
     settings: ConnectionSettings,

@@ -84,7 +84,6 @@ async def scanned(client: httpx.AsyncClient, queue: str, query: str = "") -> dic
     return dict(await eventually(ready, 60))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer) -> None:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
@@ -285,7 +284,7 @@ async def test_an_odd_body_is_answered(server: NatsServer, body: Any) -> None:
         assert answer.status_code in (200, 404, 422), answer.text
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow_after(9)
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
     ("headers", "base_url", "status"),

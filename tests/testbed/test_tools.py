@@ -41,6 +41,7 @@ import pytest
 def test_shared(airflow, number, record_property):
     record_property("process", airflow)
 
+@pytest.mark.slow_after(2)
 @pytest.mark.parametrize("number", range(6))
 def test_alone(number, tmp_path, record_property):
     print(f"output of test {number}")
@@ -91,6 +92,7 @@ def test_tests_with_one_fixture_share_a_process_and_its_mark_is_that_of_the_fixt
     assert len({process for name, process in processes.items() if "shared" in name}) == 1
     assert len({*processes.values()}) > 1
     assert "6 passed, 6 deselected" in run_pytest(tmp_path, "-m", "slow and airflow")
+    assert "2 passed, 10 deselected" in run_pytest(tmp_path, "-m", "not slow")
 
 
 def test_a_process_that_ends_fails_its_test_and_the_others_run_in_another(tmp_path: Path) -> None:
