@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream import Origin, WorkQueue, connect, connection_settings, get_message, provision
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, encode_record
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import (
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.records import (
     LetterRange,
+    LetterRecord,
     SimilarLetters,
+    encode_record,
     letter_range_subject,
 )
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import completion_subject, marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind

@@ -7,8 +7,8 @@ from hashlib import sha256
 from typing import Any
 
 from airflow_provider_jetstream.jetstream import Death, Origin, RedriveRequest, Selection, WorkQueue, get_message
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection

@@ -15,10 +15,10 @@ from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.jetstream import ApiError, NotFoundError, Policy, get_message
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, RunRecord
-from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
+from airflow_provider_jetstream.jetstream.audit.lease import read_lease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.redrive_record import (
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, RunRecord
+from airflow_provider_jetstream.jetstream.audit.redrives import (
     new_redrive_id,
     redrive_control_subject,
     redrive_subject,

@@ -10,10 +10,10 @@ from typing import Any, Final
 _AUDIT: Final = "airflow_provider_jetstream.jetstream.audit"
 AUDIT_LOG_WRITE: Final = f"{_AUDIT}.log.AuditLog.write"
 LEASE_LEASE_SECONDS: Final = f"{_AUDIT}.lease.LEASE_SECONDS"
-LEASE_RECORD_UNREADABLE_SECONDS: Final = f"{_AUDIT}.lease_record.UNREADABLE_SECONDS"
+LEASE_RECORD_UNREADABLE_SECONDS: Final = f"{_AUDIT}.lease.UNREADABLE_SECONDS"
 LEASE_SECONDS_OF: Final = f"{_AUDIT}.lease.lease_seconds"
 LEASE_TIME_LIMITS: Final = f"{_AUDIT}.lease.TIME_LIMITS"
-REDRIVE_RECORD_DATETIME: Final = f"{_AUDIT}.redrive_record.datetime"
+REDRIVE_RECORD_DATETIME: Final = f"{_AUDIT}.redrives.datetime"
 
 _CLIENT: Final = "airflow_provider_jetstream.jetstream.client"
 CONSUMER_PAUSE_PROLONG: Final = f"{_CLIENT}.consumer_pause.ConsumerPause.prolong"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.command.output import Output
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
@@ -177,7 +177,7 @@ def _stop_by_signal(out: Output) -> Iterator[asyncio.Event]:
 
 
 async def _status(options: argparse.Namespace, out: Output) -> ExitCode:
-    from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives, read_redrive
+    from airflow_provider_jetstream.jetstream.audit.redrives import list_redrives, read_redrive
 
     async with opened(options, out) as connection:
         queue = await read_queue(connection, options.queue)
@@ -195,16 +195,12 @@ async def _status(options: argparse.Namespace, out: Output) -> ExitCode:
 
 
 async def _steer(options: argparse.Namespace, out: Output) -> ExitCode:
-    from airflow_provider_jetstream.jetstream.audit import redrive_control
+    from airflow_provider_jetstream.jetstream.audit.redrives import abort_redrive, pause_redrive, resume_redrive
 
     fields: dict[str, Any] = {"who": requester_name(), "why": options.why}
     if options.action == "resume":
         fields["park_returned"] = options.park_returned
-    steer = {
-        "pause": redrive_control.pause_redrive,
-        "resume": redrive_control.resume_redrive,
-        "abort": redrive_control.abort_redrive,
-    }[options.action]
+    steer = {"pause": pause_redrive, "resume": resume_redrive, "abort": abort_redrive}[options.action]
     async with opened(options, out) as connection:
         queue = await read_queue(connection, options.queue)
         redrive = await steer(connection, queue, options.redrive, **fields)

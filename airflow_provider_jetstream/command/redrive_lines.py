@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, RedriveOutcomes, Wave
+    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive, RedriveOutcomes, Wave
     from airflow_provider_jetstream.jetstream.redrive.preview import Preview
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 

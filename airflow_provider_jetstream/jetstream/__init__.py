@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.audit.redrive_control import (
-        abort_redrive,
-        list_redrives,
-        pause_redrive,
-        read_redrive,
-        resume_redrive,
-    )
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import (
+    from airflow_provider_jetstream.jetstream.audit.redrives import (
         DeathCount,
         Redrive,
         RedriveControl,
         RedriveOutcomes,
         RedriveState,
         Wave,
+        abort_redrive,
+        list_redrives,
+        pause_redrive,
+        read_redrive,
+        resume_redrive,
     )
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport, cancel
     from airflow_provider_jetstream.jetstream.client.connect import connect
@@ -246,14 +244,19 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "audit.redrive_control": [
+        "audit.redrives": [
+            "DeathCount",
+            "RedriveOutcomes",
+            "Redrive",
+            "RedriveControl",
+            "RedriveState",
+            "Wave",
             "abort_redrive",
             "list_redrives",
             "pause_redrive",
             "read_redrive",
             "resume_redrive",
         ],
-        "audit.redrive_record": ["DeathCount", "RedriveOutcomes", "Redrive", "RedriveControl", "RedriveState", "Wave"],
         "cancellation.cancel": ["CancelReport", "cancel"],
         "client.connect": ["connect"],
         "client.connection": ["Connection"],

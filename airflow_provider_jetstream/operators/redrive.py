@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection

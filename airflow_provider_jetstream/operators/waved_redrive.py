@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.assets.task_assets import StreamUse
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_gates, advance_redrive

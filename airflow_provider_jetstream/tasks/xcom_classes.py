@@ -19,8 +19,8 @@ REPORTS: Final = (
     *("waiting.job_report.JobReport", "waiting.report.WaitReport"),
 )
 VALUES: Final = (
-    *("audit.redrive_record.DeathCount", "audit.redrive_record.Redrive", "audit.redrive_record.RedriveControl"),
-    *("audit.redrive_record.RedriveOutcomes", "audit.redrive_record.Wave", "dead_letters.selection.Selection"),
+    *("audit.redrives.DeathCount", "audit.redrives.Redrive", "audit.redrives.RedriveControl"),
+    *("audit.redrives.RedriveOutcomes", "audit.redrives.Wave", "dead_letters.selection.Selection"),
     *("origin.Origin", "origin.TaskTry", "publishing.job.Job", "queue.declaration.Archive", "queue.declaration.Audit"),
     "queue.declaration.Schedules",
     *("queue.declaration.Consumer", "queue.declaration.DeadLetterQueue", "queue.declaration.Events"),

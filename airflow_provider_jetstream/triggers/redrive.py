@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.audit.redrive_control import read_redrive
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState, read_redrive
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.tasks.arguments import check_mapping, check_text

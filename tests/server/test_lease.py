@@ -18,9 +18,7 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
-from airflow_provider_jetstream.jetstream.audit.lease import Lease, renewed, take_lease
-from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseRecord
+from airflow_provider_jetstream.jetstream.audit.lease import Lease, LeaseRecord, SharedLease, renewed, take_lease
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import lease_subject
 from airflow_provider_jetstream.jetstream.errors import (

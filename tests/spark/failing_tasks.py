@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.jetstream.audit.letter_actions import LetterAction
+    from airflow_provider_jetstream.jetstream.audit.records import LetterAction
     from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
     from testbed.face import LetterRecord
 

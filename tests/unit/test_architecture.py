@@ -40,6 +40,12 @@ _DEEP = {
     "jetstream.waiting.dispatcher": 430,
     # Records of letters and of ranges, with the condition and the check of what was stored before.
     "jetstream.audit.log": 400,
+    # The lease's message, what its holder may do, and how it is taken: each relies on the others' times.
+    "jetstream.audit.lease": 510,
+    # The record of a letter, and that of many letters, which says the same of each.
+    "jetstream.audit.records": 630,
+    # A redrive as it is stored, and what people ask of it, which changes its state.
+    "jetstream.audit.redrives": 500,
     # All names of the wire contract.
     "jetstream.contract": 410,
     "jetstream.redrive.steps": 400,

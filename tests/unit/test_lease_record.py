@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseState, _parse
+from airflow_provider_jetstream.jetstream.audit.lease import LeaseState, _parse
 
 
 @pytest.mark.parametrize("since", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])

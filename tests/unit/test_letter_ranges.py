@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, encode_record, letter_of
-from airflow_provider_jetstream.jetstream.audit.letter_actions import (
+from airflow_provider_jetstream.jetstream.audit.records import (
     LEAST_IN_RANGE,
+    RANGE_WIDTH,
+    LetterRecord,
     RecordedAction,
+    encode_record,
+    letter_of,
+    parse_range,
     range_of,
     sorted_by_range,
 )
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import RANGE_WIDTH, parse_range
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
 DIED = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)

@@ -24,9 +24,9 @@ from nats.aio.client import Client
 from nats.errors import ProtocolError
 
 from airflow_provider_jetstream.jetstream.advisories import parse_advisory, parse_cancellation_request
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, parse_record
-from airflow_provider_jetstream.jetstream.audit.intent import _read_intent
-from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseState, _parse
+from airflow_provider_jetstream.jetstream.audit.intent import IntentRecord
+from airflow_provider_jetstream.jetstream.audit.lease import LeaseState, _parse
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, parse_record
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
 from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, first_values, parse_headers
@@ -236,9 +236,8 @@ def _pull(reply: bytes) -> None:
 
 def _read_audit(data: bytes) -> None:
     message = _stored(data=data)
-    audit: Any = SimpleNamespace(created=_TIME)
     parse_record(LetterRecord, message)
-    _read_intent(message, audit)
+    parse_record(IntentRecord, message, _TIME)
     lease = _parse(message)
     str(LeaseState(lease, 1, lease.since or _NOW, _NOW))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from airflow_provider_jetstream.command.redrive_lines import redrive_text
-from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, RedriveOutcomes, Wave
+from airflow_provider_jetstream.jetstream.audit.redrives import Redrive, RedriveOutcomes, Wave
 from airflow_provider_jetstream.plugins.monitor.redrive_view import summary_of
 
 NOW = datetime(2026, 11, 23, 2, 15, tzinfo=UTC)

@@ -1,38 +1,45 @@
-"""The intents of redrives: what is about to be stored for which letters, recorded before it is.
+"""What redrives record before they do it: their intents, and the letter of each key whose order is kept.
 
 An operation that is cut off leaves letters of which only the intent tells that they may have a new job, or may be
 parked. A letter's intent is open until a later record of the audit says what was done to the letter.
+
+The letter of a key that is redriven next is recorded so that whoever comes next, after an interruption too, knows for
+which job to wait before the next letter of the key.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.audit.records import letter_range_filter, parse_range, parse_record
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import (
     intent_filter,
     intent_subject,
     letter_audit_subject,
+    ordered_key_subject,
 )
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
 # Sequence, message id and content of a letter, as JSON.
 _LETTER_BYTES = 112
 _FIXED_BYTES = 1_024
+# Characters of a key, for people.
+_SHOWN_KEY = 200
 
 IntentAction = Literal["redriven", "parked"]
 # The stream sequence of a letter, the message id of what is stored for it, and the digest of its content; empty where a
@@ -197,13 +204,14 @@ async def read_open_intents(
     if operation is not None:
         subject = intent_subject(audit.queue, operation)
         message = await last_message(connection, audit.stream, subject)
-        if message is None or message.sequence < since or (last := _read_intent(message, audit)) is None:
+        last = parse_record(IntentRecord, message, audit.created)
+        if message is None or message.sequence < since or last is None:
             return {}
         since = last.open_from or message.sequence
     intents: dict[int, tuple[datetime, IntentRecord]] = {}
     of_operation: dict[str, list[int]] = {}
     async for message in read_range(connection, audit.stream, subject, since):
-        if record := _read_intent(message, audit):
+        if record := parse_record(IntentRecord, message, audit.created):
             before = of_operation.get(record.operation, [])
             open_from = record.open_from or message.sequence
             # An operation says by its next intent which of those before are closed.
@@ -237,11 +245,52 @@ async def _last_records(connection: Connection, audit: AuditLog, start: int) -> 
     return records
 
 
-def _read_intent(message: StoredMessage, audit: AuditLog) -> IntentRecord | None:
-    if proves_nothing(message):
-        return None
-    try:
-        record = IntentRecord.model_validate_json(message.data)
-    except ValidationError:
-        return None
-    return record if record.created == audit.created else None
+class KeyRecord(BaseModel):
+    """The letter of a key that was redriven last.
+
+    :param created: when the work queue was created, in the server's own text
+    :param key: the key, for people
+    :param sequence: the letter's stream sequence
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: int = 1
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    stream: str
+    created: str
+    key: str
+    sequence: int
+
+
+async def read_keys(
+    connection: Connection, audit: AuditLog, order_key: str, keys: Sequence[str]
+) -> dict[str, KeyRecord]:
+    """Read the records of keys; a key of which no letter was redriven has none.
+
+    :param order_key: where letters state their key
+    """
+
+    async def read(key: str) -> KeyRecord | None:
+        message = await last_message(connection, audit.stream, ordered_key_subject(audit.queue, order_key, key))
+        return parse_record(KeyRecord, message, audit.created)
+
+    records = await map_concurrently(read, keys)
+    return {key: record for key, record in zip(keys, records, strict=True) if record}
+
+
+async def record_keys(audit: AuditLog, order_key: str, sequences: Mapping[str, int]) -> None:
+    """Record by key which letters are about to be redriven.
+
+    :param order_key: where letters state their key
+    :raises LeaseLostError: the operation doesn't have its lease any more
+    :raises ApiError: the audit's stream refused a record
+    :raises TransientError: a record isn't known to be stored
+    """
+
+    async def store(key: str) -> None:
+        shown = readable_text(key)[:_SHOWN_KEY]
+        record = KeyRecord(stream=audit.queue, created=audit.created, key=shown, sequence=sequences[key])
+        await audit.store(ordered_key_subject(audit.queue, order_key, key), record.model_dump_json().encode())
+
+    await map_concurrently(store, list(sequences))

@@ -11,26 +11,22 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.jetstream.audit.audited_letters import (
+from airflow_provider_jetstream.jetstream.audit.lease import WRONG_LAST_SEQUENCE
+from airflow_provider_jetstream.jetstream.audit.records import (
+    LetterAction,
     LetterRecord,
+    RecordedAction,
     RunRecord,
     encode_record,
     letter_of,
-    parse_record,
-)
-from airflow_provider_jetstream.jetstream.audit.fence import WRONG_LAST_SEQUENCE
-from airflow_provider_jetstream.jetstream.audit.letter_actions import (
-    LetterAction,
-    RecordedAction,
-    range_digest,
-    range_of,
-    sorted_by_range,
-)
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import (
     letter_range_filter,
     letter_range_subject,
     parse_range,
+    parse_record,
+    range_digest,
+    range_of,
     read_ranges,
+    sorted_by_range,
 )
 from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
@@ -48,8 +44,8 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.fence import Fence
-    from airflow_provider_jetstream.jetstream.audit.letter_ranges import RangesOfLetters
+    from airflow_provider_jetstream.jetstream.audit.lease import Fence
+    from airflow_provider_jetstream.jetstream.audit.records import RangesOfLetters
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
@@ -154,9 +150,7 @@ class AuditLog:
         :param sequence: the job's stream sequence
         """
         message = await last_message(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
-        record = parse_record(LetterRecord, message)
-        if record and record.created != self.created:
-            record = None
+        record = parse_record(LetterRecord, message, self.created)
         ranges = self._ranges
         if ranges is None or not ranges.covers(sequence):
             ranges = await self.ranges_of([sequence])
@@ -172,10 +166,11 @@ class AuditLog:
         """
         about = (await self.ranges_of([sequence])).about(sequence)
         found = [(number, letter_of(record, sequence)) for number, _, record in about]
-        async for message in read_range(self._connection, self.stream, letter_audit_subject(self.queue, sequence)):
-            record = parse_record(LetterRecord, message)
-            if record and record.created == self.created:
-                found.append((message.sequence, record))
+        found += [
+            (message.sequence, record)
+            async for message in read_range(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
+            if (record := parse_record(LetterRecord, message, self.created))
+        ]
         first: dict[str, LetterRecord] = {}
         for _, record in sorted(found, key=itemgetter(0)):
             first.setdefault(self._message_id(record), record)
@@ -201,8 +196,7 @@ class AuditLog:
         prefixes = letter_audit_subject(self.queue, 0)[:-1], letter_range_filter(self.queue).removesuffix("*.*")
         async for message in read_range(self._connection, self.stream, audit_filter(self.queue), start):
             if message.subject.startswith(prefixes[0]):
-                record = parse_record(LetterRecord, message)
-                if record and record.created == self.created:
+                if record := parse_record(LetterRecord, message, self.created):
                     yield record
             elif message.subject.startswith(prefixes[1]):
                 found = parse_range(message)

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import republished_message, republishing_stream
 from airflow_provider_jetstream.jetstream.audit.account_checkpoint import ReadPosition
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range

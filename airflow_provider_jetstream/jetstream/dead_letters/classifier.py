@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Announced, Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
 

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.audit.records import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,

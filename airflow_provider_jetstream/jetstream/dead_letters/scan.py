@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry

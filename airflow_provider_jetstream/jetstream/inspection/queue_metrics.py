@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import list_redrives
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState, list_redrives
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.dead_letters.account import last_account
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError
@@ -17,7 +16,7 @@ from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview

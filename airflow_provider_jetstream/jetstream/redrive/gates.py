@@ -7,14 +7,14 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.redrive.wave_outcome import LOOK_SECONDS, await_wave
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, RedriveControl, Wave
+    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive, RedriveControl, Wave
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.redrive.supervision import Supervision
     from airflow_provider_jetstream.jetstream.redrive.wave_outcome import WaveLetters, WaveOutcome

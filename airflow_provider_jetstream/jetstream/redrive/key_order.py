@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
-from airflow_provider_jetstream.jetstream.audit.ordered_keys import read_keys, record_keys
+from airflow_provider_jetstream.jetstream.audit.intent import read_keys, record_keys
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from datetime import datetime
 
+    from airflow_provider_jetstream.jetstream.audit.intent import KeyRecord
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-    from airflow_provider_jetstream.jetstream.audit.ordered_keys import KeyRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.jetstream.audit.letter_actions import CommonFields, LetterAction
+from airflow_provider_jetstream.jetstream.audit.records import CommonFields, LetterAction
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import copied_from
@@ -15,8 +15,8 @@ from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.letter_ranges import Action
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.audit.records import Action
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.audit.lease import lease_seconds, renewed, take_lease
-from airflow_provider_jetstream.jetstream.audit.lease_record import LeaseRecord
+from airflow_provider_jetstream.jetstream.audit.lease import LeaseRecord, lease_seconds, renewed, take_lease
 from airflow_provider_jetstream.jetstream.contract import lease_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, RedriveError, UnreachableError
 

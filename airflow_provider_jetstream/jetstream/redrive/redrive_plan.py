@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Wave
+    from airflow_provider_jetstream.jetstream.audit.redrives import Wave
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 _PLAIN = ("subject", "rate", "max_redrives", "order_key", "census")

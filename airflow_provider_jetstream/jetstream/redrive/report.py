@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes, RedriveState, Wave
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes, RedriveState, Wave
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol

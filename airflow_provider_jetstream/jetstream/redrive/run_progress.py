@@ -9,8 +9,7 @@ from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.redrive_control import read_record
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState, redrive_subject
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState, read_record, redrive_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, RedriveError, TransientError
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
+    from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue

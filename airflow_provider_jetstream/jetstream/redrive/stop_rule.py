@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.units import parse_seconds
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveOutcomes
+    from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
 
 REST = "rest"
 DIED_AGAIN = 0.2

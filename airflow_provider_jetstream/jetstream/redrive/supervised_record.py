@@ -9,8 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
-from airflow_provider_jetstream.jetstream.audit.redrive_control import read_controls, read_record
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState, new_redrive_id, redrive_subject
+from airflow_provider_jetstream.jetstream.audit.redrives import (
+    RedriveState,
+    new_redrive_id,
+    read_controls,
+    read_record,
+    redrive_subject,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -29,9 +34,9 @@ from airflow_provider_jetstream.jetstream.redrive.wave_outcome import LOOK_SECON
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import RunRecord
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Engine, Redrive, RedriveControl, Wave
+    from airflow_provider_jetstream.jetstream.audit.records import RunRecord
+    from airflow_provider_jetstream.jetstream.audit.redrives import Engine, Redrive, RedriveControl, Wave
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport

@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.redrive_control import read_record
-from airflow_provider_jetstream.jetstream.audit.redrive_record import (
+from airflow_provider_jetstream.jetstream.audit.redrives import (
     Redrive,
     RedriveState,
     Wave,
+    read_record,
 )
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -30,7 +30,7 @@ from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cur
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Engine
+    from airflow_provider_jetstream.jetstream.audit.redrives import Engine
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan

@@ -11,7 +11,7 @@ from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.audit.redrive_record import DeathCount, RedriveOutcomes
+from airflow_provider_jetstream.jetstream.audit.redrives import DeathCount, RedriveOutcomes
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
@@ -25,8 +25,8 @@ from airflow_provider_jetstream.jetstream.waiting.wait import wait
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Wave
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.redrives import Wave
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
-from airflow_provider_jetstream.jetstream.audit.redrive_record import redrive_control_subject
+from airflow_provider_jetstream.jetstream.audit.redrives import redrive_control_subject
 from airflow_provider_jetstream.jetstream.contract import (
     MOVER,
     SAMPLE_STREAM,

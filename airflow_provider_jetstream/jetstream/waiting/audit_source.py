@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, parse_record
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.audit.records import (
+    LetterRecord,
+    letter_range_filter,
+    parse_range,
+    parse_record,
+)
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.contract import handled_subject, letter_audit_subject
 from airflow_provider_jetstream.jetstream.evidence import handled_sequence

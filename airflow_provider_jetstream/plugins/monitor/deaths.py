@@ -7,8 +7,12 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord, parse_record
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.audit.records import (
+    LetterRecord,
+    letter_range_filter,
+    parse_range,
+    parse_record,
+)
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import letter_audit_subject

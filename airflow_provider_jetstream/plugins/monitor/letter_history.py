@@ -10,8 +10,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 

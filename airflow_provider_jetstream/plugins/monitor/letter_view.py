@@ -21,7 +21,7 @@ from airflow_provider_jetstream.plugins.monitor.payload import payload_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.jetstream.audit.audited_letters import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.plugins.monitor.letter_history import LetterHistory
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.consumer_control import pause_consumer, resume_consumer
-from airflow_provider_jetstream.jetstream.audit.redrive_control import (
+from airflow_provider_jetstream.jetstream.audit.redrives import (
     abort_redrive,
     list_redrives,
     pause_redrive,
@@ -31,7 +31,7 @@ from airflow_provider_jetstream.plugins.monitor.models.queues import Account
 from airflow_provider_jetstream.plugins.monitor.models.redrives import ConsumerPaused, PauseRequest
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive
+    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive
     from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch

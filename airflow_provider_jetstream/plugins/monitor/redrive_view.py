@@ -18,7 +18,7 @@ from airflow_provider_jetstream.plugins.monitor.models.redrives import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from airflow_provider_jetstream.jetstream.audit.redrive_record import Redrive, RedriveOutcomes, Wave
+    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive, RedriveOutcomes, Wave
     from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 
 

@@ -9,8 +9,8 @@ from uuid import uuid4
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
-from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
 from airflow_provider_jetstream.jetstream.audit.intent import no_audit
+from airflow_provider_jetstream.jetstream.audit.lease import SharedLease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan

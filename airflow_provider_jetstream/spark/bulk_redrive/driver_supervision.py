@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_jetstream.jetstream.audit.redrive_record import RedriveState
+from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, TransientError

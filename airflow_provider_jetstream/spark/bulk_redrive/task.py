@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
-from airflow_provider_jetstream.jetstream.audit.audited_letters import RunRecord
-from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
 from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit, read_open_intents
+from airflow_provider_jetstream.jetstream.audit.lease import SharedLease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.records import RunRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock

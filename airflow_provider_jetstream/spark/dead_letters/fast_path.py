@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_jetstream.jetstream.audit.letter_ranges import read_ranges
+from airflow_provider_jetstream.jetstream.audit.records import read_ranges
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info

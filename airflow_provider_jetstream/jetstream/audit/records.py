@@ -1,18 +1,22 @@
-"""Records of the audit about many letters each: what was done to a range of them, where little is known of each one.
+"""The audit's records: one action on one dead letter, or on many of them, and the progress of a redrive.
 
-A redrive of many letters would store as many records as jobs. So what all letters of a record have in common is stored
-once, and what differs as columns: sequences as runs, times as differences. A record is about letters of one
-:data:`RANGE_WIDTH`, so that a reader finds those that may be about a letter by the letter's sequence.
+A redrive of many letters would store as many records as jobs. So what all letters of a record about a range have in
+common is stored once, and what differs as columns: sequences as runs, times as differences. Such a record is about
+letters of one :data:`RANGE_WIDTH`, so that a reader finds those that may be about a letter by the letter's sequence.
 """
 
 from __future__ import annotations
 
+import json
+from array import array
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from itertools import accumulate, repeat
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticSerializationError
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
@@ -278,17 +282,11 @@ async def _read_width(connection: Connection, audit: str, subject: str) -> list[
 
 def parse_range(message: StoredMessage) -> LetterRange | None:
     """Parse a record about a range; ``None`` where the message isn't one."""
-    if proves_nothing(message):
+    if (record := parse_record(LetterRange, message)) is None:
         return None
-    try:
-        record = LetterRange.model_validate_json(message.data)
-    except ValidationError:
-        return None
-    # Advisories have the server's time; records are compared with them.
-    is_of_subject = message.subject == letter_range_subject(
-        record.stream, record.number * RANGE_WIDTH, message.subject.rpartition(".")[2]
-    )
-    return record.model_copy(update={"at": message.stored_at}) if is_of_subject else None
+    token = message.subject.rpartition(".")[2]
+    is_of_subject = message.subject == letter_range_subject(record.stream, record.number * RANGE_WIDTH, token)
+    return record if is_of_subject else None
 
 
 def _count(runs: Sequence[_Run]) -> int:
@@ -316,3 +314,297 @@ def _runs(values: Sequence[int]) -> tuple[_Run, ...]:
             runs.append((first, count, step))
             first, count, step = value, 1, 1
     return (*runs, (first, count, step))
+
+
+# The actions after which the stored job stays, so that it may have died once more since.
+LEAVING_JOB: Final[frozenset[Action]] = frozenset({"requeued", "handled"})
+
+
+class AuditRecord(BaseModel):
+    """What records of the audit have in common."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: Literal[1] = 1
+    at: datetime = Field(default_factory=lambda: datetime.now(UTC))
+    stream: str
+    created: str
+
+
+class LetterRecord(AuditRecord):
+    """One action on one dead letter.
+
+    :param sequence: the job's stream sequence; with ``stream`` and ``created`` the letter's identity
+    :param job_id: the job's own id, shortened; records about ranges of letters don't hold it
+    :param action: ``redriven`` as a new job, ``requeued`` in place, ``parked``, or found to be ``handled`` by a handler
+        of the dead letter queue
+    :param new_sequence: the new job's stream sequence, or the sequence of the parked letter in the dead letter queue
+    :param new_stream: the new job's stream, where it isn't the letter's own
+    :param copy_of: the letter of this queue of which the job was a copy, if it was one
+    :param subject: the new job's subject
+    :param consumer: the consumer that delivered the job, if any did
+    :param left_out: headers for which the new job had no room
+    :param redrives: how often the job has been redriven now
+    :param reason: why the job was dead
+    :param died_at: when it died
+    :param fingerprint: the fingerprint of its death
+    :param why: the reason given for the redrive
+    :param who: the Airflow task, as its identifying fields, or whatever the caller passed
+    :param run: the key of the redrive
+    :param wave: the wave of the redrive, where it has waves
+    :param changes: what a transform changed
+    """
+
+    sequence: int
+    job_id: str | None = None
+    action: Action
+    new_sequence: int | None = None
+    new_stream: str | None = None
+    copy_of: int | None = None
+    subject: str
+    consumer: str | None = None
+    left_out: dict[str, str] | None = None
+    redrives: int = 0
+    reason: str
+    died_at: datetime | None = None
+    fingerprint: str
+    why: str | None = None
+    who: dict[str, Any] = Field(default_factory=dict)
+    run: str | None = None
+    wave: int | None = None
+    changes: dict[str, Any] | None = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the stored job itself is delivered again, rather than a copy."""
+        return self.action == "requeued"
+
+    @property
+    def leaves_job(self) -> bool:
+        """Whether the stored job stays, so that it may have died once more since."""
+        return self.action in LEAVING_JOB
+
+
+class RunRecord(AuditRecord):
+    """The progress of one redrive.
+
+    :param run: its key
+    :param from_sequence: the first sequence of the audit that may hold one of its letters
+    :param who: the Airflow task, as its identifying fields, or whatever the caller passed
+    :param why: the reason given for it
+    :param report: counts so far
+    :param finished: whether the redrive is complete
+    :param redrive: the redrive's id
+    """
+
+    run: str
+    from_sequence: int
+    who: dict[str, Any] = Field(default_factory=dict)
+    why: str | None = None
+    report: dict[str, Any] = Field(default_factory=dict)
+    finished: bool = False
+    redrive: str | None = None
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def encode_record(record: AuditRecord | LetterRange) -> bytes:
+    """Encode a record; what isn't UTF-8 in it, as in a header that was left out, is replaced."""
+    try:
+        return record.model_dump_json(exclude_none=True).encode()
+    except PydanticSerializationError:
+        values = record.model_dump(mode="json", exclude_none=True)
+        return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def parse_record(model: type[_Model], message: StoredMessage | None, created: str | None = None) -> _Model | None:
+    """Parse a record of any kind, with the server's time of when it was stored; ``None`` where the message isn't one.
+
+    :param created: when the work queue was created, in the server's own text; records of another one don't count
+    """
+    if message is None or proves_nothing(message):
+        return None
+    try:
+        record = model.model_validate_json(message.data)
+    except ValidationError:
+        return None
+    if created is not None and getattr(record, "created", None) != created:
+        return None
+    # Advisories have the server's time; records are compared with them.
+    return record.model_copy(update={"at": message.stored_at}) if "at" in model.model_fields else record
+
+
+def letter_of(record: LetterRange, sequence: int) -> LetterRecord:
+    """Return what a record about a range says about one of its letters."""
+    fields = next(fields for fields in record.letters() if fields["sequence"] == sequence)
+    return LetterRecord.model_construct(**fields)
+
+
+# Fewer letters of one range have a record each.
+LEAST_IN_RANGE: Final = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommonFields:
+    """What the actions on many letters have in common; the fields are those of :class:`LetterRecord`."""
+
+    stream: str
+    created: str
+    action: Action
+    new_stream: str | None
+    subject: str
+    consumer: str | None
+    redrives: int
+    reason: str
+    fingerprint: str
+    why: str | None
+    who: dict[str, Any]
+    run: str | None
+    wave: int | None
+
+
+@dataclass(slots=True, eq=False)
+class LetterAction:
+    """One action on one dead letter; the fields are those of :class:`LetterRecord`."""
+
+    common: CommonFields
+    sequence: int
+    new_sequence: int | None
+    copy_of: int | None = None
+    died_at: datetime | None = None
+    changes: dict[str, Any] | None = None
+    left_out: dict[str, str] | None = None
+
+    @property
+    def action(self) -> Action:
+        """What was done."""
+        return self.common.action
+
+    @property
+    def new_stream(self) -> str | None:
+        """The new job's stream, where it isn't the letter's own."""
+        return self.common.new_stream
+
+    @property
+    def job_id(self) -> str | None:
+        """The job's own id, shortened, where it is known."""
+        return None
+
+    def record(self) -> LetterRecord:
+        """Return the record that is about this action alone."""
+        common = {name: getattr(self.common, name) for name in CommonFields.__slots__}
+        return LetterRecord(
+            **common,
+            sequence=self.sequence,
+            job_id=self.job_id,
+            new_sequence=self.new_sequence,
+            copy_of=self.copy_of,
+            died_at=self.died_at,
+            changes=self.changes,
+            left_out=self.left_out,
+        )
+
+
+class RecordedAction(LetterAction):
+    """An action of which there is a record.
+
+    :param record: the record
+    """
+
+    __slots__ = ("_record",)
+
+    def __init__(self, record: LetterRecord) -> None:
+        common = CommonFields(**{name: getattr(record, name) for name in CommonFields.__slots__})
+        super().__init__(
+            *(common, record.sequence, record.new_sequence, record.copy_of, record.died_at),
+            *(record.changes, record.left_out),
+        )
+        self._record = record
+
+    def record(self) -> LetterRecord:
+        """Return the record."""
+        return self._record
+
+
+# What the groups of a record about many letters differ in.
+_GroupKey: TypeAlias = tuple[str, str | None, int, str, str, bool, bool]
+
+
+def sorted_by_range(actions: Sequence[LetterAction]) -> tuple[list[int], list[list[int]]]:
+    """Return the positions of the actions that are recorded alone, and those of the actions that share a record."""
+    alone: list[int] = []
+    ranges: dict[tuple[int, int], list[int]] = {}
+    # Actions with equal fields of a record share it; most have the very same ones.
+    numbers: dict[int, int] = {}
+    kinds: list[tuple[Any, ...]] = []
+    for position, action in enumerate(actions):
+        if action.changes or action.left_out or action.new_sequence is None:
+            alone.append(position)
+            continue
+        common = action.common
+        if (number := numbers.get(id(common))) is None:
+            kind = common.action, common.new_stream, common.why, common.run, common.wave, common.who
+            if kind not in kinds:
+                kinds.append(kind)
+            number = numbers[id(common)] = kinds.index(kind)
+        key = action.sequence // RANGE_WIDTH, number
+        if (positions := ranges.get(key)) is None:
+            positions = ranges[key] = []
+        positions.append(position)
+    for positions in ranges.values():
+        if len(positions) < LEAST_IN_RANGE:
+            alone += positions
+    return sorted(alone), [positions for positions in ranges.values() if len(positions) >= LEAST_IN_RANGE]
+
+
+def range_of(actions: Sequence[LetterAction]) -> LetterRange:
+    """Return one record for letters to which the same was done."""
+    groups: dict[_GroupKey, LetterColumns] = {}
+    known: dict[tuple[int, bool, bool], LetterColumns] = {}
+    for action in actions:
+        copy_of, died_at = action.copy_of, action.died_at
+        like = id(action.common), copy_of is not None, died_at is not None
+        if (columns := known.get(like)) is None:
+            common = action.common
+            key = common.subject, common.consumer, common.redrives, common.reason, common.fingerprint, *like[1:]
+            columns = known[like] = groups.setdefault(key, LetterColumns())
+        columns.sequences.append(action.sequence)
+        columns.new_sequences.append(action.new_sequence or 0)
+        if copy_of is not None:
+            columns.copy_of.append(copy_of)
+        if died_at is not None:
+            columns.died_at.append(_microseconds(died_at))
+    common = actions[0].common
+    return LetterRange(
+        stream=common.stream,
+        created=common.created,
+        action=common.action,
+        new_stream=common.new_stream,
+        why=common.why,
+        who=common.who,
+        run=common.run,
+        wave=common.wave,
+        groups=tuple(
+            columns.group(subject=subject, consumer=consumer, redrives=redrives, reason=reason, fingerprint=fingerprint)
+            for (subject, consumer, redrives, reason, fingerprint, *_), columns in groups.items()
+        ),
+    )
+
+
+def range_digest(actions: Sequence[LetterAction]) -> str:
+    """Return a digest that the same actions of concurrent redrives have, to store the record of them once."""
+    common = actions[0].common
+    digest = blake2b(f"{common.created}\n{common.action}\n{common.new_stream}\n".encode(), digest_size=16)
+    digest.update(array("Q", [action.sequence for action in actions]))
+    if common.action not in LEAVING_JOB:
+        digest.update(array("Q", [action.new_sequence or 0 for action in actions]))
+        return digest.hexdigest()
+    # A job that was requeued keeps its sequence: only the time of its death tells one requeue from the next.
+    times = [_microseconds(action.died_at or datetime.now(UTC)) for action in actions]
+    digest.update(array("q", times))
+    return digest.hexdigest()
+
+
+def _microseconds(time: datetime) -> int:
+    return (time - _EPOCH) // _MICROSECOND
