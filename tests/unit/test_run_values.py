@@ -94,7 +94,9 @@ def test_so_does_each_of_these_names(name: str) -> None:
     with pytest.raises(AirflowFailException, match=f"JS115 expected {name} for the template .*{ADVICE}"):
         _rendered(TEMPLATED["a key"], f"sales-{{{{ {name} }}}}", context())
     function = eval(f"lambda {name}: [{name}]")  # noqa: S307 - the parameter's name is what is tried
-    with pytest.raises(AirflowFailException, match=f"JS120 expected {name} for jobs, .*{ADVICE}"):
+    with pytest.raises(
+        AirflowFailException, match=f"JS120 expected {name} for the parameter of the function .* of jobs, .*{ADVICE}"
+    ):
         publish(jobs=function).execute(context())
 
 
