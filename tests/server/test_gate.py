@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, UnsuitableQueueError
 from testbed.dead_letters import change_stream
-from testbed.face import summarise_dead_letters
+from testbed.face import consumer_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -100,6 +101,48 @@ async def test_the_open_deliveries_of_a_paused_consumer_count_as_uncertain(
     summary = await summarise_dead_letters(connection, queue)
     assert (summary.dead, summary.uncertain) == (10, 0)
     assert "stalled-consumer" not in {risk.name for risk in summary.risks}
+
+
+@pytest.mark.since_server("2.11", "pauses of consumers")
+async def test_the_open_deliveries_of_a_consumer_that_is_paused_for_a_moment_are_not_uncertain(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
+    await publish_jobs(connection, queue, "abc")
+    until = (datetime.now(UTC) + timedelta(seconds=40)).isoformat()
+    for _ in range(2):
+        for message in await pull_jobs(connection, queue, 3):
+            await message.nak()
+    await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": until})
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.uncertain) == (0, 0)
+    (risk,) = (risk for risk in summary.risks if risk.name == "briefly-paused-consumer")
+    assert re.search(rf"consumer worker of {name} is paused for \d\d s more, as by .* its 3 open", risk)
+    await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {})
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.uncertain, [risk.name for risk in summary.risks]) == (3, 0, [])
+
+
+@pytest.mark.since_server("2.14", "requeueing in place")
+async def test_a_scan_beside_a_redrive_in_place_that_waits_for_a_worker_finds_nothing_uncertain(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "2s"})
+    await make_dead_letters(connection, queue, "a")
+    await publish_jobs(connection, queue, ["running"])
+    (running,) = await pull_jobs(connection, queue, 1)
+    redrive = asyncio.create_task(redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE)))
+
+    async def is_paused() -> bool:
+        await running.in_progress()
+        return bool((await consumer_info(connection, name, CONSUMER)).get("paused"))
+
+    await eventually(is_paused)
+    found = await find_dead_letters(connection, queue)
+    assert ([letter.sequence for letter in found.letters], found.uncertain) == ([1], 0)
+    assert "briefly-paused-consumer" in [risk.name for risk in found.risks]
+    await running.ack_sync()
+    assert list((await redrive).redriven) == [1]
 
 
 async def test_the_open_deliveries_of_a_push_consumer_without_a_subscriber_count_as_uncertain(

@@ -49,6 +49,10 @@ _DEEP = {
     # All names of the wire contract.
     "jetstream.contract": 410,
     "jetstream.redrive.steps": 400,
+    # Numbers and entries of one moment: which dead jobs nothing names, and how many a busy consumer has.
+    "jetstream.dead_letters.reconciliation": 400,
+    # What is read of a queue, again where it doesn't agree, and what is classified by it.
+    "jetstream.dead_letters.scan": 400,
     # What is read of one job, and in which order it is judged.
     "jetstream.dead_letters.classifier": 600,
     # One loop: what is pulled, looked for, stored and acknowledged.

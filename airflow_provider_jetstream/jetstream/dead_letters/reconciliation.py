@@ -6,6 +6,10 @@ last delivery where nothing is in flight, its ack floor otherwise. Above it, an 
 server hasn't restarted since. Deliveries that the server doesn't look at, as those of a paused consumer, may have been
 the last ones: each counts as uncertain.
 
+Entries are read after the consumers are counted: a dead job that leaves the queue in between, as one that is redriven,
+seems to have no entry then, and in a second count a job that dies meanwhile makes up for it. So a scan reads numbers
+and entries again where they differ, and the least difference counts: a dead job that nothing names is in each of them.
+
 A consumer whose numbers never stand still can't be subtracted from each other. Its dead jobs are bounded: of the jobs
 that it had delivered at one moment, those that are stored a little later were dead or in flight at that moment, since
 what was acknowledged before has left the stream by then.
@@ -66,6 +70,8 @@ class Reconciliation:
         have delivered them, since its filters were changed: another one's worker may have them, in order; they count
         as uncertain too
     :param findings: why dead letters are uncertain, a sentence each
+    :param unnamed: by consumer how many of the uncertain ones its numbers call dead although nothing says which these
+        are, at most; without consumers that couldn't be counted, or whose numbers contradict entries
     """
 
     orphans: array[int] = field(default_factory=lambda: array("Q"))
@@ -74,6 +80,13 @@ class Reconciliation:
     doubtful: array[int] = field(default_factory=lambda: array("Q"))
     disputed: array[int] = field(default_factory=lambda: array("Q"))
     findings: list[Restriction] = field(default_factory=list)
+    unnamed: dict[str, int] = field(default_factory=dict)
+
+    def believe_least(self, before: Reconciliation) -> None:
+        """Count of each consumer no more jobs that nothing names than an earlier comparison does."""
+        least = {name: min(count, before.unnamed.get(name, count)) for name, count in self.unnamed.items()}
+        self.uncertain -= sum(self.unnamed.values()) - sum(least.values())
+        self.unnamed = least
 
     def doubt(self, below: int) -> None:
         """Count the orphans below a stream sequence as uncertain: whether they are handled isn't known."""
@@ -89,11 +102,10 @@ async def reconcile(
 
     :param audit: the audit, if it has records
     """
-    reconciliation = Reconciliation()
     # A consumer that was too busy to be counted may have dead letters too.
     relevant = [consumer for consumer in snapshot.consumers.values() if consumer.dead != 0 or consumer.in_flight]
     if not relevant:
-        return reconciliation
+        return Reconciliation(unnamed=dict.fromkeys(snapshot.consumers, 0))
     known = await _count_known(connection, snapshot, index, audit)
     return await _compare(connection, snapshot, relevant, known, index)
 
@@ -137,7 +149,13 @@ async def _compare(
                 unknown[name] = rest
         if count := known.disbelieved[name]:
             reconciliation.findings.append(_restart_finding(snapshot.queue, consumer, count))
-    reconciliation.uncertain += await _count_again(connection, snapshot, unknown) if unknown else 0
+    reconciliation.unnamed = {
+        name: 0
+        for name, consumer in snapshot.consumers.items()
+        if consumer.dead == known.jobs[name] + len(orphans.get(name, ()))
+    }
+    reconciliation.unnamed |= await _count_again(connection, snapshot, unknown) if unknown else {}
+    reconciliation.uncertain += sum(reconciliation.unnamed.values())
     reconciliation.uncertain += sum(consumer.undecided for consumer in consumers)
     judged = tell_orphans(snapshot, orphans, reconciliation.inconsistent_consumers)
     reconciliation.orphans, reconciliation.disputed = judged.certain, judged.disputed
@@ -170,16 +188,20 @@ async def jobs_without_entry(
     return array("Q", sorted(sequences))
 
 
-async def _count_again(connection: Connection, snapshot: QueueSnapshot, unknown: Mapping[str, int]) -> int:
-    """Count a second time: a job that was just acknowledged counts as dead until it is removed from the stream."""
+async def _count_again(connection: Connection, snapshot: QueueSnapshot, unknown: Mapping[str, int]) -> dict[str, int]:
+    """Count a second time: a job that was just acknowledged counts as dead until it is removed from the stream.
+
+    :param unknown: by consumer how many jobs its numbers call dead although nothing says which these are
+    :return: how many of them there are still, at most
+    """
     later: Mapping[str, ConsumerState] = {}
     with suppress(NotFoundError):
         later = await count_consumers(connection, snapshot.queue)
-    total = 0
+    left: dict[str, int] = {}
     for name, count in unknown.items():
         before, after = snapshot.consumers[name].dead, later[name].dead if name in later else None
-        total += count if before is None or after is None else max(0, min(count, count + after - before))
-    return total
+        left[name] = count if before is None or after is None else max(0, min(count, count + after - before))
+    return left
 
 
 def _add_bounds(reconciliation: Reconciliation, consumer: ConsumerState, most: int) -> None:

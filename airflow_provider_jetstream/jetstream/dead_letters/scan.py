@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
-from airflow_provider_jetstream.jetstream.client.concurrency import in_order
+from airflow_provider_jetstream.jetstream.client.concurrency import in_order, sleep
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.dead_letters.account import unaccounted_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.continued_index import current_index
@@ -27,6 +27,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.handled import record_handled
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks, unclear_end_risks
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
+    REMOVAL_DELAY,
     Reconciliation,
     jobs_without_entry,
     reconcile,
@@ -60,6 +61,8 @@ PAGE = 250
 # For so long the consumers' states count as current.
 FRESH_SECONDS = 0.2
 _ATTEMPTS = 5
+# How often entries and numbers are read that don't agree.
+COMPARISONS = 3
 # Which streams can be read in batches takes a list of all streams, so it pays only with many entries.
 _FEW_ENTRIES = 500
 
@@ -127,6 +130,21 @@ class Scan:
         :raises UnsuitableQueueError: its dead letters can't be told from other jobs
         :raises ServerTooOldError: a census needs nats-server 2.11
         """
+        scan = await cls._begin(connection, queue, vanished=vanished, census=census, since=since)
+        for _ in range(COMPARISONS - 1):
+            if not any(scan.reconciliation.unnamed.values()):
+                break
+            await sleep(REMOVAL_DELAY)
+            before, scan = scan, await cls._begin(connection, queue, vanished=vanished, census=census, since=scan)
+            if scan.confirms(before):
+                break
+        return scan
+
+    @classmethod
+    async def _begin(
+        cls, connection: Connection, queue: WorkQueue, *, vanished: bool, census: bool, since: Scan | None
+    ) -> Scan:
+        """Read the queue once, and compare its entries with the numbers that were read before them."""
         dead_letter_queue, loaded_at = require_dead_letters(queue).name, time.monotonic()
         reconnects = connection.reconnects
         snapshot = await take_snapshot(connection, queue, census=census)
@@ -189,6 +207,16 @@ class Scan:
         )
         scan._is_whole = False
         return scan
+
+    def confirms(self, before: Scan) -> bool:
+        """Count no more jobs that nothing names than an earlier scan does; return whether nothing has changed since."""
+        self.reconciliation.believe_least(before.reconciliation)
+        earlier, now = before.snapshot.consumers, self.snapshot.consumers
+        return all(
+            self.reconciliation.unnamed.get(name) == count and now[name].numbers == earlier[name].numbers
+            for name, count in before.reconciliation.unnamed.items()
+            if count
+        )
 
     @property
     def dead_letter_queue(self) -> str:
@@ -298,6 +326,9 @@ class Scan:
         if snapshot is None:
             # The server may have forgotten deaths whose advisories it had published, or a consumer was reset.
             reconciliation = await reconcile(self.connection, self.snapshot, self.index, self.audit)
+            # Of what died since, the index has no entries.
+            reconciliation.believe_least(self.reconciliation)
+            self.reconciliation.unnamed = reconciliation.unnamed
             self._classifier.inconsistent_consumers = reconciliation.inconsistent_consumers
             self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.doubtful)
             # A consumer may have been changed meanwhile.

@@ -30,8 +30,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter_count import Lette
 from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable
 from airflow_provider_jetstream.jetstream.dead_letters.look_changes import has_gap, jobs_with_evidence, new_messages
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
-from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import compare_known
-from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import REMOVAL_DELAY, compare_known
+from airflow_provider_jetstream.jetstream.dead_letters.scan import COMPARISONS, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter, Selection
 from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
@@ -121,7 +121,16 @@ class TrackedLetters:
             return False
         # A look that is cut off has read what the next one wouldn't read again.
         self._is_current = False
-        self._is_current = await self._read_changes(connection)
+        is_current = await self._read_changes(connection)
+        for _ in range(COMPARISONS - 1):
+            if not is_current or not any(self._scan.reconciliation.unnamed.values()):
+                break
+            before = self._scan
+            await sleep(REMOVAL_DELAY)
+            is_current = await self._read_changes(connection)
+            if is_current and self._scan.confirms(before):
+                break
+        self._is_current = is_current
         return self._is_current and connection.reconnects == self._reconnects
 
     async def _read_changes(self, connection: Connection) -> bool:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
 
+# Redrives in place, censuses and migrations pause a consumer for less at a time.
+_BRIEF_PAUSE = timedelta(minutes=1)
+
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
@@ -42,7 +45,9 @@ class ConsumerState:
     :param dead: stored jobs that it will never deliver again; ``None`` where it was too busy to be counted
     :param last_active: when it last delivered a job, or ``taken_at`` where the server doesn't know
     :param taken_at: when this was so, by the server's clock as the other times
-    :param stalled: a clause that says why the server doesn't look at its open deliveries; empty where it does
+    :param stalled: a clause that says why the server doesn't look at its open deliveries; empty where it does, or will
+        within a minute
+    :param resumes_in: for how long a pause lasts that is about to end by itself; zero without one
     :param held_above: the sequence above which jobs that are done may be stored still, since a stream that sources the
         queue has yet to acknowledge them; ``None`` where there is none
     :param up_since: since when the server that keeps its state certainly hasn't restarted; ``None`` where unknown
@@ -67,6 +72,7 @@ class ConsumerState:
     last_active: datetime
     taken_at: datetime
     stalled: str = ""
+    resumes_in: timedelta = timedelta()
     held_above: int | None = None
     up_since: datetime | None = None
     clustered: bool = False
@@ -75,6 +81,11 @@ class ConsumerState:
     sample_freq: str = ""
     findings: tuple[Finding, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> tuple[object, ...]:
+        """The numbers of which one changes whenever a job of the consumer is stored, delivered, settled or removed."""
+        return (self.created, self.delivered, self.deliveries, self.pending, self.in_flight, self.stored, self.dead)
 
     @property
     def undecided(self) -> int:
@@ -160,6 +171,7 @@ def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_
         last_active=datetime.fromisoformat(last_active) if last_active else taken_at,
         taken_at=taken_at,
         stalled=_why_stalled(info),
+        resumes_in=_resumes_in(info),
         held_above=held_above,
         # Since 2.12. Another server that takes over may not have what the last one did just before.
         up_since=datetime.fromisoformat(cluster["leader_since"]) if "leader_since" in cluster else None,
@@ -179,8 +191,14 @@ def _why_stalled(info: Mapping[str, Any]) -> str:
     config = info["config"]
     if config.get("max_deliver", -1) <= 0:
         return ""
-    if info.get("paused"):
+    if info.get("paused") and not _resumes_in(info):
         return f"is paused until {config['pause_until']}" if config.get("pause_until") else "is paused"
     if config.get("deliver_subject") and not info.get("push_bound"):
         return f"delivers to {config['deliver_subject']}, to which nobody subscribes"
     return ""
+
+
+def _resumes_in(info: Mapping[str, Any]) -> timedelta:
+    """Return how long a pause lasts that ends by itself as soon as one of this package does; zero without one."""
+    left = timedelta(microseconds=(info.get("pause_remaining") or 0) / 1_000) if info.get("paused") else timedelta()
+    return left if left <= _BRIEF_PAUSE else timedelta()

@@ -93,6 +93,13 @@ def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
                 f" {consumer.undecided} open deliveries, each of which may have been a job's last, so these jobs count"
                 " as uncertain",
             )
+        if consumer.in_flight and consumer.resumes_in:
+            yield Restriction(
+                "briefly-paused-consumer",
+                f"consumer {consumer.name} of {queue} is paused for {consumer.resumes_in.total_seconds():.0f} s more,"
+                f" as by a redrive in place, a census or a migration: which of its {consumer.in_flight} open deliveries"
+                " were the last ones of their jobs is known once it resumes; look again then",
+            )
     for name, in_flight in snapshot.census.incomplete.items() if snapshot.census else ():
         yield Restriction(
             "census-incomplete",
