@@ -8,13 +8,15 @@ import re
 import threading
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
+    Job,
     Origin,
     Permission,
     Policy,
@@ -26,10 +28,12 @@ from airflow_provider_jetstream.jetstream import (
     WaitPolicy,
     WorkQueue,
     account_for_jobs,
+    cancel,
     connect,
     discover_queue,
     find_dead_letters,
     list_redrives,
+    move_due_jobs,
     pause_redrive,
     permissions,
     provision,
@@ -58,12 +62,21 @@ from testbed.face import (
     authorization,
     inspect_all_queues,
     new_redrive_id,
+    read_range,
     redrive_subject,
     stream_info,
     summarise_dead_letters,
 )
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, exhaust_deliveries, pull_jobs, small_queue, stored_count
+from testbed.queues import (
+    eventually,
+    exhaust_deliveries,
+    pull_jobs,
+    small_queue,
+    store_completion,
+    stored_count,
+)
+from testbed.seams import current
 from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
@@ -74,7 +87,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.roles.permissions import Role
     from airflow_provider_jetstream.worker import Delivery
-    from testbed.face import NatsPyConnection
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.spark_face import BlockingConnection
 
     _Flow: TypeAlias = Callable[[ConnectionSettings, NatsPyConnection], Awaitable[None]]
@@ -88,6 +101,18 @@ QUEUE = WorkQueue(
     archive=True,
 )
 SUBJECT = "orders.jobs.a"
+PLAN, PLANNED_STREAM = "plans.jobs.a", "plans-schedules"
+DUE = (b"done before", b"cancelled", b"due")
+# Of the roles that are about jobs with a time.
+PLANNED = WorkQueue(
+    name="plans",
+    subjects=["plans.jobs.>"],
+    consumers=[{"name": "worker", "max_deliver": 1, "sample_freq": "0"}],
+    dead_letters="plans-dead",
+    events="plans-events",
+    archive=True,
+    schedules=True,
+)
 # Needed with more than 500 letters, or for a queue that allows no direct gets; these flows have neither.
 _OF_OTHER_QUEUES = {
     ("spark-reader", "$JS.API.STREAM.MSG.GET.orders"),
@@ -104,6 +129,7 @@ _OF_OTHER_QUEUES = {
     # Without it, samples are read one by one.
     ("monitor", "$JS.API.DIRECT.GET.airflow_monitor"),
 }
+_QUEUES: dict[Role, WorkQueue] = {"scheduler": PLANNED, "mover": PLANNED}
 # These change nothing, so the queue stays as it is from one run to the next.
 _READING = {"monitor", "spark-reader"}
 _ADMIN = "admin"
@@ -114,7 +140,7 @@ def users() -> dict[str, Policy]:
     """Return the policy of each role, and each without one of its lines."""
     found: dict[str, Policy] = {}
     for role in ROLES:
-        policy = permissions(QUEUE, role)
+        policy = permissions(_QUEUES.get(role, QUEUE), role)
         found[role] = policy
         for number, line in enumerate(policy.permissions):
             found[f"{role}-{number}"] = policy.without(line)
@@ -448,8 +474,59 @@ async def _scan_all(connection: BlockingConnection) -> tuple[pa.Table, Scan]:
     return await scanned_jobs(scan, Selection()), scan
 
 
+async def schedules(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    """Schedule a job, and once more, as a task does that is tried again."""
+    async with connect(settings) as connection:
+        for _ in range(2):
+            report = await publish(connection, PLANNED, [Job(b"later", id="1", delay="1h")], subject=PLAN)
+            report.raise_for_failures()
+    assert await stored_count(admin, PLANNED_STREAM) == 1
+
+
+async def moves(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    """Move a job, one that is cancelled on its way, and one that an earlier mover had stored and a worker has done."""
+    jobs = [Job(b"hidden", id="1", delay="1h"), *(Job(body, delay="100ms", id=body.decode()) for body in DUE)]
+    (await publish(admin, PLANNED, jobs, subject=PLAN)).raise_for_failures()
+    # As an answer of the server is stored that somebody has sent there.
+    hidden = await anext(read_range(admin, PLANNED_STREAM, "scheduled.plans.>"))
+    await admin.client.jetstream().publish(hidden.subject, b"{}")
+
+    async def due(count: int) -> list[StoredMessage] | None:
+        found = [message async for message in read_range(admin, PLANNED_STREAM, "due.plans.>")]
+        return found if len(found) == count else None
+
+    for message in await eventually(lambda: due(len(DUE))) or []:
+        if message.data == b"done before":
+            headers = {"Nats-Msg-Id": message.header("Scheduled-Msg-Id") or "", "Job-Id": message.data.decode()}
+            await admin.client.jetstream().publish(PLAN, message.data, headers=headers)
+    (done,) = await pull_jobs(admin, PLANNED, 1, within=60)
+    await store_completion(admin, PLANNED, 1, job_id="done before")
+    await done.ack_sync()
+    await admin.api("STREAM.PURGE.plans-archive")
+    store_each = current(seams.MOVER_STORE_EACH)
+
+    async def cancel_first(*args: Any) -> Any:
+        await cancel(admin, PLANNED, "cancelled", "by hand")
+        return await store_each(*args)
+
+    stop = asyncio.Event()
+    async with connect(settings) as connection:
+        with patch(seams.MOVER_STORE_EACH, cancel_first):
+            moving = asyncio.ensure_future(move_due_jobs(connection, PLANNED, stop=stop))
+
+            async def all_is_moved() -> bool:
+                # A schedule that is stored once more replaces what hid it.
+                return moving.done() or await stored_count(admin, PLANNED_STREAM) == 1
+
+            await eventually(all_is_moved, 60)
+            stop.set()
+            await moving
+
+
 _FLOWS: dict[Role, _Flow] = {
     "publisher": publishes,
+    "scheduler": schedules,
+    "mover": moves,
     "waiter": waits,
     "worker": works,
     "redriver": redrives_all_ways,
@@ -495,11 +572,12 @@ def settings_of_admin(settings: ConnectionSettings) -> ConnectionSettings:
 
 async def reset(admin: NatsPyConnection, role: Role) -> None:
     """Begin with new streams, or with none for the role that makes them."""
-    for stream in (*QUEUE.companion_names(), "orders"):
+    queue = _QUEUES.get(role, QUEUE)
+    for stream in (*queue.companion_names(), queue.name):
         with suppress(ApiError):
             await admin.api(f"STREAM.DELETE.{stream}")
     if role != "provisioner":
-        await provision(admin, QUEUE)
+        await provision(admin, queue)
 
 
 async def run(
@@ -542,8 +620,14 @@ def names(line: Permission, text: str) -> bool:
     return re.search(f"{line.action} to {pattern}", text) is not None
 
 
+def _roles() -> Iterator[object]:
+    for role in ROLES:
+        marks = [pytest.mark.since_server("2.12", "schedules")] if role in _QUEUES else []
+        yield pytest.param(role, marks=marks)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("role", _FLOWS)
+@pytest.mark.parametrize("role", [*_roles()])
 async def test_a_role_needs_every_line_of_its_policy(
     server: NatsServer, role: Role, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

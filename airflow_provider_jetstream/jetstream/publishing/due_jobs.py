@@ -58,7 +58,8 @@ async def warn_unless_moved(connection: Connection, queue: str, schedules: str) 
     """Log a warning where jobs were scheduled and no mover is there; what the user may not read isn't known."""
     try:
         due = await inspect_due_jobs(connection, queue, schedules)
-    except (JetStreamProviderError, ApiError):
+    except (JetStreamProviderError, ApiError) as error:
+        log.info("Whether a mover takes scheduled jobs of %s to it isn't known: %s", queue, error)
         return
     if not due.is_moved:
         log.warning("%s", due.problem or f"nobody moves scheduled jobs of {queue} once they are due: run {due.command}")

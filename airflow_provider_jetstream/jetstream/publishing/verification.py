@@ -12,6 +12,8 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
@@ -28,13 +30,15 @@ from airflow_provider_jetstream.jetstream.publishing.job_content import is_same_
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.publishing.report import RepeatedJob
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
 
 # The archive stores a copy a moment after the queue has stored the job.
 _ARCHIVE_DELAY = 0.2
@@ -89,31 +93,40 @@ async def read_messages(
 
     :param created: when the queue's stream was created, where that is known
     """
+    denied: set[str] = set()
 
     async def stored(job: RepeatedJob | PubAck) -> StoredMessage | None:
-        try:
+        with _unless_denied(denied):
             return await get_message(connection, job.stream, job.sequence)
-        except (NotFoundError, PermissionDeniedError, ApiError):
-            # Who may only publish can't look; then it isn't known.
-            return None
+        return None
 
     messages = await map_concurrently(stored, repeated)
-    if queue is None or queue.archive is None or created is None:
-        return messages
+    if queue is not None and queue.archive is not None and created is not None:
+        with _unless_denied(denied):
+            await _add_copies(connection, queue, datetime.fromisoformat(created), repeated, messages)
+    for error in sorted(denied):
+        log.info("What has the message ids of jobs can't be read: %s", error)
+    return messages
+
+
+async def _add_copies(
+    connection: Connection,
+    queue: WorkQueue,
+    created: datetime,
+    repeated: Sequence[RepeatedJob | PubAck],
+    messages: list[StoredMessage | None],
+) -> None:
+    """Add to messages the copies that the archive has of those that are gone."""
     for pause in (0.0, _ARCHIVE_DELAY):
         if None not in messages:
-            break
+            return
         await sleep(pause)
-        try:
-            archive = await ArchiveReader.open(connection, queue, datetime.fromisoformat(created))
-            if archive is None:
-                break
-            for place, job in enumerate(repeated):
-                if messages[place] is None and job.stream == queue.name:
-                    messages[place] = await archive.find(job.sequence)
-        except (NotFoundError, PermissionDeniedError, ApiError):
-            break
-    return messages
+        archive = await ArchiveReader.open(connection, queue, created)
+        if archive is None:
+            return
+        for place, job in enumerate(repeated):
+            if messages[place] is None and job.stream == queue.name:
+                messages[place] = await archive.find(job.sequence)
 
 
 async def may_have_dropped(connection: Connection, events: str, queue: Mapping[str, Any]) -> bool:
@@ -146,7 +159,8 @@ async def ended_jobs(
     if queue is None or queue.events is None or created is None or not sequences:
         return ended
     since = datetime.fromisoformat(created)
-    try:
+    denied: set[str] = set()
+    with _unless_denied(denied):
         for subject in (completion_filter(queue.name), ack_metric_filter(queue.name)):
             async for message in read_range(connection, queue.events.name, subject, events_from):
                 event = parse_advisory(message.data) if message.stored_at >= since else None
@@ -154,6 +168,20 @@ async def ended_jobs(
                     continue
                 if isinstance(event, Completion | Cancelled | AckMetric) and event.stream == queue.name:
                     ended |= {event.stream_seq} & sequences
-    except (NotFoundError, PermissionDeniedError, ApiError):
-        pass
+    for error in denied:
+        log.info("Which jobs have ended can't be read: %s", error)
     return ended
+
+
+@contextmanager
+def _unless_denied(denied: set[str]) -> Iterator[None]:
+    """Go on after the block where the user may not read something, or its stream is gone: then it isn't known.
+
+    :param denied: the texts of the denials are added to it
+    """
+    try:
+        yield
+    except PermissionDeniedError as error:
+        denied.add(str(error))
+    except (NotFoundError, ApiError):
+        pass
