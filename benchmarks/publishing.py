@@ -26,8 +26,8 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publication import publish
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from benchmarks.c_floor import compiled, run_floor
 from benchmarks.publishing_stages import stages

@@ -8,6 +8,7 @@ names. What it hands on is what a rebuilt room still has, perhaps elsewhere: the
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ from airflow_provider_jetstream.jetstream.client.sequence_ranges import Sequence
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import resolve_origins
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
@@ -54,9 +56,9 @@ from airflow_provider_jetstream.jetstream.documents import (
 )
 from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, count_left_over
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.jetstream.publication import Publication
 from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, stated_job_id
-from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
@@ -73,14 +75,13 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.roles.permissions import ROLES
-from airflow_provider_jetstream.jetstream.waiting.handle import add_handle
 from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
 from airflow_provider_jetstream.worker.consumers import ConsumerRef, Fallback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from airflow_provider_jetstream.jetstream import Connection, PublishReport, WorkQueue
+    from airflow_provider_jetstream.jetstream import Connection, Origin, PublishReport, WorkQueue
 
 __all__ = [
     "GUARANTEES",
@@ -114,7 +115,6 @@ __all__ = [
     "SequenceRanges",
     "StoredMessage",
     "Summary",
-    "add_handle",
     "advance_redrive",
     "authorization",
     "cancel_jobs",
@@ -139,8 +139,10 @@ __all__ = [
     "parse_advisory",
     "partition_of",
     "prepare_jobs",
+    "prepared_jobs",
     "probe_consumer",
     "publish_prepared",
+    "publish_until_killed",
     "read_lease",
     "read_parts",
     "read_range",
@@ -171,6 +173,36 @@ async def publish_prepared(connection: Connection, jobs: Iterable[OutgoingJob], 
     """
     sending = {name: arguments.pop(name) for name in ("known", "progress") if name in arguments}
     return await Outbox(connection, **arguments).send(jobs, **sending)
+
+
+class _KilledError(BaseException):
+    """The process of the publisher ends here."""
+
+
+class _KilledPublication(Publication):
+    async def _complete(self, *_: object) -> None:
+        raise _KilledError
+
+
+async def publish_until_killed(
+    connection: Connection, queue: WorkQueue, jobs: Iterable[object], identity: Origin | str | None, **options: Any
+) -> None:
+    """Publish as a process does that is killed once its jobs are stored, before it records anything afterwards.
+
+    :param options: further arguments of ``Publication.publish``
+    """
+    with suppress(_KilledError):
+        async with _KilledPublication(connection, queue, identity, waits=options.pop("waits", False)) as publication:
+            await publication.publish(jobs, **options)
+
+
+def prepared_jobs(
+    connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
+) -> list[OutgoingJob]:
+    """Return the jobs that a task is going to store on the queue's first subject, as anybody can compute them."""
+    publication = Publication(connection, queue, origin)
+    publication._by_key = queue.events is not None  # noqa: SLF001
+    return list(publication._prepare(jobs, f"{queue.name}.jobs.x", None))  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)

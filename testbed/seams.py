@@ -46,9 +46,10 @@ MIGRATION_PAUSED_SECONDS: Final = f"{_PROVISIONING}.migration._PAUSED_SECONDS"
 MIGRATION_STALLED_SECONDS: Final = f"{_PROVISIONING}.migration._STALLED_SECONDS"
 
 _PUBLISHING: Final = "airflow_provider_jetstream.jetstream.publishing"
+MANIFEST: Final = f"{_PUBLISHING}.manifest"
 MANIFEST_MAX_RUNS: Final = f"{_PUBLISHING}.manifest._MAX_RUNS"
 MANIFEST_REMOVAL_INTERVAL: Final = f"{_PUBLISHING}.manifest._REMOVAL_INTERVAL"
-MANIFEST_REMOVAL_MARGIN: Final = f"{_PUBLISHING}.manifest_removal._MARGIN"
+MANIFEST_REMOVAL_MARGIN: Final = f"{_PUBLISHING}.manifest_record._MARGIN"
 MANIFEST_REMOVE_UNNEEDED_MANIFESTS: Final = f"{_PUBLISHING}.manifest.remove_unneeded_manifests"
 
 _QUEUE: Final = "airflow_provider_jetstream.jetstream.queue"

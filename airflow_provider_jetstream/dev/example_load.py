@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publication import publish
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.publishing.report import PublishError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.connection_form import FIELD_BEHAVIOUR
+from airflow_provider_jetstream.hooks.connected_hook import ConnectedHook
 from airflow_provider_jetstream.hooks.connection_widgets import form_widgets
-from airflow_provider_jetstream.hooks.job_operations import JobOperations
-from airflow_provider_jetstream.hooks.job_waits import JobWaits
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount, account_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.find import (
@@ -20,25 +20,56 @@ from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained, chosen_consumers
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.publication import publish_with_handle
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from airflow_provider_jetstream.tasks.hook_arguments import flag, optional_request, stream_name
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
+from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL
+from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReportSource
+from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import wait_by_handle
+from airflow_provider_jetstream.tasks.arguments import check_flags
+from airflow_provider_jetstream.tasks.call_origin import call_origin
+from airflow_provider_jetstream.tasks.hook_arguments import (
+    flag,
+    optional_request,
+    optional_text,
+    publication_limits,
+    single_job_id,
+    stream_name,
+)
 from airflow_provider_jetstream.tasks.queue_source import load_queue
+from airflow_provider_jetstream.tasks.wait_limits import (
+    DEFAULT_RECONCILE,
+    DEFAULT_WAIT,
+    WAIT_FIELDS,
+    check_wait_limits,
+    parse_stall_policy,
+    parse_wait_policy,
+    parse_wait_timeout,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from datetime import timedelta
 
+    from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
+    from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+    from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
     SelectionSource: TypeAlias = Selection | Mapping[str, Any]
 
 
-class JetStreamHook(JobOperations, JobWaits):
+class JetStreamHook(ConnectedHook):
     """Work queues and dead letters of the NATS servers behind an Airflow connection of type ``nats``.
 
     Every blocking method has an awaitable twin whose name starts with ``a``: the blocking one opens a connection of its
@@ -124,6 +155,166 @@ class JetStreamHook(JobOperations, JobWaits):
     async def adiscover_queue(self, name: str) -> WorkQueue:
         """Do what :meth:`discover_queue` does, awaited."""
         return await self.awaited(discover_queue, stream_name(name))
+
+    def publish(
+        self,
+        jobs: Iterable[object],
+        *,
+        subject: str | None = None,
+        origin: Origin | None = None,
+        job_id: JobIdSource | None = None,
+        queue: QueueSource | None = None,
+        rate: float | None = None,
+        room_timeout: timedelta | float = 0.0,
+    ) -> PublishReport:
+        """Publish jobs and make sure that all are stored.
+
+        :param jobs: :class:`~airflow_provider_jetstream.jetstream.Job` objects, or just their bodies
+        :param subject: the subject of jobs that name none
+        :param origin: the publishing task; where absent, the one that runs this code, if any does. Its tries publish
+            the same jobs once, where they make the same calls in the same order
+        :param job_id: where the ids of jobs are that have none of their own: a field of the body that is a JSON object,
+            or what returns the id of each job
+        :param queue: needed for partitions and scheduled jobs, and for jobs that hold only the key of their origin
+        :param rate: jobs per second at most; as fast as possible where absent
+        :param room_timeout: how long a full queue (``discard: new``) may store no job before the jobs that it refuses
+            are given up; a number is seconds
+        :return: the outcome of every job; where the queue declares events, its ``handle`` is what waits take
+        :raises PublishError: some jobs aren't known to be stored; carries the report
+        """
+        rate, room = publication_limits(jobs, subject, origin, rate, room_timeout)
+        origin = origin or call_origin()
+        return self.blocking(
+            publish_with_handle,
+            _optional_queue(queue),
+            jobs,
+            subject=subject,
+            origin=origin,
+            job_id=job_id,
+            rate=rate,
+            room_timeout=room,
+        )
+
+    async def apublish(
+        self,
+        jobs: Iterable[object],
+        *,
+        subject: str | None = None,
+        origin: Origin | None = None,
+        job_id: JobIdSource | None = None,
+        queue: QueueSource | None = None,
+        rate: float | None = None,
+        room_timeout: timedelta | float = 0.0,
+    ) -> PublishReport:
+        """Do what :meth:`publish` does, awaited."""
+        rate, room = publication_limits(jobs, subject, origin, rate, room_timeout)
+        origin = origin or call_origin()
+        return await self.awaited(
+            publish_with_handle,
+            _optional_queue(queue),
+            jobs,
+            subject=subject,
+            origin=origin,
+            job_id=job_id,
+            rate=rate,
+            room_timeout=room,
+        )
+
+    def job_reports(self, reports: object, *, states: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Return the reports on the jobs that a task has awaited, a dict for each job.
+
+        :param reports: the XCom ``job_reports`` of that task, which also a failed task has; or what it returned with
+            ``returns="jobs"``, or one item of that; or a list of these
+        :param states: the wanted ones of ``completed``, ``dead``, ``cancelled``, ``vanished`` and ``awaited``; all
+            where absent
+        :raises ArgumentError: it is none of these
+        :raises JobReportsGoneError: the events stream doesn't store a part of them any more
+        """
+        source = JobReportSource(reports)
+        found = self.blocking(_read_reports, source, states) if source.has_parts else source.held(states)
+        return [report.as_json() for report in found]
+
+    async def ajob_reports(self, reports: object, *, states: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Do what :meth:`job_reports` does, awaited."""
+        source = JobReportSource(reports)
+        found = await self.awaited(_read_reports, source, states) if source.has_parts else source.held(states)
+        return [report.as_json() for report in found]
+
+    def cancel(self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None) -> CancelReport:
+        """Cancel the stored jobs of an id, and schedules of such jobs.
+
+        Workers obey of their own accord, before they start a job or while it runs. Jobs that are published later under
+        the same id aren't cancelled.
+
+        :param job_id: the jobs' id
+        :param why: a reason for people
+        :param by: the person or program that cancels
+        :raises QueueDeclarationError: the queue declares no events stream, which stores cancellations
+        :raises NotFoundError: the queue or its events stream doesn't exist
+        """
+        return self.blocking(
+            cancel, load_queue(queue), single_job_id(job_id), optional_text("why", why), optional_text("by", by)
+        )
+
+    async def acancel(
+        self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None
+    ) -> CancelReport:
+        """Do what :meth:`cancel` does, awaited."""
+        return await self.awaited(
+            cancel, load_queue(queue), single_job_id(job_id), optional_text("why", why), optional_text("by", by)
+        )
+
+    def wait(
+        self,
+        handle: object,
+        *,
+        max_dead: int | None = 0,
+        max_cancelled: int | None = 0,
+        max_vanished: int | None = 0,
+        min_completed: int | None = None,
+        wait_timeout: timedelta | float | str = DEFAULT_WAIT,
+        reconcile: timedelta | float | str = DEFAULT_RECONCILE,
+        on_stall: str = FAIL,
+        cancel_on_failure: bool = False,
+    ) -> WaitReport:
+        """Wait until jobs that were published elsewhere have ended; occupies the worker slot of its task meanwhile.
+
+        :param handle: the handle on the jobs, or what has it as ``handle``: the result of a publishing task, or the
+            report of :meth:`publish`
+        :param max_dead: dead letters to tolerate; ``None`` for any number
+        :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
+        :param max_vanished: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
+        :param min_completed: how many jobs have to complete, however the others end; not together with the three above
+        :param wait_timeout: how long to wait: a duration or seconds
+        :param reconcile: how long the queue has to be gone, or a job without a consumer that delivers it, until that is
+            reported
+        :param on_stall: ``fail`` to end the wait with an error then, ``wait`` to go on with a warning
+        :param cancel_on_failure: cancel the jobs that haven't ended when the wait fails
+        :return: how the jobs ended
+        :raises ArgumentError: an argument can't be used
+        :raises TerminalError: more jobs became dead letters, were cancelled or vanished than tolerated
+        :raises JobsStalledError: no consumer delivers one of the jobs
+        :raises DeadlineError: jobs haven't ended within ``wait_timeout``
+        """
+        options = _options(locals())
+        return self.blocking(wait_by_handle, JobsHandle.of(handle), **options)
+
+    async def await_(
+        self,
+        handle: object,
+        *,
+        max_dead: int | None = 0,
+        max_cancelled: int | None = 0,
+        max_vanished: int | None = 0,
+        min_completed: int | None = None,
+        wait_timeout: timedelta | float | str = DEFAULT_WAIT,
+        reconcile: timedelta | float | str = DEFAULT_RECONCILE,
+        on_stall: str = FAIL,
+        cancel_on_failure: bool = False,
+    ) -> WaitReport:
+        """Do what :meth:`wait` does, awaited; ``await`` itself is a word of Python."""
+        options = _options(locals())
+        return await self.awaited(wait_by_handle, JobsHandle.of(handle), **options)
 
     def find_dead_letters(
         self, queue: QueueSource, selection: SelectionSource | None = None, *, census: bool = False
@@ -252,3 +443,28 @@ class JetStreamHook(JobOperations, JobWaits):
 
 def _provisioning_flags(migrate: bool, park_dead: bool) -> dict[str, bool]:  # noqa: FBT001
     return {"migrate": flag("migrate", migrate), "park_dead": flag("park_dead", park_dead)}
+
+
+def _optional_queue(queue: QueueSource | None) -> WorkQueue | None:
+    return None if queue is None else load_queue(queue)
+
+
+async def _read_reports(
+    connection: Connection, source: JobReportSource, states: Collection[str] | None
+) -> list[JobReport]:
+    return [report async for report in source.read(connection, states)]
+
+
+def _options(values: dict[str, Any]) -> dict[str, Any]:
+    """Check the arguments of a wait, and return those of :func:`wait_by_handle`."""
+    limits = {name: values[name] for name in WAIT_FIELDS}
+    check_wait_limits(limits)
+    check_flags(cancel_on_failure=values["cancel_on_failure"])
+    stalls = parse_stall_policy(limits)
+    return {
+        "policy": parse_wait_policy(limits),
+        "time_limit": parse_wait_timeout(limits["wait_timeout"]).total_seconds(),
+        "reconcile": stalls.reconcile,
+        "on_stall": stalls.on_stall,
+        "cancel_on_failure": values["cancel_on_failure"],
+    }

@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
+    from airflow_provider_jetstream.jetstream.publication import Publication, publish, publish_with_handle
     from airflow_provider_jetstream.jetstream.publishing.job import Job
-    from airflow_provider_jetstream.jetstream.publishing.publisher import publish
     from airflow_provider_jetstream.jetstream.publishing.report import (
         PublishError,
         PublishIncompleteError,
@@ -113,7 +113,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.roles.permissions import combined_policy, permissions
     from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
-    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle, publish_with_handle
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, read_job_reports
     from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
@@ -171,6 +171,7 @@ __all__ = [
     "Preview",
     "Protocol",
     "ProvisioningError",
+    "Publication",
     "PublishError",
     "PublishIncompleteError",
     "PublishRefusedError",
@@ -317,9 +318,9 @@ __getattr__ = lazy_exports(
         "origin": ["Origin"],
         "provisioning.apply": ["apply", "plan", "provision"],
         "provisioning.plan": ["Plan"],
+        "publication": ["Publication", "publish", "publish_with_handle"],
         "publishing.job": ["Job"],
         "mover": ["move_due_jobs"],
-        "publishing.publisher": ["publish"],
         "publishing.report": ["PublishError", "PublishIncompleteError", "PublishRefusedError", "PublishReport"],
         "queue.declaration": ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "Schedules"],
         "queue.discovery": ["discover_queue"],
@@ -335,7 +336,7 @@ __getattr__ = lazy_exports(
         "roles.permissions": ["combined_policy", "permissions"],
         "roles.user_policy": ["Permission", "Policy"],
         "waiting.cursor": ["Cursor", "take_cursor"],
-        "waiting.handle": ["JobsHandle", "publish_with_handle"],
+        "waiting.handle": ["JobsHandle"],
         "waiting.job_report": ["JobReport", "read_job_reports"],
         "waiting.policy": ["WaitPolicy"],
         "waiting.report": ["WaitReport"],

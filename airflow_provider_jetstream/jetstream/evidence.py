@@ -319,7 +319,7 @@ TABLE: Final[tuple[Evidence, ...]] = (
         "published.<queue>.<key>",
         "events",
         _PUBLISHERS,
-        "a manifest, its pages: neither empty nor an answer; a head with the key that its names give",
+        "a manifest, its parts: neither empty nor an answer; a head with the key that its names give",
         _is_content,
     ),
     *(

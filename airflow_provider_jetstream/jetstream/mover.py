@@ -12,7 +12,7 @@ acknowledges it once the queue has confirmed it. Several movers share the jobs. 
 - *The consumer gives each job, with its body, until it is acknowledged*: checked where a connection begins.
 - *The queue refused the job*: it isn't stored. A mover keeps it in its hands, and tries again, while the queue is full.
 - *The queue calls it a duplicate*: a message with its id was stored. It is the job if its content is the job's
-  (:mod:`.publishing.verification`); otherwise somebody else took the id, and the job is stored under another one.
+  (:mod:`.publishing.stored_jobs`); otherwise somebody else took the id, and the job is stored under another one.
 - *No other mover had it, and the queue remembers each id since it was due*: it isn't stored yet. Otherwise a mover may
   have been killed between the queue's confirmation and its own acknowledgement, or the server, which forgets the ids of
   jobs that are done: so it is looked for in queue and archive before it is stored.
@@ -72,8 +72,12 @@ from airflow_provider_jetstream.jetstream.publishing.refusals import full_text, 
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.publishing.scheduled_job import moved_headers
 from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, id_of_due
-from airflow_provider_jetstream.jetstream.publishing.stored_search import first_since, jobs_since
-from airflow_provider_jetstream.jetstream.publishing.verification import ended_jobs, read_messages
+from airflow_provider_jetstream.jetstream.publishing.stored_jobs import (
+    ended_jobs,
+    first_since,
+    jobs_since,
+    read_messages,
+)
 from airflow_provider_jetstream.jetstream.queue.declaration import mover_consumer
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 

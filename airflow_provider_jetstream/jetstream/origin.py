@@ -105,6 +105,21 @@ class Origin(TaskValue):
     run: str | None = field(default=None, compare=False)
     is_further_run: bool = field(default=False, compare=False)
 
+    @classmethod
+    def of_key(cls, idempotency_key: str) -> Origin:
+        """Return the origin of what a program publishes once for a key: no task, so the jobs name none."""
+        return cls("", "", "", idempotency_key=idempotency_key)
+
+    @property
+    def is_task(self) -> bool:
+        """Whether it is a task; else a program publishes for its idempotency key."""
+        return bool(self.dag_id)
+
+    @property
+    def tells_tries_apart(self) -> bool:
+        """Whether it is known which publications are tries of one another, so that a manifest can be theirs."""
+        return self.max_tries is not None or self.idempotency_key is not None
+
     @property
     def key(self) -> str:
         """The key of the task: one token, the same for all its tries and rounds, and different for every other task."""
@@ -135,7 +150,9 @@ class Origin(TaskValue):
         return self.run if self.run is not None or self.attempt is None else self.attempt.run_started
 
     def headers(self) -> dict[str, str]:
-        """Return the four ``Airflow-*`` headers that name the origin."""
+        """Return the four ``Airflow-*`` headers that name the task."""
+        if not self.is_task:
+            return {}
         return {
             DAG_ID: self.dag_id,
             RUN_ID: self.run_id,

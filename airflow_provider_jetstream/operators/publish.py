@@ -2,58 +2,51 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
-from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from airflow.sdk import XComArg
 
 from airflow_provider_jetstream.assets.task_assets import StreamUse
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
-from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
-from airflow_provider_jetstream.jetstream.publishing.publication import Publication
-from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, sequence_ranges
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError, TransientError
+from airflow_provider_jetstream.jetstream.publication import Publication, checked_key
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.handle import add_handle, handle_cursor
-from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds, NotedIds
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from airflow_provider_jetstream.operators.publish_arguments import PublishArguments
+from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.tasks.arguments import check_function, check_text
 from airflow_provider_jetstream.tasks.identity import origin_of
 from airflow_provider_jetstream.tasks.job_reports import bounded_result
-from airflow_provider_jetstream.tasks.job_source import resolve_jobs
+from airflow_provider_jetstream.tasks.job_source import JobSource, require_jobs, resolve_jobs
+from airflow_provider_jetstream.tasks.job_templates import references_of, rendered_job
+from airflow_provider_jetstream.tasks.known_jobs import check_known_jobs, check_min_completed, check_subject
+from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_arguments
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
-from airflow_provider_jetstream.tasks.queue_source import load_queue
-from airflow_provider_jetstream.tasks.template_values import parse_time_limit
+from airflow_provider_jetstream.tasks.queue_source import load_queue, require_events
+from airflow_provider_jetstream.tasks.run_values import strict_environment
+from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_number, parse_time_limit
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, parse_wait_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import timedelta
 
+    import jinja2
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
-    from airflow_provider_jetstream.jetstream.publishing.outbox import KnownJobs
+    from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
-_NAMED_RANGES = 5
-# How long a cleared task looks whether jobs that an earlier try no longer waited for have ended by now.
-_ENDED_SECONDS = 10.0
 
 
-class JetStreamPublishOperator(PublishArguments):
+class JetStreamPublishOperator(JobWaitingOperator):
     """Publish jobs to a work queue; succeed when all are stored, or when all have ended.
 
     Ids are made from DAG, run, task, map index and job, and a manifest in the queue's events stream records what was
@@ -88,9 +81,75 @@ class JetStreamPublishOperator(PublishArguments):
     :return: stream, counts, and sequences as ranges
     """
 
+    template_fields: Sequence[str] = (
+        "work_queue",
+        "jobs",
+        "subject",
+        "rate",
+        "room_timeout",
+        "idempotency_key",
+        "nats_conn_id",
+        *WAIT_ARGUMENTS,
+    )
+
     template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "jobs": "json"}
     ui_color = "#d9ecf5"
     event_fields = ("published", "duplicates", "scheduled", "sequences", "completed", "dead", "cancelled", "vanished")
+
+    def __init__(
+        self,
+        *,
+        jobs: Iterable[object] | Callable[..., Iterable[object]],
+        subject: str | None = None,
+        rate: float | str | None = None,
+        room_timeout: timedelta | float | str | None = None,
+        idempotency_key: str | None = None,
+        job_id: JobIdSource | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_subject(subject, self._known_queue)
+        self.job_id = job_id
+        if callable(job_id):
+            check_function("job_id", job_id, "job", JobError)
+        elif job_id is not None:
+            check_text(job_id=job_id)
+            if is_templated(job_id):
+                raise ArgumentError(f"expected a field's name as job_id, which takes no template, found {job_id!r}")
+        self.jobs = JobSource.wrap(jobs)
+        if not is_templated(jobs):
+            require_jobs(self.jobs)
+        self.subject = subject
+        self.rate = rate
+        self.room_timeout = room_timeout
+        self.idempotency_key = idempotency_key
+        self._has_idempotency_key = idempotency_key is not None
+        # In these, a part that is nothing would be the same text for many runs.
+        self._whole_templates = {
+            name: value
+            for name, value in (("idempotency_key", idempotency_key), ("subject", subject))
+            if isinstance(value, str) and is_templated(value)
+        }
+        self._killed = False
+        if not is_templated(rate):
+            self._parsed_rate()
+        if not is_templated(room_timeout):
+            parse_time_limit("room_timeout", room_timeout)
+        if not is_templated(idempotency_key):
+            self._parsed_idempotency_key()
+        if self.wait_for_completion:
+            require_events(self._known_queue)
+        check_known_jobs(jobs, subject, self._known_queue, job_id, waits=self.wait_for_completion)
+        check_min_completed(jobs, self.min_completed)
+        # Airflow looks for the results of other tasks in lists, and not in the jobs of a list.
+        if not getattr(self, "_BaseOperator__from_mapped", False):
+            XComArg.apply_upstream_relationship(self, references_of(jobs))
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Begin a mapped task, and check the arguments that its instances share."""
+        check_shared_arguments(cls, kwargs, ("work_queue", "jobs"))
+        return super().partial(**kwargs)
 
     def stream_use(self, queue: WorkQueue, work: Mapping[str, Any]) -> StreamUse:
         """Return the stream that has the jobs."""
@@ -105,17 +164,17 @@ class JetStreamPublishOperator(PublishArguments):
         with fail_on_terminal_errors():
             queue, jobs = load_queue(self.work_queue, self), resolve_jobs(self.jobs, context)
             self._check_rendered(jobs, context)
-            cursor, report, ends = JetStreamHook(self.nats_conn_id).blocking(
+            publication, report, ends = JetStreamHook(self.nats_conn_id).blocking(
                 self._publish, queue, jobs, self._origin(context)
             )
         summary = report.as_json()
         self.log.info("%d jobs are stored in %s (%d were already)", report.stored, queue.name, report.duplicates)
-        if cursor is None:
+        if publication.cursor is None:
             self.note_work(summary)
             return json_result(bounded_result(summary))
         if ends is None:
             advised_by = report.manifest_key if report.advised else None
-            self.defer_waiting(cursor, report.awaited(), summary, advised_by)
+            self.defer_waiting(publication.cursor, report.awaited(), summary, advised_by)
         return self.finish(summary, ends.as_json())
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> TaskResult:
@@ -127,7 +186,7 @@ class JetStreamPublishOperator(PublishArguments):
         """
         if event and event["status"] == "ended":
             JetStreamHook(self.nats_conn_id).blocking(
-                self._close_manifest,
+                self._close,
                 load_queue(self.work_queue, self),
                 self._origin(context),
                 over=bool(event["report"]["awaited"]),
@@ -138,6 +197,44 @@ class JetStreamPublishOperator(PublishArguments):
         """Stop publishing, and cancel the jobs that haven't ended if ``cancel_on_kill`` is set."""
         self._killed = True
         super().on_kill()
+
+    async def _publish(
+        self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
+    ) -> tuple[Publication, PublishReport, WaitReport | None]:
+        waits = self.wait_for_completion
+        async with Publication(connection, queue, origin, waits=waits, with_handle=not waits) as publication:
+            if not publication.is_recorded:
+                self._warn_of_late_retries(queue)
+            try:
+                report = await publication.publish(
+                    jobs,
+                    subject=self.subject,
+                    job_id=self.job_id,
+                    rate=self._parsed_rate(),
+                    room_timeout=parse_time_limit("room_timeout", self.room_timeout),
+                    stopped=lambda: self._killed,
+                )
+            finally:
+                if self._killed and publication.report:
+                    await self._end_publishing(connection, publication, publication.report)
+            cursor, ends = publication.cursor, None
+            if cursor:
+                ends = await self.wait_inline(connection, cursor, report.awaited(), report.advised, publication.job_ids)
+            if ends:
+                await publication.close(over=bool(ends.awaited))
+        return publication, report, ends
+
+    async def _end_publishing(
+        self, connection: Connection, publication: Publication, report: PublishReport
+    ) -> NoReturn:
+        if publication.cursor:
+            await self._cancel_jobs(connection, publication.cursor, WaitReport(report.awaited()))
+        raise TransientError(
+            f"the task was ended while it published: {report.stored} jobs are stored; another try publishes the rest"
+        )
+
+    async def _close(self, connection: Connection, queue: WorkQueue, origin: Origin, *, over: bool) -> None:
+        await Publication(connection, queue, origin).close(over=over)
 
     def _origin(self, context: Context) -> Origin:
         return origin_of(context, self._parsed_idempotency_key())
@@ -161,128 +258,53 @@ class JetStreamPublishOperator(PublishArguments):
                 format_duration(window),
             )
 
-    async def _publish(
-        self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
-    ) -> tuple[Cursor | None, PublishReport, WaitReport | None]:
-        # Read once, for the cursor and for the manifest.
-        info = await self._stream_info(connection, queue)
-        cursor = await take_cursor(connection, queue, info) if self.wait_for_completion else None
-        begun = await Publication.begin(
-            connection,
-            queue,
-            origin,
-            info=info,
-            cursor=asdict(cursor) if cursor else None,
-            have_ended=partial(self._have_ended, connection, cursor) if cursor else None,
-        )
-        if begun.manifest is None:
-            self._warn_of_late_retries(queue)
-        resumed_from = begun.head.position("events_from") if begun.head else None
-        if cursor is not None and begun.head and resumed_from:
-            # An earlier try may have published the jobs, and they may have ended before this try took its cursor.
-            cursor = cursor.resumed(resumed_from, begun.head.position("dead_letters_from") or 1)
-        report = await self._send(connection, queue, jobs, begun, origin, cursor)
-        is_incomplete = report.failures or report.source_error or self._killed
-        if begun.manifest and (cursor is not None or is_incomplete):
-            await begun.manifest.record_stored(report)
-        if self._killed:
-            await self._end_publishing(connection, cursor, report)
-        report.raise_for_failures()
-        if report.extra:
-            self.log.warning(
-                "An earlier try has stored %d jobs in %s that aren't among the jobs any more: sequences %s",
-                *(len(report.extra), queue.name, sequence_ranges(report.extra)[:_NAMED_RANGES]),
-            )
-        if cursor is None:
-            await add_handle(connection, handle_cursor(queue, report), report, origin.key)
-            if begun.manifest:
-                await self._close(begun.manifest, report)
-            return None, report, None
-        if report.duplicates and not resumed_from:
-            cursor = cursor.from_start()
-        ends = await self.wait_inline(connection, cursor, report.awaited(), report.advised, self._names)
-        if ends and begun.manifest:
-            await self._close(begun.manifest, over=bool(ends.awaited))
-        return cursor, report, ends
-
-    async def _send(
+    def render_template(
         self,
-        connection: Connection,
-        queue: WorkQueue,
-        jobs: Iterable[object],
-        begun: Publication,
-        origin: Origin,
-        cursor: Cursor | None,
-    ) -> PublishReport:
-        prepared = begun.prepare(jobs, self.subject, self.job_id)
-        self._names = JobIds()
-        known: KnownJobs = begun
-        if cursor is not None:
-            prepared.then(_refuse_schedule)
-            known = NotedIds(begun, self._names)
-        origin = begun.origin or origin
-        pages = AdvisoryPages(connection, queue, origin.manifest_key, origin)
-        reserved: Iterable[OutgoingJob] = prepared
-        if cursor is not None and begun.manifest:
-            reserved = await pages.reserve(begun.advised, prepared, cursor.created)
-        outbox = Outbox(
-            connection,
-            rate=self._parsed_rate(),
-            room_timeout=parse_time_limit("room_timeout", self.room_timeout),
-            destination=begun.destination,
-            stopped=lambda: self._killed,
-        )
-        async with begun:
-            report = await outbox.send(reserved, known, begun.save_progress)
-        await begun.complete(report, outbox)
-        self._names.locate(report.queue_sequences())
-        await pages.record(report.advised)
-        return report
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """Render a template field; in a list of jobs, the fields of each.
 
-    async def _have_ended(self, connection: Connection, cursor: Cursor, head: ManifestHead) -> bool:
-        """Return whether all jobs of an earlier try have ended, whose waiting was over before they had."""
-        key = head.manifest_origin.manifest_key if head.manifest_origin else ""
-        sequences = await read_manifest_sequences(connection, cursor.events, cursor.queue, key)
-        if sequences is None:
-            return False
-        resumed = cursor.resumed(head.position("events_from") or 1, head.position("dead_letters_from") or 1)
-        report = WaitReport(set(sequences))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_ENDED_SECONDS):
-                await wait(connection, resumed, report, policy=WaitPolicy(None, None, None))
-        return not report.awaited
+        :raises AirflowFailException: a field of a job rendered to nothing
+        """
+        render = super().render_template
+        if not isinstance(content, Job):
+            return render(content, context, jinja_env, seen_oids)
+        environment = jinja_env or self.get_template_env()
 
-    async def _end_publishing(self, connection: Connection, cursor: Cursor | None, report: PublishReport) -> NoReturn:
-        if cursor is not None:
-            await self._cancel_jobs(connection, cursor, WaitReport(report.awaited()))
-        raise TransientError(
-            f"the task was ended while it published: {report.stored} jobs are stored; another try publishes the rest"
-        )
+        def render_field(value: Any, field: str) -> Any:
+            strict = strict_environment(environment, f"{field} of a job", context) if field else environment
+            return render(value, context, strict, seen_oids)
 
-    async def _stream_info(self, connection: Connection, queue: WorkQueue) -> dict[str, Any] | None:
-        try:
-            return await stream_info(connection, queue.name) if queue.events else None
-        except NotFoundError:
-            # Without waiting, the error of publishing says more: it names the job and its subject.
-            if self.wait_for_completion:
-                raise
+        with fail_on_terminal_errors():
+            return rendered_job(content, render_field)
+
+    def _check_rendered(self, jobs: object, context: Context) -> None:
+        """Parse all that may be a template before the first job is sent."""
+        for name, template in self._whole_templates.items():
+            strict_environment(self.get_template_env(), name, context).from_string(template).render(**context)
+        self._policy()
+        self._stall_policy()
+        self._parsed_defer_after()
+        self._parsed_rate()
+        parse_time_limit("room_timeout", self.room_timeout)
+        parse_wait_timeout(self.wait_timeout)
+        check_min_completed(jobs, self.min_completed)
+
+    def _parsed_rate(self) -> float | None:
+        rate = parse_number("rate", self.rate, float, JobError)
+        check_rate(rate)
+        return rate
+
+    def _parsed_idempotency_key(self) -> str | None:
+        if self._has_idempotency_key and is_absent(self.idempotency_key):
+            raise JobError(
+                "expected an idempotency_key, found that its template rendered to nothing, which would be the same key"
+                " for every run: see why, or leave it out"
+            )
+        if not self._has_idempotency_key:
             return None
-
-    async def _close_manifest(self, connection: Connection, queue: WorkQueue, origin: Origin, *, over: bool) -> None:
-        await self._close(Manifest(connection, queue, origin, origin.manifest_key), over=over)
-
-    async def _close(self, manifest: Manifest, report: PublishReport | None = None, *, over: bool = False) -> None:
-        """Close the manifest, or record that waiting is over while jobs may still run."""
-        try:
-            await (manifest.mark_over() if over else manifest.close(report))
-        except (ApiError, TransientError) as error:
-            # Not raised: the record may be closed all the same, and a retry would then publish every job again.
-            self.log.warning("The manifest wasn't closed, so a cleared task would publish nothing: %s", error)
-
-
-def _refuse_schedule(index: int, job: OutgoingJob) -> None:
-    if job.scheduled:
-        raise JobError(
-            f"job {index} is scheduled, and the server gives it a sequence only when it is due, so that it can't be"
-            " waited for: publish it with a task that doesn't wait, or without a schedule"
-        )
+        key: object = self.idempotency_key
+        return checked_key(str(key) if type(key) is int else key)

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledError, TerminalError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.advisory_pages import read_advisory_pages
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import read_advisory_pages
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy

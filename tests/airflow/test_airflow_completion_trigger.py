@@ -107,13 +107,13 @@ async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_th
         deferrable=True,
         defer_after=0,
     )
-    origin = Origin("dag", "run", "t")
+    origin = Origin("dag", "run", "t", max_tries=0)
     jobs = [{"id": job_id, "advisory": f"{name}-advisory.{job_id}"} for job_id in "ab"]
-    cursor, report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
-    assert cursor is not None
+    publication, report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
+    assert publication.cursor is not None
     assert (ends, len(report.advised)) == (None, 2)
     with pytest.raises(TaskDeferred) as deferral:
-        operator.defer_waiting(cursor, set(report.sequences), {}, origin.manifest_key)
+        operator.defer_waiting(publication.cursor, set(report.sequences), {}, origin.manifest_key)
     trigger = deferral.value.trigger
     assert f"{name}-advisory" not in json.dumps(trigger.serialize()[1]["advised_by"])
     trigger.deferred_at = time.time() - LONG_AGO
@@ -127,7 +127,7 @@ async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_th
     other = replace(origin, task_id="other")
     with pytest.raises(JobError, match="that dag/run/t awaits"):
         await operator._publish(connection, queue, jobs, other)  # noqa: SLF001
-    await operator._close_manifest(connection, queue, origin, over=False)  # noqa: SLF001
+    await operator._close(connection, queue, origin, over=False)  # noqa: SLF001
     await operator._publish(connection, queue, jobs, other)  # noqa: SLF001
 
 

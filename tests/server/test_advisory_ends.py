@@ -18,8 +18,12 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, reported_job
-from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages, read_advisory_pages
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import (
+    AdvisedJobs,
+    AdvisoryPages,
+    read_advisory_pages,
+    reported_job,
+)
 from airflow_provider_jetstream.worker import Worker
 from testbed import seams
 from testbed.face import prepare_jobs, subject_counts

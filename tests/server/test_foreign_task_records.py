@@ -22,10 +22,12 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
-from airflow_provider_jetstream.jetstream.publishing import manifest_removal
+from airflow_provider_jetstream.jetstream.publishing import manifest_record
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
-from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_manifest_head
-from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
+    parse_manifest_head,
+    remove_unneeded_manifests,
+)
 from testbed import seams
 from testbed.dead_letters import publish_raw, stream_messages
 from testbed.face import AskedForEach, prepare_jobs, publish_prepared, resolve_origins, stream_info
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
@@ -61,7 +63,7 @@ async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[Manifes
     cursor = asdict(await take_cursor(connection, queue))
     begun = await log.begin(await stream_info(connection, queue.name), cursor)
     assert begun is not None
-    return log, *begun
+    return log, begun, log.known
 
 
 async def publish_try(connection: NatsPyConnection, queue: WorkQueue, jobs: Iterable[object]) -> PublishReport:
@@ -128,8 +130,8 @@ async def test_garbage_in_the_place_of_a_record_keeps_no_task_from_publishing(
         {"last_job": -1},
         {"runs": [[0, 1, -3]]},
         {"map_index": [1]},
-        {"pages": [-1]},
-        {"pages": [2**70]},
+        {"parts": [-1]},
+        {"parts": [2**70]},
         {"rows": 7},
     ],
 )
@@ -252,7 +254,7 @@ async def test_a_machine_whose_clock_is_ahead_removes_no_record(
 
     queue = await make_queue(connection, name, archive=False)
     await old_record(connection, queue, ORIGIN)
-    monkeypatch.setattr(manifest_removal, "datetime", LateDatetime)
+    monkeypatch.setattr(manifest_record, "datetime", LateDatetime)
     assert await remove_unneeded_manifests(connection, queue) == 0
     assert await resolved(connection, queue) == {ORIGIN}
 
@@ -308,13 +310,13 @@ async def test_a_record_that_is_replaced_meanwhile_still_names_its_schedules(
     queue = await make_queue(connection, name, **forgetful(name))
     await old_record(connection, queue, ORIGIN, scheduled=True)
     await asyncio.sleep(0.2)
-    end_schedules = manifest_removal._end_schedules  # noqa: SLF001
+    end_schedules = manifest_record._end_schedules  # noqa: SLF001
 
     async def publish_meanwhile(*args: Any) -> None:
         await publish_as(connection, queue, ORIGIN, b"more")
         await end_schedules(*args)
 
-    monkeypatch.setattr(manifest_removal, "_end_schedules", publish_meanwhile)
+    monkeypatch.setattr(manifest_record, "_end_schedules", publish_meanwhile)
     await remove_unneeded_manifests(connection, queue)
     last = (await stream_messages(connection, f"{name}-events", f"published.{name}.*"))[-1]
     assert json.loads(last.data)["scheduled"] is True

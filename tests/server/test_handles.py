@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError, JobsDeadError, QueueGoneError
 from testbed import seams
-from testbed.face import DocumentName, DocumentPart, DocumentWriter, add_handle, subject_counts
+from testbed.face import DocumentName, DocumentPart, DocumentWriter, subject_counts
 from testbed.queues import exhaust_deliveries, make_queue, publish_jobs, store_completion
 from testbed.waiters import store_completions
 
@@ -78,7 +78,7 @@ async def test_a_handle_stays_small_where_the_sequences_of_its_jobs_are_scattere
     report = PublishReport()
     report.sequences.extend(sequences)
     report.advised = {f"digest-{number:015}": number for number in sequences[:500]}
-    await add_handle(connection, cursor, report, "key")
+    report.handle = (await JobsHandle.take(connection, cursor, report, "key")).as_json()
     assert report.handle is not None
     assert len(json.dumps(report.handle)) < 2_000
     jobs, advised = await JobsHandle.of(report.handle).jobs(connection)
@@ -98,7 +98,7 @@ async def test_jobs_that_ended_before_a_retry_published_them_again_have_ended(
     jobs = [Job(str(number), f"{name}.jobs.x", id=f"{name}-{number}") for number in range(2)]
     first = await publish(connection, queue, jobs)
     again = replace(first, duplicates=2, handle=None)
-    await add_handle(connection, await take_cursor(connection, queue), again, "key")
+    again.handle = (await JobsHandle.take(connection, await take_cursor(connection, queue), again, "key")).as_json()
     handle = JobsHandle.of(again)
     assert handle.position().events_from == 1
 
@@ -205,7 +205,7 @@ async def test_the_jobs_of_a_handle_are_counted_before_its_next_part_is_read(
     cursor = await take_cursor(connection, queue)
     report = PublishReport()
     report.sequences.extend(range(1, 20_000, 2))
-    await add_handle(connection, cursor, report, "key")
+    report.handle = (await JobsHandle.take(connection, cursor, report, "key")).as_json()
     assert report.handle is not None
     handle = JobsHandle.of(report.handle)
     writer = DocumentWriter(connection, DocumentName(cursor.events, name, "handle", "key", cursor.created), part_rows=2)

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Job, Origin
+from airflow_provider_jetstream.jetstream import Job, Origin, PublishReport, publish
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
-from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
-from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestStore, remove_unneeded_manifests
 from testbed import seams
-from testbed.face import AskedForEach, prepare_jobs, publish_prepared, read_range, stream_info
+from testbed.face import prepare_jobs, publish_prepared, publish_until_killed, read_range, stream_info
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
+    from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
 
 # A repeat after it isn't recognised by the server.
@@ -42,25 +40,11 @@ async def run(
     killed: bool = False,
 ) -> PublishReport:
     """Publish as a run's task does; one that is killed stores its jobs and records nothing afterwards."""
-    origin = Origin("dag", run_id, "task", idempotency_key=key)
-    log = Manifest(connection, queue, origin, origin.manifest_key)
-    started = await log.begin(await stream_info(connection, queue.name))
-    assert started is not None
-    record, _ = started
-    prepared = list(
-        prepare_jobs(
-            jobs,
-            subject=f"{queue.name}.jobs.x",
-            origin=replace(origin, round=record.round),
-            batch="",
-            queue=queue,
-            by_key=True,
-        )
-    )
-    report = await publish_prepared(connection, prepared, known=AskedForEach(log.sequence_of))
-    if not killed:
-        await log.close(report)
-    return report
+    origin, subject = Origin("dag", run_id, "task", idempotency_key=key), f"{queue.name}.jobs.x"
+    if killed:
+        await publish_until_killed(connection, queue, list(jobs), origin, subject=subject)
+        return PublishReport()
+    return await publish(connection, queue, list(jobs), origin=origin, subject=subject)
 
 
 async def finish_all(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
@@ -153,8 +137,8 @@ async def test_a_queue_made_anew_gets_the_jobs_again(connection: NatsPyConnectio
 async def test_each_run_renews_the_pages_of_its_key(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("_PAGE_ROWS", "_INLINE_ROWS"):
-        monkeypatch.setattr(f"airflow_provider_jetstream.jetstream.publishing.manifest_rows.{limit}", 2)
+    for limit in ("_PART_ROWS", "_INLINE_ROWS"):
+        monkeypatch.setattr(f"airflow_provider_jetstream.jetstream.publishing.manifest.{limit}", 2)
     queue = await make_queue(connection, name, archive=False, **WINDOW)
     key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").manifest_key
     pages = {"filter": f"published.{name}.{key}-jobs"}

@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -15,14 +16,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream import Job, Origin, PublishRefusedError, connect, connection_settings, publish
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Origin,
+    Publication,
+    PublishRefusedError,
+    connect,
+    connection_settings,
+    publish,
+)
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
 from airflow_provider_jetstream.jetstream.errors import JobError, WrongStreamError
-from airflow_provider_jetstream.jetstream.publishing import manifest_rows
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
-from airflow_provider_jetstream.jetstream.publishing.publication import Publication
-from testbed.face import Destination, last_message, prepare_jobs, publish_prepared, read_range, stream_info
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, read_manifest_sequences
+from testbed import seams
+from testbed.dead_letters import change_stream
+from testbed.face import Destination, last_message, prepared_jobs, publish_until_killed, read_range, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, pull_jobs, running_mover, store_completion, stored_count
 
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from testbed.face import NatsPyConnection, OutgoingJob, StoredMessage
+    from testbed.face import NatsPyConnection, StoredMessage
 
 WINDOW: dict[str, Any] = {"duplicate_window": "100ms"}
 AFTER_WINDOW = 0.25
@@ -53,23 +61,11 @@ async def run_try(
 
     :param killed_after: how many of the jobs it has stored by then
     """
-    info = await stream_info(connection, queue.name)
-    publication = await Publication.begin(connection, queue, origin, info=info)
-    prepared: Iterable[OutgoingJob] = publication.prepare(jobs, f"{queue.name}.jobs.x", None)
+    subject = f"{queue.name}.jobs.x"
     if killed_after is not None:
-        prepared = iter(list(prepared)[:killed_after])
-    report = await publish_prepared(
-        connection,
-        prepared,
-        known=publication,
-        destination=publication.destination,
-        progress=publication.save_progress,
-    )
-    if killed_after is not None:
+        await publish_until_killed(connection, queue, list(jobs)[:killed_after], origin, subject=subject)
         return None
-    await publication.conclude(report)
-    report.raise_for_failures()
-    return report
+    return await publish(connection, queue, jobs, subject=subject, origin=origin)
 
 
 async def bodies_of(connection: NatsPyConnection, name: str) -> list[bytes]:
@@ -128,7 +124,7 @@ async def test_a_changed_body_is_refused_where_the_try_before_was_killed(
 async def test_what_the_server_has_under_a_message_id_is_compared(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, events=None)
     subject = f"{name}.jobs.x"
-    (job,) = prepare_jobs([Job(b"charge", id="7")], subject=subject, origin=ORIGIN, batch="")
+    (job,) = prepared_jobs(connection, queue, [Job(b"charge", id="7")], ORIGIN)
     # Somebody else, or a try that recorded nothing.
     stranger = connection.client.jetstream()
     await stranger.publish(subject, b"refund", headers={"Nats-Msg-Id": job.message_id})
@@ -253,31 +249,26 @@ async def test_a_job_that_another_stream_would_store_is_not_sent(connection: Nat
 async def test_a_job_that_another_stream_has_stored_fails_and_ends_publishing(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    info = await stream_info(connection, name)
-    publication = await Publication.begin(connection, queue, ORIGIN, info=info)
-    other = await make_queue(connection, f"{name}2")
-    # As after a change of the streams' subjects.
-    publication.info = info | {"config": info["config"] | {"subjects": [f"{name}2.jobs.>"]}}
-    report = await publish_prepared(
-        connection,
-        publication.prepare(iter("abcdefgh"), f"{name}2.jobs.x", None),
-        known=publication,
-        destination=publication.destination,
-        window=1,
-    )
-    with pytest.raises(PublishRefusedError) as caught:
-        report.raise_for_failures()
-    assert f"expected {name} to store it, found that {name}2 did, as sequence 1" in str(caught.value)
-    assert [type(failure.error) for failure in report.failures] == [WrongStreamError] * 8
-    assert await stored_count(connection, other.name) == 1
+    queue, other = await make_queue(connection, name), f"{name}2"
+    async with Publication(connection, queue, ORIGIN) as publication:
+        # Somebody changes the streams' subjects meanwhile.
+        await change_stream(connection, name, subjects=[f"{name}.gone"])
+        await connection.api(f"STREAM.CREATE.{other}", {"name": other, "subjects": [f"{name}.jobs.>"]})
+        endless = (f"{number}" for number in count())
+        with pytest.raises(PublishRefusedError) as caught:
+            await publication.publish(endless, subject=f"{name}.jobs.x")
+    report = caught.value.report
+    assert f"expected {name} to store it, found that {other} did, as sequence 1" in str(caught.value)
+    assert {type(failure.error) for failure in report.failures} == {WrongStreamError}
+    assert (report.is_cut, len(report.failures)) == (True, len(report.sequences))
+    assert await stored_count(connection, other) < len(report.sequences)
 
 
 async def test_pages_that_the_events_have_forgotten_are_made_up_for_by_a_search(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("_PAGE_ROWS", "_INLINE_ROWS"):
-        monkeypatch.setattr(manifest_rows, limit, 2)
+    for limit in ("_PART_ROWS", "_INLINE_ROWS"):
+        monkeypatch.setattr(f"{seams.MANIFEST}.{limit}", 2)
     queue = await make_queue(connection, name, archive=True, **WINDOW)
     await run_try(connection, queue, "abcdefg")
     for message in await pull_jobs(connection, queue, 7):
@@ -425,8 +416,8 @@ async def test_a_trace_or_another_time_of_the_try_is_no_other_job(connection: Na
 async def test_what_somebody_stores_among_the_pages_is_not_read(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in ("_PAGE_ROWS", "_INLINE_ROWS"):
-        monkeypatch.setattr(manifest_rows, limit, 2)
+    for limit in ("_PART_ROWS", "_INLINE_ROWS"):
+        monkeypatch.setattr(f"{seams.MANIFEST}.{limit}", 2)
     queue = await make_queue(connection, name)
     await run_try(connection, queue, "abcd", killed_after=3)
     for body in (b"\x00" * 64, b"", b"x" * 33, json.dumps({"type": "io.airflow.jetstream.v1.published"}).encode()):
@@ -503,8 +494,8 @@ async def test_what_is_stored_is_what_was_asked_once_or_the_task_says_what_is_wr
     queue = await make_queue(connection, f"{name}-{next(numbers)}", archive=True, **WINDOW)
     task = _Task()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(manifest_rows, "_PAGE_ROWS", pages)
-        patch.setattr(manifest_rows, "_INLINE_ROWS", pages)
+        patch.setattr(f"{seams.MANIFEST}._PART_ROWS", pages)
+        patch.setattr(f"{seams.MANIFEST}._INLINE_ROWS", pages)
         for jobs, killed_after, done in tries:
             listed = [job.job() for job in jobs]
             if task.refuses(jobs):
@@ -560,9 +551,10 @@ async def test_a_manifest_whose_waiting_is_over_is_continued_by_a_clear_until_it
     async def have_ended(_: object) -> bool:
         return ended
 
-    begun = await Manifest(connection, queue, cleared).begin(info, have_ended=have_ended)
+    manifest = Manifest(connection, queue, cleared)
+    begun = await manifest.begin(info, have_ended=have_ended)
     assert begun is not None
-    assert (begun[0].round, len(begun[1])) == (0, 2)
+    assert (begun.round, len(manifest.known)) == (0, 2)
     again = Manifest(connection, queue, cleared)
     await again.begin(info)
     await again.mark_over()
@@ -572,7 +564,7 @@ async def test_a_manifest_whose_waiting_is_over_is_continued_by_a_clear_until_it
         last = Manifest(connection, queue, replace(ORIGIN, max_tries=max_tries))
         begun = await last.begin(info, have_ended=have_ended)
         assert begun is not None
-        assert begun[0].round == number
+        assert begun.round == number
         await last.mark_over()
 
 

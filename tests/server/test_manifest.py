@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Cursor, Job, Origin, publish, take_cursor
+from airflow_provider_jetstream.jetstream import (
+    Cursor,
+    Job,
+    Origin,
+    Publication,
+    PublishError,
+    PublishReport,
+    publish,
+    take_cursor,
+)
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, read_manifest_sequences
 from testbed import seams
-from testbed.face import AskedForEach, last_message, prepare_jobs, publish_prepared, stream_info
+from testbed.face import last_message, publish_until_killed, stream_info
 from testbed.queues import eventually, make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
-    from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
+    from airflow_provider_jetstream.jetstream import WorkQueue
+    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
     from testbed.face import NatsPyConnection
 
 ORIGIN = Origin("dag", "run", "task")
@@ -37,36 +45,33 @@ async def publish_as_task(
     jobs: Iterable[object],
     *,
     interrupted: bool = False,
-    job_id: str | None = None,
+    max_tries: int = 1,
 ) -> PublishReport:
-    """Publish as one try of a task does; an interrupted try stores its jobs and records nothing afterwards."""
-    log, record, stored = await begin(connection, queue)
-    origin = replace(ORIGIN, round=record.round)
-    prepared = prepare_jobs(
-        jobs,
-        subject=f"{queue.name}.jobs.x",
-        origin=origin,
-        batch="",
-        queue=queue,
-        check=stored.check,
-        by_key=True,
-        job_id=job_id,
-    )
-    report = await publish_prepared(
-        connection, prepared, known=AskedForEach(log.sequence_of), progress=log.save_progress
-    )
-    report.extra = log.extra()
-    if not interrupted:
-        await log.record_stored(report)
-    return report
+    """Publish as one try of a task does that waits; an interrupted one stores its jobs and records nothing afterwards.
+
+    :param max_tries: a clear raises it
+    """
+    origin, subject = replace(ORIGIN, max_tries=max_tries), f"{queue.name}.jobs.x"
+    if interrupted:
+        await publish_until_killed(connection, queue, list(jobs), origin, subject=subject, waits=True)
+        return PublishReport()
+    async with Publication(connection, queue, origin, waits=True) as publication:
+        with suppress(PublishError):
+            await publication.publish(list(jobs), subject=subject)
+    assert publication.report is not None
+    return publication.report
 
 
-async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[Manifest, ManifestHead, StoredJobs]:
-    log = Manifest(connection, queue, ORIGIN)
+async def close(connection: NatsPyConnection, queue: WorkQueue) -> None:
+    """Close the manifest as the process does that resumes a deferred task."""
+    await Publication(connection, queue, replace(ORIGIN, max_tries=1)).close()
+
+
+async def begin(connection: NatsPyConnection, queue: WorkQueue) -> ManifestHead:
     cursor = await take_cursor(connection, queue)
-    started = await log.begin(await stream_info(connection, queue.name), asdict(cursor))
-    assert started is not None
-    return log, *started
+    begun = await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, queue.name), asdict(cursor))
+    assert begun is not None
+    return begun
 
 
 async def last_sequence(connection: NatsPyConnection, queue: WorkQueue) -> int:
@@ -132,26 +137,26 @@ async def test_a_cleared_task_whose_record_is_closed_publishes_new_jobs(
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_as_task(connection, queue, "ab")
-    await Manifest(connection, queue, ORIGIN).close()
+    await close(connection, queue)
     # Inside the duplicate window, so that only another id makes another job.
-    assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
-    assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
-    await Manifest(connection, queue, ORIGIN).close()
-    assert list((await publish_as_task(connection, queue, "ab")).sequences) == [5, 6]
+    for max_tries, sequences in ((2, [3, 4]), (2, [3, 4]), (3, [5, 6])):
+        report = await publish_as_task(connection, queue, "ab", max_tries=max_tries)
+        assert list(report.sequences) == sequences
+        await close(connection, queue)
 
 
 async def test_the_record_holds_the_cursor_of_the_first_try(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
-    _, first, _ = await begin(connection, queue)
+    first = await begin(connection, queue)
     await store_completion(connection, queue, 1)
-    _, second, _ = await begin(connection, queue)
+    second = await begin(connection, queue)
     assert Cursor(**first.cursor) == Cursor(**second.cursor)
     assert first.cursor["events"] == f"{name}-events"
 
 
 async def test_the_cursor_of_a_record_is_stored_under_its_old_name(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
-    _, record, _ = await begin(connection, queue)
+    record = await begin(connection, queue)
     message = await last_message(connection, f"{name}-events", f"published.{name}.{KEY}")
     assert message is not None
     assert Cursor(**json.loads(message.data)["mark"]) == Cursor(**record.cursor)
@@ -185,10 +190,8 @@ async def test_jobs_scattered_among_others_are_searched_for(
 async def test_an_events_stream_that_captures_no_records_gets_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
     assert await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name)) is None
-    await Manifest(connection, queue, ORIGIN).close()
+    await close(connection, queue)
     assert await last_sequence(connection, queue) == 0
-    other = await make_queue(connection, f"{name}2", events=None)
-    assert await Manifest(connection, other, ORIGIN).begin(await stream_info(connection, other.name)) is None
 
 
 async def test_a_stream_of_another_purpose_that_captures_the_records_subject_gets_none(

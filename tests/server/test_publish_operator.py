@@ -35,7 +35,7 @@ async def execute(
     run_id: str = "run",
     key: str | None = None,
 ) -> tuple[PublishReport, WaitReport | None]:
-    origin = Origin("dag", run_id, "t", idempotency_key=key)
+    origin = Origin("dag", run_id, "t", idempotency_key=key, max_tries=0)
     _, report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
     return report, ends
 

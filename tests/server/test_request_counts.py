@@ -46,7 +46,7 @@ def published_subjects(connection: NatsPyConnection, monkeypatch: pytest.MonkeyP
         yield subjects
 
 
-async def test_publishing_one_job_takes_at_most_three_requests(
+async def test_publishing_one_job_takes_one_request(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
@@ -57,12 +57,12 @@ async def test_publishing_one_job_takes_at_most_three_requests(
     assert subjects == [f"{name}.jobs.x"]
 
 
-async def test_publishing_one_job_as_a_task_takes_at_most_three_requests(
+async def test_publishing_one_job_as_a_task_takes_three_requests_and_two_for_its_manifest(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     operator = JetStreamPublishOperator(task_id="t", work_queue=queue, jobs=[])
-    origin, jobs = Origin("dag", "run", "t"), [Job(b"x", f"{name}.jobs.x")]
+    origin, jobs = Origin("dag", "run", "t", max_tries=0), [Job(b"x", f"{name}.jobs.x")]
     with published_subjects(connection, monkeypatch) as subjects:
         await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
     record = f"published.{name}.{origin.key}"
@@ -76,7 +76,7 @@ async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_pu
 ) -> None:
     queue = await make_queue(connection, name)
     operator = JetStreamPublishOperator(task_id="t", work_queue=queue, jobs=[], wait_for_completion=True)
-    origin, job = Origin("dag", "run", "t"), f"{name}.jobs.x"
+    origin, job = Origin("dag", "run", "t", max_tries=0), f"{name}.jobs.x"
 
     async def wait_inline(*_: object) -> None:
         return None

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream import Job, Origin, PublishIncompleteError, PublishRefusedError, publish
-from airflow_provider_jetstream.jetstream.publishing.publication import Publication
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Origin,
+    Publication,
+    PublishIncompleteError,
+    PublishRefusedError,
+    publish,
+)
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import salted_id
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
-from testbed.face import publish_prepared, read_range, stream_info
+from testbed.face import prepared_jobs, publish_until_killed, read_range, stream_info
 from testbed.queues import make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
@@ -35,8 +42,7 @@ async def prepared(
     connection: NatsPyConnection, queue: WorkQueue, jobs: Sequence[Any], origin: Origin = ORIGIN
 ) -> list[OutgoingJob]:
     """Return the jobs that a task is going to store, as anybody can compute them who knows its names."""
-    publication = Publication(connection, queue, origin, await stream_info(connection, queue.name), by_key=True)
-    return list(publication.prepare(jobs, f"{queue.name}.jobs.x", None))
+    return prepared_jobs(connection, queue, jobs, origin)
 
 
 async def take(
@@ -137,9 +143,7 @@ async def test_the_very_job_under_its_id_is_believed(connection: NatsPyConnectio
 
 async def cut_off(connection: NatsPyConnection, queue: WorkQueue, jobs: Sequence[Any], count: int) -> None:
     """Publish as a try that is killed after some jobs, and records nothing afterwards."""
-    publication = await Publication.begin(connection, queue, ORIGIN, info=await stream_info(connection, queue.name))
-    first = list(publication.prepare(jobs, f"{queue.name}.jobs.x", None))[:count]
-    await publish_prepared(connection, first, known=publication, destination=publication.destination)
+    await publish_until_killed(connection, queue, jobs[:count], ORIGIN, subject=f"{queue.name}.jobs.x")
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -165,9 +169,14 @@ async def test_a_retry_of_a_try_that_was_killed_finds_the_jobs_under_their_new_i
     queue = await make_queue(connection, name)
     for job in await prepared(connection, queue, JOBS):
         await take(connection, job, b"EVIL")
-    with monkeypatch.context() as killed:
-        killed.setattr(Publication, "conclude", Publication.complete)
-        await send(connection, queue, JOBS)
+    async with Publication(connection, queue, ORIGIN) as publication:
+
+        async def killed(*_: object, **__: object) -> None:
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(publication, "_record", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await publication.publish(JOBS, subject=f"{name}.jobs.x")
     for _ in range(2):
         report = await send(connection, queue, JOBS)
         assert (list(report.sequences), report.duplicates, list(report.extra)) == ([5, 6, 7, 8], 4, [])
@@ -178,9 +187,9 @@ async def test_new_ids_that_are_taken_too_are_made_again(connection: NatsPyConne
     (job,) = await prepared(connection, queue, [b"pay"])
     await take(connection, job, b"EVIL")
     subject = f"{name}.jobs.x"
-    publication = await Publication.begin(connection, queue, ORIGIN, info=await stream_info(connection, name))
-    assert publication.manifest is not None
-    salt = await publication.manifest.add_salt()
+    manifest = Manifest(connection, queue, ORIGIN)
+    assert await manifest.begin(await stream_info(connection, name)) is not None
+    salt = await manifest.add_salt()
     headers = {"Nats-Msg-Id": salted_id(salt, job.message_id)}
     await connection.client.jetstream().publish(subject, b"EVIL", headers=headers)
     report = await send(connection, queue, [b"pay"])
@@ -235,8 +244,7 @@ async def test_without_events_a_job_whose_id_is_taken_fails_by_its_index(
 ) -> None:
     queue = await make_queue(connection, name, events=None)
     origin = Origin("billing", "run", "send")
-    publication = Publication(connection, queue, origin)
-    first, second = publication.prepare([b"a", b"b"], f"{name}.jobs.x", None)
+    first, second = prepared_jobs(connection, queue, [b"a", b"b"], origin)
     await take(connection, second, b"EVIL")
     with pytest.raises(PublishIncompleteError, match=r"job 1 .* is not stored: .*another one there \(sequence 1\)"):
         await send(connection, queue, [b"a", b"b"], origin)

@@ -24,8 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
-from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
-from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestStore, remove_unneeded_manifests
 from testbed import seams
 from testbed.dead_letters import change_stream, stream_messages
 from testbed.face import (
@@ -49,7 +48,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
     from testbed.face import NatsPyConnection
 
 ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send", 3)
@@ -365,7 +364,7 @@ async def test_publishing_as_the_task_of_an_operator_leaves_its_log_open(
     assert (record.closed, record.first_job, record.last_job) == (False, 1, 1)
     again = await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name))
     assert again is not None
-    assert again[0].round == 0
+    assert again.round == 0
 
 
 async def test_events_that_take_no_record_keep_no_job_from_being_published(
@@ -404,4 +403,4 @@ async def test_a_task_that_is_killed_while_it_removes_the_records_of_others_has_
         await log.close()
     again = await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name))
     assert again is not None
-    assert again[0].round == 0
+    assert again.round == 0

@@ -32,8 +32,17 @@ _DEEP = {
     "jetstream.client.wire": 600,
     "jetstream.dead_letters.account": 500,
     # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
-    "jetstream.publishing.manifest": 520,
-    "jetstream.publishing.publication": 420,
+    "jetstream.publishing.manifest": 800,
+    # The stored form of these facts, who may change it, and when it can go.
+    "jetstream.publishing.manifest_record": 580,
+    # What a table of stored jobs, a search and an answer of the server prove about one job.
+    "jetstream.publishing.stored_jobs": 480,
+    # Cursor, manifest and handle of one publication, and what retry, clear and re-created run mean for them.
+    "jetstream.publication": 720,
+    # Each operation twice, blocking and awaited, with what it takes.
+    "hooks.jetstream": 480,
+    # Most of it documents and checks the arguments of one operator.
+    "operators.publish": 340,
     # What is in flight, what a full queue holds back, and why nothing more is sent: each answer changes all three.
     "jetstream.publishing.outbox": 760,
     # Who gets which end of which stream, of jobs and of the new jobs of redriven ones.
@@ -94,7 +103,7 @@ _CORE_LEVELS = (
     {"archive", "audit", "publishing", "cancellation", "roles"},
     {"dead_letters", "mover"},
     {"waiting"},
-    {"redrive", "inspection"},
+    {"publication", "redrive", "inspection"},
     # A consumer that is created would run dead letters again: they are found, and parked, before.
     {"provisioning"},
 )

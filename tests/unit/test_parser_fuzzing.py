@@ -44,7 +44,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.record_origin import pars
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
-from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import parse_manifest_head
 from airflow_provider_jetstream.jetstream.queue.queue_file import parse_queue_yaml
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import parse_duration, parse_seconds, parse_size, parse_time

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.assets import task_assets
 from airflow_provider_jetstream.command import exporter_command
-from airflow_provider_jetstream.jetstream import documents
+from airflow_provider_jetstream.jetstream import documents, publication
 from airflow_provider_jetstream.jetstream.audit import lease, records
 from airflow_provider_jetstream.jetstream.inspection import drained, samples
 from airflow_provider_jetstream.jetstream.publishing import outbox
@@ -33,7 +33,6 @@ from airflow_provider_jetstream.jetstream.waiting import (
     stored_reports,
     wait,
 )
-from airflow_provider_jetstream.operators import publish
 from airflow_provider_jetstream.plugins.monitor import (
     history,
     letter_index,
@@ -77,7 +76,7 @@ STATED = {
         f"again after {outbox._FIRST_PAUSE:g} s, and after twice as long",
         f"of the up to {_WINDOW:,} jobs that were sent already",
         f"nearly full, up to {_WINDOW:,} at once",
-        f"takes it up to {publish._ENDED_SECONDS:g} seconds",
+        f"takes it up to {publication._ENDED_SECONDS:g} seconds",
     ],
     "waiting": [
         f"up to {reconciler._MAX_CANDIDATES} jobs of those that aren't delivered yet are read",

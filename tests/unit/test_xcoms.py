@@ -248,9 +248,9 @@ def _cursor_fields() -> dict[str, Any]:
 
 
 def test_each_class_of_the_face_passes_or_is_none_that_a_task_returns() -> None:
-    # Enumerations and sentences are texts; a connection and settings with secrets are made in the task.
+    # Enumerations and sentences are texts; a connection, settings with secrets and a publication are made in the task.
     texts = {"Protocol", "QueueWarning", "Reason", "RedriveState", "Status"}
-    others = {"Connection", "ConnectionSettings"}
+    others = {"Connection", "ConnectionSettings", "Publication"}
     classes = {
         name
         for name in jetstream.__all__

@@ -33,7 +33,7 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import (
     stream_step,
 )
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
-from airflow_provider_jetstream.jetstream.publishing.manifest_removal import maintain_manifests
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import maintain_manifests
 from airflow_provider_jetstream.jetstream.queue.declared_config import (
     declared_companion_config,
     declared_consumers,

@@ -1,45 +1,60 @@
-"""The manifest: what one task has published, stored in the events stream.
+"""The manifest: what one task has published, stored in the events stream, with an entry for each job.
 
 The server forgets message ids after the stream's ``duplicate_window``, which Airflow's default ``retry_delay`` exceeds.
-The head of a manifest is stored before a task publishes, again as publishing goes on, and afterwards. It is closed once
-the task has nothing more to do: then a task that is cleared publishes new jobs, while a retry publishes only what isn't
-stored.
+The record of a manifest is stored before a task publishes, again as publishing goes on, and afterwards. It is closed
+once the task has nothing more to do: then a task that is cleared publishes new jobs, while a retry publishes only what
+isn't stored.
+
+An entry is a row of 32 bytes: the 16 of the message id, the first 8 of the SHA-256 of the body, and the sequence,
+big-endian. The highest bit of the sequence is set where it isn't known whether the message of that sequence was the
+job, and the next one where the sequence is that of a schedule, which another stream than the queue has. The record
+holds the last rows; those before are in parts, messages of up to a few thousand rows each, which the record names by
+their sequences in the events stream. Nobody else can add one.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from array import array
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import manifest_filter
+from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_page_subject, manifest_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.origin import TaskTry, digest_of
-from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
-from airflow_provider_jetstream.jetstream.publishing.manifest_head import (
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisoryPages
+from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES
+from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
+    CONFLICTS,
     ManifestHead,
+    ManifestStore,
+    StoredHead,
     following_head,
     new_head,
+    parse_manifest_head,
     published_head,
+    remove_unneeded_manifests,
     resumed_head,
 )
-from airflow_provider_jetstream.jetstream.publishing.manifest_reading import read_stored_jobs
-from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
-from airflow_provider_jetstream.jetstream.publishing.manifest_rows import UNVERIFIED, ManifestRows
-from airflow_provider_jetstream.jetstream.publishing.manifest_store import CONFLICTS, ManifestStore, StoredHead
+from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED, index_runs
-from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
+from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, find_stored_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
@@ -62,41 +77,152 @@ _SAME_START: Final = 2
 
 _WRONG_STREAM: Final = 10060
 
+ROW_BYTES: Final = 32
+# In the sequence of a row: it isn't known whether the message that has the id of the job was the job.
+UNVERIFIED: Final = 1 << 63
+_KEY_BYTES: Final = DIGEST_BYTES + BODY_DIGEST_BYTES
+_PART_ROWS: Final = 4_096
+_INLINE_ROWS: Final = 256
+# The headers of a part; the other fields of a head. Both with what the server adds to a message.
+_PART_RESERVE: Final = 512
+_HEAD_RESERVE: Final = 2_048
+# A sequence in the text of a head, with its comma.
+_NUMBER_BYTES: Final = 12
+_READ_AT_ONCE: Final = 8
 
-class Manifest:
-    """The manifest of one task.
 
-    :param origin: the task; all its tries have the same manifest
-    :param key: the key of the manifest, one token, where it isn't the task's; ``origin.manifest_key`` for one that all
-        runs with the idempotency key of the task have, or of one of its calls
-    """
+class _TaskRecord:
+    """The record under one key, as it was last seen, and its changes."""
 
-    def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin, key: str | None = None) -> None:
+    def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin, key: str) -> None:
         self._connection = connection
         self._queue = queue
         self._origin = origin
-        self._key = key or origin.key
-        # That of the first run of this name; another run of the same name has one of its own.
-        self._first_key = self._key
-        has_own_key = self._key == origin.manifest_key != origin.key
-        self._idempotency_key = origin.idempotency_key if has_own_key else None
-        self._operation = origin.operation if has_own_key else None
-        self._records = ManifestStore(connection, queue.name, queue.events.name) if queue.events else None
-        self._rows = ManifestRows(connection, queue, self._key)
-        self._known = StoredJobs()
+        self._key = key
+        self._events = str(queue.events.name if queue.events else "")
+        self._records = ManifestStore(connection, queue.name, self._events)
         self._stored: StoredHead | None = None
-        self._begun: ManifestHead | None = None
-        self._opened = False
-        self._is_of_other_runs = False
-        self._takes_extra = False
-        # The first sequence of the queue that a job of the manifest may have which isn't in it.
-        self.unrecorded_from = 1
-        self._save_at = time.monotonic() + _SAVE_INTERVAL
 
     @property
     def position(self) -> int:
         """The sequence in the events stream of what was stored last; 1 where nothing was."""
         return self._stored.sequence if self._stored else 1
+
+    async def _is_first(self, record: ManifestHead) -> bool | None:
+        """Store a record if there is none, and return true; ``None`` where no events stream captures such records.
+
+        Most tasks are first tries: the condition saves them the request for an earlier record.
+
+        :raises ApiError: it couldn't be stored for another reason than that there is one
+        :raises TransientError: it isn't known whether it is stored
+        """
+        try:
+            self._stored = await self._records.store(self._key, record, after=0)
+        except ApiError as error:
+            if error.err_code in CONFLICTS:
+                return False
+            if error.err_code == _WRONG_STREAM:
+                return None
+            raise
+        except TransientError:
+            if await self._is_captured():
+                raise
+            return None
+        return True
+
+    async def _is_captured(self) -> bool:
+        try:
+            subjects = (await stream_info(self._connection, self._events))["config"].get("subjects") or []
+        except NotFoundError:
+            return False
+        return covered_by_any(subjects, manifest_filter(self._queue.name))
+
+    async def _remove_older(self) -> None:
+        with suppress(ApiError, TransientError):
+            if self._stored:
+                await self._records.remove_older(self._key, self._stored.sequence)
+
+    async def _remove_unneeded(self) -> None:
+        if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:
+            with suppress(ApiError, TransientError):
+                await remove_unneeded_manifests(self._connection, self._queue)
+
+
+class NamedTask(_TaskRecord):
+    """The record that names a task by its key, where the manifest of what it publishes has another key, or is none.
+
+    :param origin: the task
+    """
+
+    def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin) -> None:
+        task = replace(origin, idempotency_key=None, operation=None, is_further_run=False)
+        super().__init__(connection, queue, task, origin.key)
+        self._opened = False
+
+    async def announce(self, info: Mapping[str, Any]) -> bool:
+        """Store the record before anything is published.
+
+        :param info: the work queue's STREAM.INFO, read before anything is published
+        :return: whether a record names the task now
+        """
+        record = new_head(self._queue.name, info, self._origin)
+        is_first = await self._is_first(record)
+        if is_first is not False:
+            self._opened = bool(is_first)
+            return self._opened
+
+        def reopened(earlier: ManifestHead | None) -> ManifestHead | None:
+            if earlier is None:
+                self._opened = True
+                return record
+            is_manifest = bool(earlier.rows or earlier.parts) and earlier.created == record.created
+            # An open one belongs to an operator of the same task, a closed one with jobs to another call.
+            self._opened = earlier.closed and not is_manifest
+            if earlier.closed and is_manifest:
+                return earlier.model_copy(update={"last_job": None})
+            return following_head(record, earlier, number=earlier.round) if earlier.closed else None
+
+        self._stored = await self._records.update(self._key, reopened)
+        return self._stored is not None
+
+    async def conclude(self, report: PublishReport) -> None:
+        """Record what was published after :meth:`announce`."""
+        if not self._stored:
+            return
+        closed = {"closed": True, "published": report.job_count} if self._opened else {}
+        last_seen = self._stored.record
+
+        def concluded(stored: ManifestHead | None) -> ManifestHead:
+            return published_head(stored or last_seen, report).model_copy(update=closed)
+
+        self._stored = await self._records.update(self._key, concluded, self._stored)
+        await self._remove_older()
+        await self._remove_unneeded()
+
+
+class Manifest(_TaskRecord):
+    """The manifest of one task, or of one idempotency key.
+
+    :param origin: the task, whose tries have one manifest; or the program that publishes for its key
+
+    :ivar known: the jobs that are stored already
+    :ivar unrecorded_from: the first sequence of the queue that a job of the manifest may have which isn't in it
+    """
+
+    def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin) -> None:
+        super().__init__(connection, queue, origin, origin.manifest_key)
+        # That of the first run of this name; another run of the same name has one of its own.
+        self._first_key = self._key
+        self._is_shared = origin.idempotency_key is not None
+        self._rows = ManifestRows(connection, queue, self._key)
+        self.known = StoredJobs()
+        self._begun: ManifestHead | None = None
+        self._is_of_other_runs = False
+        self._takes_extra = False
+        self.unrecorded_from = 1
+        self._save_at = time.monotonic() + _SAVE_INTERVAL
+
+    # Whether this try goes on with the jobs of an earlier one.
 
     async def begin(
         self,
@@ -104,82 +230,115 @@ class Manifest:
         cursor: Mapping[str, Any] | None = None,
         *,
         have_ended: Callable[[ManifestHead], Awaitable[bool]] | None = None,
-    ) -> tuple[ManifestHead, StoredJobs] | None:
-        """Store the head for a task that begins to publish, or read the one of an earlier try.
+    ) -> ManifestHead | None:
+        """Store the record for a task that begins to publish, or read the one of an earlier try.
 
         :param info: the work queue's STREAM.INFO, read before anything is published
         :param cursor: where the ends of jobs that are published from now on will be found
         :param have_ended: returns whether all jobs of a manifest have ended for which waiting is over
-        :return: the head and the jobs that are stored already; ``None`` where the events stream captures no such
-            records
+        :return: the record; ``None`` where the events stream captures no such records
         """
-        if self._records is None:
+        record = new_head(self._queue.name, info, self._origin, cursor)
+        is_first = await self._is_first(record)
+        if is_first is None:
             return None
-        record = new_head(self._queue.name, info, self._origin, cursor).model_copy(
-            update={"idempotency_key": self._idempotency_key, "operation": self._operation}
-        )
-        try:
-            # Most tasks are first tries: this condition saves them the request for an earlier record.
-            self._stored = await self._records.store(self._key, record, after=0)
-        except (ApiError, TransientError) as error:
-            if not await self._has_record(error):
-                return None
+        self.unrecorded_from = record.queue_from
+        self._begun = record if is_first else await self._resumed(record, have_ended)
+        return self._begun
+
+    async def _resumed(
+        self, record: ManifestHead, have_ended: Callable[[ManifestHead], Awaitable[bool]] | None
+    ) -> ManifestHead:
+        """Store the record of this try behind that of the one before it, and read which jobs are stored.
+
+        :param record: the one that a first try would store
+        """
+        stored, is_own = await self._find_own(record.created)
+        if is_own:
+            record = record.model_copy(update={"is_further_run": self._origin.is_further_run})
         else:
-            self._begun = record
-            self.unrecorded_from = record.queue_from
-            return record, self._known
-        record, stored = await self._own_record(self._records, record)
-        earlier_head: ManifestHead | None = None
-        ended_at = await self._ended_at(record, stored.record if stored else None, have_ended)
+            record, stored = await self._begin_further_run(record, stored), None
+        before = stored.record if stored and stored.record.created == record.created else None
+        # All of its jobs have ended by now, though its waiting was over before.
+        ended_at = before.began_at if before and before.over and have_ended and await have_ended(before) else None
+        continued: ManifestHead | None = None
 
         def next_round(earlier: ManifestHead | None) -> ManifestHead | None:
-            nonlocal earlier_head
+            nonlocal continued
             if earlier is None:
                 return record
             if earlier.created == record.created and self._continues(earlier, has_ended=ended_at == earlier.began_at):
-                earlier_head = earlier
-                self._is_of_other_runs = self._idempotency_key is not None and earlier.closed
+                continued = earlier
                 return resumed_head(earlier, record)
             return following_head(record, earlier, number=earlier.round + 1)
 
         self._stored = await self._records.update(self._key, next_round, stored)
-        self._begun = begun = self._stored.record if self._stored else record
-        self.unrecorded_from = record.queue_from
-        if earlier_head is not None:
+        if continued is not None:
+            self._is_of_other_runs = self._is_shared and continued.closed
             # Runs of one idempotency key may publish at the same time.
-            is_shared = self._idempotency_key is not None
-            first = earlier_head.queue_from if is_shared else earlier_head.unrecorded_from
+            first = continued.queue_from if self._is_shared else continued.unrecorded_from
             self.unrecorded_from = min(record.queue_from, first or record.queue_from)
-            self._known = await read_stored_jobs(
-                self._connection, self._queue, self._key, self._origin, earlier_head, self._rows
-            )
-            if earlier_head.max_tries != record.max_tries:
-                self._known.forget_unverified()
-        return begun, self._known
+            await self._read_known(continued)
+            if continued.max_tries != record.max_tries:
+                self.known.forget_unverified()
+        return self._stored.record if self._stored else record
 
-    async def _own_record(self, records: ManifestStore, record: ManifestHead) -> tuple[ManifestHead, StoredHead | None]:
-        """Return the head that this try would store first, and the manifest of its run, where it is stored."""
-        stored, is_own = await self._find_own(records, record.created)
-        if is_own:
-            return record.model_copy(update={"is_further_run": self._origin.is_further_run}), stored
-        return await self._begin_further_run(records, record, stored), None
+    def _continues(self, earlier: ManifestHead, *, has_ended: bool) -> bool:
+        """Return whether a try goes on with the jobs of an earlier one; otherwise the task was cleared."""
+        is_retry = self._origin.max_tries is not None and earlier.max_tries == self._origin.max_tries
+        return self._is_shared or is_retry or not (earlier.closed or has_ended)
 
-    async def _find_own(self, records: ManifestStore, created: str | None = None) -> tuple[StoredHead | None, bool]:
+    async def _read_known(self, earlier: ManifestHead) -> None:
+        """Read which jobs earlier tries have stored: from the rows, and by a search where these don't have all.
+
+        :param earlier: the record as the try before this one left it
+        """
+        known, search_from = self.known, earlier.unrecorded_from
+        known.salts, known.of_any_task = earlier.salts, self._is_shared
+        # The events stream keeps the record of a key for its max_age after the last run, and so must its rows be kept.
+        self._rows.resume(earlier, renews_parts=self._is_shared)
+        async for part in read_rows(self._connection, self._events, self._queue.name, self._key, earlier):
+            if part is None:
+                # The events stream has forgotten it.
+                search_from = earlier.queue_from
+                continue
+            for digest, body_digest, sequence in unpacked_rows(part):
+                if sequence >= UNVERIFIED:
+                    known.add_unverified(digest, sequence - UNVERIFIED)
+                elif not sequence or not known.add(digest, body_digest, sequence):
+                    continue
+                if self._is_shared:
+                    self._rows.add(digest, body_digest, sequence)
+        if search_from is None:
+            return
+        # Also within the duplicate window: a server that was restarted has forgotten the ids of jobs that are done.
+        await find_stored_jobs(
+            self._connection,
+            self._queue,
+            known,
+            created=datetime.fromisoformat(earlier.created),
+            queue_from=search_from,
+            events_from=earlier.position("events_from") or 1,
+            # Other calls of the task, and other runs of its name, have jobs with its key too.
+            task_key=None if earlier.shares_task_key else self._origin.key,
+        )
+
+    async def _find_own(self, created: str | None = None) -> tuple[StoredHead | None, bool]:
         """Find the manifest of the run among those of all runs of its name.
 
         :param created: when the queue's stream was created; manifests about an earlier one are anybody's
         :return: the manifest, and true; or that of the first run, and false where none is the run's
         """
-        first = await records.read(self._first_key)
+        first = await self._records.read(self._first_key)
         attempt, earlier = self._origin.attempt, first.record.attempt if first else None
-        if first is None or attempt is None or earlier is None or self._idempotency_key is not None:
+        if first is None or attempt is None or earlier is None or self._is_shared:
             return first, True
         if created not in (None, first.record.created):
             return first, True
         found = [first]
         if self._is_followed(first.record) < _SAME_START:
             runs = [replace(self._origin, run=run, is_further_run=True) for run in first.record.further_runs]
-            heads = await map_concurrently(lambda origin: records.read(origin.manifest_key), runs)
+            heads = await map_concurrently(lambda origin: self._records.read(origin.manifest_key), runs)
             found += [head for head in heads if head and head.record.created == first.record.created]
 
         def likelihood(head: StoredHead) -> tuple[int, bool, int, datetime]:
@@ -202,9 +361,7 @@ class Manifest:
         raised_tries = tries is not None and earlier_tries is not None and tries > earlier_tries
         return self._origin.attempt.follows(earlier.attempt, raised_tries=raised_tries)
 
-    async def _begin_further_run(
-        self, records: ManifestStore, record: ManifestHead, first: StoredHead | None
-    ) -> ManifestHead:
+    async def _begin_further_run(self, record: ManifestHead, first: StoredHead | None) -> ManifestHead:
         """Note in the manifest of the first run that another run of its name has one of its own."""
         mark, attempt = record.run, self._origin.attempt
         runs = [first.record.run, *first.record.further_runs] if first else []
@@ -217,7 +374,7 @@ class Manifest:
                 return None
             return stored.model_copy(update={"further_runs": [*stored.further_runs, mark][-_MAX_FURTHER_RUNS:]})
 
-        await records.update(self._first_key, noted, first)
+        await self._records.update(self._first_key, noted, first)
         self._become_further_run(mark)
         return record.model_copy(update={"run": mark, "is_further_run": True})
 
@@ -226,42 +383,21 @@ class Manifest:
         self._key = self._origin.manifest_key
         self._rows = ManifestRows(self._connection, self._queue, self._key)
 
-    async def _ended_at(
-        self,
-        record: ManifestHead,
-        earlier: ManifestHead | None,
-        have_ended: Callable[[ManifestHead], Awaitable[bool]] | None,
-    ) -> datetime | None:
-        """Return when the round began whose jobs have all ended by now, though its waiting was over before."""
-        if earlier is None or have_ended is None or not earlier.over or earlier.created != record.created:
-            return None
-        return earlier.began_at if await have_ended(earlier) else None
-
-    def _continues(self, earlier: ManifestHead, *, has_ended: bool) -> bool:
-        """Return whether a try goes on with the jobs of an earlier one; otherwise the task was cleared."""
-        if self._idempotency_key is not None:
-            return True
-        if self._origin.max_tries is not None and earlier.max_tries == self._origin.max_tries:
-            return True
-        return not (earlier.closed or has_ended)
+    # What is known of jobs that are about to be sent.
 
     def are_new(self, first: int, run: OutgoingRun) -> bool:
         """Note a run that is about to be sent; return ``False``, with nothing noted, where one may be stored."""
-        return self._known.is_empty and self._rows.note_run(first, run)
+        return self.known.is_empty and self._rows.note_run(first, run)
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored.
 
         :raises JobError: its given id is stored with another body
         """
-        sequence = self._known.sequence_of(index, job)
-        if not self._known.is_recorded(job):
+        sequence = self.known.sequence_of(index, job)
+        if not self.known.is_recorded(job):
             self._rows.note(index, job)
         return sequence
-
-    def unverified(self, job: OutgoingJob) -> int | None:
-        """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
-        return self._known.unverified(job)
 
     def note(self, index: int, job: OutgoingJob) -> None:
         """Note a job that is stored, though it wasn't sent."""
@@ -282,45 +418,16 @@ class Manifest:
 
         :raises JetStreamProviderError: it isn't known to be noted
         """
-        salt, last_seen = token_urlsafe(16), self._stored.record if self._stored else self._begun
-        if self._records is None or self._begun is None or last_seen is None:
-            raise TransientError("expected a manifest that notes other message ids, found none")
+        salt = token_urlsafe(16)
 
-        def with_salt(stored: ManifestHead | None) -> ManifestHead | None:
-            head = stored or last_seen
-            is_known = self._is_of_later_round(stored) or salt in head.salts
-            return None if is_known else head.model_copy(update={"salts": [*head.salts, salt]})
+        def with_salt(head: ManifestHead) -> ManifestHead | None:
+            return None if salt in head.salts else head.model_copy(update={"salts": [*head.salts, salt]})
 
-        self._stored = await self._records.update(self._key, with_salt, self._stored)
-        if self._stored is None or salt not in self._stored.record.salts:
+        await self._change(with_salt)
+        if self._begun is None or self._stored is None or salt not in self._stored.record.salts:
             raise TransientError("the task was cleared while this try of it went on: it publishes nothing more")
         self._begun = self._begun.model_copy(update={"salts": self._stored.record.salts})
         return salt
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the stored jobs may fill a page, or none were recorded for long."""
-        return self._rows.may_fill_page or time.monotonic() >= self._save_at
-
-    async def save_progress(self, report: PublishReport) -> None:
-        """Record the jobs that are stored by now, where they fill a page, or none were recorded for long."""
-        is_due = time.monotonic() >= self._save_at
-        if not self._records or not self._stored or not self.is_due:
-            return
-        last_seen = self._stored.record
-
-        def with_rows(stored: ManifestHead | None) -> ManifestHead | None:
-            return None if self._is_of_later_round(stored) else self._rows.recorded(stored or last_seen)
-
-        with suppress(ApiError, TransientError):
-            if await self._rows.take(report, only_full=not is_due) or is_due:
-                self._save_at = time.monotonic() + _SAVE_INTERVAL
-                self._stored = await self._records.update(self._key, with_rows, self._stored)
-                await self._remove_older(self._records)
-            return
-        # The server is away: what is stored meanwhile is recorded later.
-        self._save_at = time.monotonic() + _SAVE_INTERVAL
-        self._rows.postpone()
 
     def extra(self) -> array[int]:
         """Return the sequences of jobs that an earlier try has stored and that :meth:`sequence_of` wasn't asked for.
@@ -330,8 +437,8 @@ class Manifest:
         """
         if self._is_of_other_runs:
             return array("Q")
-        extra = self._known.extra()
-        for digest, body_digest, sequence in self._known.not_listed():
+        extra = self.known.extra()
+        for digest, body_digest, sequence in self.known.not_listed():
             if sequence < SCHEDULED:
                 extra.append(sequence)
             if not self._takes_extra:
@@ -339,158 +446,320 @@ class Manifest:
         self._takes_extra = True
         return extra
 
+    # What is recorded.
+
+    async def _change(self, change: Callable[[ManifestHead], ManifestHead | None]) -> None:
+        """Change the record, unless the task was cleared while this try, which Airflow has given up, went on.
+
+        :param change: returns the new record; ``None`` for no change
+        """
+        last_seen, begun = self._stored.record if self._stored else None, self._begun
+
+        def changed(stored: ManifestHead | None) -> ManifestHead | None:
+            if stored and begun and (stored.created, stored.round) != (begun.created, begun.round):
+                return None
+            head = stored or last_seen
+            return change(head) if head else None
+
+        self._stored = await self._records.update(self._key, changed, self._stored)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the stored jobs may fill a part, or none were recorded for long."""
+        return self._rows.may_fill_part or time.monotonic() >= self._save_at
+
+    async def save_progress(self, report: PublishReport) -> None:
+        """Record the jobs that are stored by now, where they fill a part, or none were recorded for long."""
+        is_due = time.monotonic() >= self._save_at
+        if not self._stored or not self.is_due:
+            return
+        with suppress(ApiError, TransientError):
+            if await self._rows.take(report, only_full=not is_due) or is_due:
+                self._save_at = time.monotonic() + _SAVE_INTERVAL
+                await self._change(self._rows.recorded)
+                await self._remove_older()
+            return
+        # The server is away: what is stored meanwhile is recorded later.
+        self._save_at = time.monotonic() + _SAVE_INTERVAL
+        self._rows.postpone()
+
     async def record_stored(self, report: PublishReport) -> None:
         """Record which jobs are stored; needs :meth:`begin` first."""
-        if not self._records or not self._stored:
-            return
         await self._rows.take(report)
-        last_seen = self._stored.record
-
-        def with_jobs(stored: ManifestHead | None) -> ManifestHead | None:
-            if self._is_of_later_round(stored):
-                return None
-            return self._recorded(stored or last_seen, report)
-
-        self._stored = await self._records.update(self._key, with_jobs, self._stored)
+        await self._change(lambda head: self._recorded(head, report))
 
     async def close(self, report: PublishReport | None = None) -> None:
         """Record that the task has nothing more to do, and remove records that nothing needs any more.
 
         :param report: the fate of its jobs, where :meth:`record_stored` hasn't recorded it
         """
-        await self._conclude_waiting({"closed": True, "over": False}, report)
+
+        def closed(head: ManifestHead) -> ManifestHead:
+            if report:
+                head = self._recorded(head, report)
+            elif head.runs is None:
+                # Without runs, which jobs the task has isn't known.
+                head = head.model_copy(update={"last_job": None})
+            return head.model_copy(update={"closed": True, "over": False, "runs": None})
+
+        if await self._conclude(closed, report) and self._queue.advisory_subjects:
+            await AdvisoryPages(self._connection, self._queue, self._key).remove()
 
     async def mark_over(self) -> None:
         """Record that waiting is over for good although jobs may still run: a clear waits for them again."""
-        await self._conclude_waiting({"over": True})
+        await self._conclude(lambda head: head.model_copy(update={"over": True}))
 
-    async def _conclude_waiting(self, state: Mapping[str, bool], report: PublishReport | None = None) -> None:
-        if self._records is None or not await self._has_own(self._records):
-            return
-        last_seen = self._stored.record if self._stored else None
+    async def _conclude(
+        self, change: Callable[[ManifestHead], ManifestHead], report: PublishReport | None = None
+    ) -> bool:
+        """Change the record of the run unless it is closed already; return whether it has one."""
+        if not self._stored:
+            # Another process has begun it.
+            self._stored, is_own = await self._find_own()
+            if not is_own:
+                return False
         if report:
             await self._rows.take(report)
         # Before the record is closed, since a task that is killed after that would publish all its jobs again.
-        await self._remove_unneeded_records()
-
-        def concluded(stored: ManifestHead | None) -> ManifestHead | None:
-            record = stored or last_seen
-            if record is None or record.closed or self._is_of_later_round(stored):
-                return None
-            if report is not None:
-                record = self._recorded(record, report)
-            elif state.get("closed") and record.runs is None:
-                # Without runs, which jobs the task has isn't known.
-                record = record.model_copy(update={"last_job": None})
-            return record.model_copy(update={**state, **({"runs": None} if state.get("closed") else {})})
-
-        self._stored = await self._records.update(self._key, concluded, self._stored)
-        if self._queue.advisory_subjects and state.get("closed"):
-            await AdvisoryPages(self._connection, self._queue, self._key).remove()
-        await self._remove_older(self._records)
-
-    async def _has_own(self, records: ManifestStore) -> bool:
-        """Find the manifest of the run unless this object has begun it; return whether it isn't another run's."""
-        if self._stored:
-            return True
-        self._stored, is_own = await self._find_own(records)
-        return is_own
+        await self._remove_unneeded()
+        await self._change(lambda head: None if head.closed else change(head))
+        await self._remove_older()
+        return True
 
     def _recorded(self, head: ManifestHead, report: PublishReport) -> ManifestHead:
-        """Return a head with what a call has published."""
+        """Return a record with what a call has published."""
         runs = index_runs(report.queue_sequences())
         is_known = all(failure.certain for failure in report.failures)
         # A try that Airflow has given up goes on beside the one that has begun since.
         is_latest = self._begun is not None and head.begun_by == self._begun.begun_by
-        stored = report.job_count
-        count = len(self._known) + self._rows.added if self._idempotency_key is not None else stored
+        count = len(self.known) + self._rows.added if self._is_shared else report.job_count
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
         recorded = self._rows.recorded(published_head(head, report))
-        has_all = self._takes_extra or next(self._known.not_listed(), None) is None
+        has_all = self._takes_extra or next(self.known.not_listed(), None) is None
         is_complete = is_known and is_latest and has_all and not self._rows.overflows
         complete = {"unrecorded_from": None} if is_complete else {}
         return recorded.model_copy(update={**outcome, **complete})
 
-    def _is_of_later_round(self, stored: ManifestHead | None) -> bool:
-        """Return whether the task was cleared while this try, which Airflow has given up, went on."""
-        begun = self._begun
-        return bool(stored and begun and (stored.created, stored.round) != (begun.created, begun.round))
 
-    async def announce(self, info: Mapping[str, Any]) -> bool:
-        """Store the record of a task whose tries don't resume each other, before it publishes.
+def unpacked_rows(rows: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yield message id, body digest and sequence of each row."""
+    for start in range(0, len(rows) - ROW_BYTES + 1, ROW_BYTES):
+        row = rows[start : start + ROW_BYTES]
+        yield row[:DIGEST_BYTES], row[DIGEST_BYTES:_KEY_BYTES], int.from_bytes(row[_KEY_BYTES:])
 
-        :param info: the work queue's STREAM.INFO, read before anything is published
-        :return: whether a record names the task now
+
+def inline_rows(head: ManifestHead) -> bytes:
+    """Return the rows that a manifest's head holds itself."""
+    try:
+        rows = b64decode(head.rows, validate=True)
+    except (Base64Error, ValueError):
+        return b""
+    return rows if len(rows) % ROW_BYTES == 0 else b""
+
+
+class ManifestRows:
+    """The rows that a try adds to a manifest: in parts, and the last of them in its head.
+
+    :param key: the manifest's key, one token
+    """
+
+    def __init__(self, connection: Connection, queue: WorkQueue, key: str) -> None:
+        self._connection = connection
+        self._events = str(queue.events.name if queue.events else "")
+        self._subject = manifest_page_subject(queue.name, key)
+        limit = connection.max_payload
+        if queue.events and (queue.events.max_msg_size or 0) > 0:
+            limit = min(limit, queue.events.max_msg_size or limit)
+        self._part_bytes = max(1, min(_PART_ROWS, (limit - _PART_RESERVE) // ROW_BYTES)) * ROW_BYTES
+        self._head_bytes = max(0, limit - _HEAD_RESERVE)
+        # Base64 makes four bytes of three, and a head may get the rows of two tries at once.
+        self._inline_bytes = min(_INLINE_ROWS, self._head_bytes // ROW_BYTES // 4) * ROW_BYTES
+        self._parts: list[int] = []
+        self._replaced: set[int] = set()
+        self._inline = bytearray()
+        # Those of the head as this try stored it last.
+        self._recorded: set[bytes] = set()
+        # By position: message id and body digest of each job that isn't known to be stored yet.
+        self._noted: dict[int, bytes] = {}
+        self._runs: list[_NotedRun] = []
+        self._fills_at = self._part_bytes // ROW_BYTES
+        self.added = 0
+
+    @property
+    def overflows(self) -> bool:
+        """Whether no head that the events stream takes can name the parts: its messages are too small."""
+        return _NUMBER_BYTES * len(self._parts) + 2 * len(self._inline) > max(self._head_bytes, ROW_BYTES)
+
+    @property
+    def max_runs(self) -> int:
+        """How many runs of jobs a head may name besides."""
+        return self._head_bytes // (8 * _NUMBER_BYTES)
+
+    @property
+    def may_fill_part(self) -> bool:
+        """Whether enough jobs were noted to fill a part once they are stored."""
+        return self._noted_jobs >= self._fills_at
+
+    def postpone(self) -> None:
+        """Store no part until as many further jobs were noted."""
+        self._fills_at = self._noted_jobs + self._part_bytes // ROW_BYTES
+
+    @property
+    def _noted_jobs(self) -> int:
+        return len(self._noted) + sum([len(run.bodies) for run in self._runs])
+
+    def resume(self, head: ManifestHead, *, renews_parts: bool = False) -> None:
+        """Go on with the rows of an earlier try.
+
+        :param renews_parts: whether its rows will be added again, so that their parts stay as long as the head
         """
-        if self._records is None:
-            return False
-        record = new_head(self._queue.name, info, self._origin)
-        try:
-            self._stored = await self._records.store(self._key, record, after=0)
-        except (ApiError, TransientError) as error:
-            if not await self._has_record(error):
-                return False
+        self._replaced = set(head.parts) if renews_parts else set()
+        self._parts = [] if renews_parts else list(head.parts)
+        rows = inline_rows(head)
+        self._recorded = set(_split(rows))
+        self._inline = bytearray() if renews_parts else bytearray(rows)
+
+    def note_run(self, first: int, run: OutgoingRun) -> bool:
+        """Note a run that is about to be sent, and return true."""
+        if isinstance(run, UniformRun):
+            self._runs.append(_NotedRun(first, *run.row_columns()))
         else:
-            self._opened = True
-            return True
+            for offset in range(len(run)):
+                self.note(first + offset, run.job(offset))
+        return True
 
-        def reopened(earlier: ManifestHead | None) -> ManifestHead | None:
-            if earlier is None:
-                self._opened = True
-                return record
-            is_manifest = bool(earlier.rows or earlier.pages) and earlier.created == record.created
-            # An open one belongs to an operator of the same task, a closed one with jobs to another call.
-            self._opened = earlier.closed and not is_manifest
-            if earlier.closed and is_manifest:
-                return earlier.model_copy(update={"last_job": None})
-            return following_head(record, earlier, number=earlier.round) if earlier.closed else None
+    def note(self, index: int, job: OutgoingJob) -> None:
+        """Note a job that is about to be sent."""
+        if digest := digest_of(job.message_id):
+            self._noted[index] = digest + job.key.body_digest[:BODY_DIGEST_BYTES]
 
-        self._stored = await self._records.update(self._key, reopened)
-        return self._stored is not None
+    def add(self, digest: bytes, body_digest: bytes, sequence: int) -> None:
+        """Add a job that an earlier try has stored."""
+        self._inline += digest + body_digest[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
 
-    async def conclude(self, report: PublishReport) -> None:
-        """Record what a task has published after :meth:`announce`."""
-        if not self._records or not self._stored:
-            return
-        closed = {"closed": True, "published": report.job_count} if self._opened else {}
-        last_seen = self._stored.record
+    async def take(self, report: PublishReport, *, only_full: bool = False) -> bool:
+        """Add the noted jobs that are stored by now, and store parts of those that a head doesn't hold.
 
-        def concluded(stored: ManifestHead | None) -> ManifestHead:
-            return published_head(stored or last_seen, report).model_copy(update=closed)
-
-        self._stored = await self._records.update(self._key, concluded, self._stored)
-        await self._remove_older(self._records)
-        await self._remove_unneeded_records()
-
-    async def _remove_older(self, records: ManifestStore) -> None:
-        with suppress(ApiError, TransientError):
-            if self._stored:
-                await records.remove_older(self._key, self._stored.sequence)
-
-    async def _remove_unneeded_records(self) -> None:
-        if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:
-            with suppress(ApiError, TransientError):
-                await remove_unneeded_manifests(self._connection, self._queue)
-
-    async def _has_record(self, error: ApiError | TransientError) -> bool:
-        """Return whether a record couldn't be stored since the task has one already.
-
-        :return: ``False`` where no events stream captures such records
-        :raises ApiError: it couldn't be stored for another reason
-        :raises TransientError: it isn't known whether it is stored
+        :param only_full: whether to store full parts only
+        :return: whether a part was stored
         """
-        if isinstance(error, ApiError):
-            if error.err_code not in {*CONFLICTS, _WRONG_STREAM}:
-                raise error
-            return error.err_code in CONFLICTS
-        if await self._is_captured():
-            raise error
-        return False
+        sequences = report.sequences
+        self._take_runs(sequences, only_full=only_full)
+        for index in [index for index in self._noted if index < len(sequences) and sequences[index]]:
+            place = sequences[index] | (SCHEDULED if index in report.scheduled else 0)
+            self._inline += self._noted.pop(index) + place.to_bytes(8)
+            self.added += 1
+        self.postpone()
+        stored = False
+        while len(self._inline) >= self._part_bytes or (not only_full and len(self._inline) > self._inline_bytes):
+            part = bytes(self._inline[: self._part_bytes])
+            ack = await store(self._connection, self._subject, part, {"Nats-Expected-Stream": self._events})
+            self._parts.append(ack.sequence)
+            del self._inline[: self._part_bytes]
+            stored = True
+        return stored
 
-    async def _is_captured(self) -> bool:
-        try:
-            events = self._queue.events.name if self._queue.events else ""
-            subjects = (await stream_info(self._connection, events))["config"].get("subjects") or []
-        except NotFoundError:
-            return False
-        return covered_by_any(subjects, manifest_filter(self._queue.name))
+    def _take_runs(self, sequences: array[int], *, only_full: bool) -> None:
+        waiting: list[_NotedRun] = []
+        for run in self._runs:
+            if rows := run.rows(sequences):
+                self._inline += rows
+                self.added += len(run.bodies)
+            elif only_full:
+                waiting.append(run)
+            else:
+                self._noted.update(run.unfinished())
+        self._runs = waiting
+
+    def recorded(self, head: ManifestHead) -> ManifestHead:
+        """Return a head with the rows, and with those that another run of its idempotency key has added meanwhile."""
+        for row in _split(inline_rows(head)):
+            if row not in self._recorded:
+                self._recorded.add(row)
+                self._inline += row
+        self._parts += sorted({*head.parts} - {*self._parts} - self._replaced)
+        self._recorded = set(_split(self._inline))
+        if self.overflows:
+            # A retry searches for the jobs.
+            return head.model_copy(update={"rows": "", "parts": [], "unrecorded_from": head.queue_from})
+        return head.model_copy(update={"rows": b64encode(self._inline).decode(), "parts": sorted(self._parts)})
+
+
+@dataclass(frozen=True, slots=True)
+class _NotedRun:
+    """Jobs that follow each other, none of which was known to be stored.
+
+    :param ids: message ids, as two numbers each
+    :param bodies: the beginnings of the digests of bodies
+    """
+
+    first: int
+    ids: array[int]
+    bodies: array[int]
+
+    def rows(self, sequences: array[int]) -> bytes:
+        """Return the rows of the jobs; nothing unless all of them are stored."""
+        count = len(self.bodies)
+        stored = sequences[self.first : self.first + count]
+        if len(stored) < count or 0 in stored:
+            return b""
+        if sys.byteorder == "little":
+            stored.byteswap()
+        rows = array("Q", bytes(ROW_BYTES * count))
+        rows[::4], rows[1::4], rows[2::4], rows[3::4] = self.ids[::2], self.ids[1::2], self.bodies, stored
+        return rows.tobytes()
+
+    def unfinished(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the index of each job, and its row without its sequence."""
+        ids, bodies = self.ids.tobytes(), self.bodies.tobytes()
+        for place in range(len(self.bodies)):
+            digest = ids[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
+            yield self.first + place, digest + bodies[place * BODY_DIGEST_BYTES : (place + 1) * BODY_DIGEST_BYTES]
+
+
+def _split(rows: bytes | bytearray) -> Iterator[bytes]:
+    return (bytes(rows[start : start + ROW_BYTES]) for start in range(0, len(rows) - ROW_BYTES + 1, ROW_BYTES))
+
+
+async def read_rows(
+    connection: Connection, events: str, queue: str, key: str, head: ManifestHead
+) -> AsyncGenerator[bytes | None, None]:
+    """Yield the rows of a manifest, part by part, and at last those of its head; ``None`` for a part that is gone."""
+    subject = manifest_page_subject(queue, key)
+
+    async def read(sequence: int) -> bytes | None:
+        message = await get_message(connection, events, sequence)
+        if message is None or message.subject != subject or len(message.data) % ROW_BYTES:
+            return None
+        return message.data
+
+    for start in range(0, len(head.parts), _READ_AT_ONCE):
+        for rows in await map_concurrently(read, head.parts[start : start + _READ_AT_ONCE]):
+            yield rows
+    yield inline_rows(head)
+
+
+async def read_manifest_sequences(connection: Connection, events: str, queue: str, key: str) -> array[int] | None:
+    """Return the stream sequences of the jobs in a manifest; ``None`` where not all are known.
+
+    Schedules are left out: they are in another stream.
+
+    :param events: the events stream of the queue
+    :param key: the manifest's key
+    """
+    try:
+        message = await last_message(connection, events, manifest_subject(queue, key))
+    except NotFoundError:
+        return None
+    head = parse_manifest_head(message.data) if message else None
+    if head is None or not head.is_about(queue, key):
+        return None
+    if head.unrecorded_from is not None:
+        # A try was cut off, or its jobs don't fit.
+        return None
+    sequences = array("Q")
+    async for rows in read_rows(connection, events, queue, key, head):
+        if rows is None:
+            return None
+        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < SCHEDULED)
+    return sequences

@@ -1,26 +1,66 @@
-"""Which jobs of a task are stored already: those in its manifest, and those that a try stored which was cut off."""
+"""Which jobs are stored already: those in a manifest, those that a try stored which was cut off, and duplicates.
+
+``duplicate: true`` says only that a message with the job's message id was stored. What is believed of it, and why:
+
+- *The message is stored, or the archive has a copy of it*: it is the job if subject, body and headers are the job's.
+- *It was stored before anything of this manifest can have been*: it is somebody else's, unless limits of the events
+  stream may have dropped an earlier manifest of the same task: then the job may be the task's own, and done.
+- *Nobody else can know the message id*, since this call has made it at random: it is the job.
+- *The job has ended*, as a completion, a cancellation or the server's ack metric says of its sequence: it is the job.
+- Otherwise it isn't known.
+"""
 
 from __future__ import annotations
 
+import logging
 from array import array
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum, auto
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, SCHEDULED_MSG_ID
-from airflow_provider_jetstream.jetstream.errors import JobError
+from airflow_provider_jetstream.jetstream.advisories import AckMetric, Cancelled, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, msg_get, read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.contract import (
+    AIRFLOW_TASK,
+    MSG_ID,
+    SCHEDULED_MSG_ID,
+    archive_filter,
+    completion_filter,
+)
+from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError, PermissionDeniedError
+from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.origin import digest_of, short_digest
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DigestTable
-from airflow_provider_jetstream.jetstream.publishing.job_content import content_of_job, content_of_message
+from airflow_provider_jetstream.jetstream.publishing.job_content import (
+    content_of_job,
+    content_of_message,
+    is_same_job,
+)
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
+from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.report import RepeatedJob
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
 
 _UNKNOWN_BODY = bytes(BODY_DIGEST_BYTES)
+# The archive stores a copy a moment after the queue has stored the job.
+_ARCHIVE_DELAY = 0.2
 
 
 def _table() -> DigestTable:
@@ -193,3 +233,234 @@ def salted_id(salt: str, message_id: str) -> str:
 
 def _both(digest: bytes, content: bytes) -> bytes:
     return sha256(digest + content).digest()[: len(digest)]
+
+
+async def find_stored_jobs(
+    connection: Connection,
+    queue: WorkQueue,
+    stored: StoredJobs,
+    *,
+    created: datetime,
+    queue_from: int,
+    events_from: int,
+    task_key: str | None,
+) -> None:
+    """Search the queue, its companions included, for jobs, and add all of them to those that are known.
+
+    :param stored: gets jobs of other publishers, too: a job counts only where the message is the job
+    :param created: when the queue's stream was created; the archive may hold copies from an earlier one of its name
+    :param queue_from: the first sequence of the queue that counts
+    :param events_from: the first sequence of the events stream that counts
+    :param task_key: the key in the task's jobs; ``None`` where other jobs have it too
+    """
+    # In the order in which a job moves, so that none is missed.
+    if queue.schedules:
+        async for schedule in _read(connection, queue.schedules.name, ">", 1):
+            stored.add_message(schedule, schedule.sequence | SCHEDULED, task_key=task_key)
+    async for sequence, message in _copies(connection, queue, created, queue_from):
+        stored.add_message(message, sequence, task_key=task_key)
+    if queue.events:
+        async for message in _read(connection, queue.events.name, completion_filter(queue.name), events_from):
+            event = event_of(message, queue.name)
+            if isinstance(event, Completion | Cancelled) and event.job_id and event.stream_seq >= queue_from:
+                # Only a message id counts: an id that the user set may be another publisher's too.
+                stored.add_ended(event.job_id, event.stream_seq)
+
+
+async def jobs_since(connection: Connection, queue: WorkQueue, moment: datetime) -> AsyncGenerator[StoredMessage, None]:
+    """Yield the jobs that a queue has stored since a moment, as the archive has them and as it stores them.
+
+    Needs nats-server 2.11.
+
+    :param moment: by the server's clock
+    """
+    created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
+    if queue.archive:
+        subject = archive_filter(queue.name)
+        async for copy in _read_since(connection, queue.archive.name, subject, moment):
+            if job_sequence(copy) and (job := republished_message(copy)).stored_at >= created:
+                yield job
+    async for job in _read_since(connection, queue.name, ">", moment):
+        yield job
+
+
+async def first_since(connection: Connection, stream: str, subject: str, moment: datetime) -> int | None:
+    """Return the sequence of the first message that was stored since a moment; ``None`` without any."""
+    since = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    try:
+        first = await msg_get(connection, stream, {"next_by_subj": subject, "start_time": since})
+    except NotFoundError:
+        return None
+    return first.sequence if first else None
+
+
+async def _read_since(
+    connection: Connection, stream: str, subject: str, moment: datetime
+) -> AsyncGenerator[StoredMessage, None]:
+    if start := await first_since(connection, stream, subject, moment):
+        async for message in _read(connection, stream, subject, start):
+            yield message
+
+
+async def _copies(
+    connection: Connection, queue: WorkQueue, created: datetime, queue_from: int
+) -> AsyncGenerator[tuple[int, StoredMessage], None]:
+    if queue.archive and (archive := await ArchiveReader.open(connection, queue, created)):
+        start = await archive.first_copy_from(queue_from)
+        async for copy in _read(connection, archive.stream, archive_filter(queue.name), start):
+            if (sequence := job_sequence(copy)) >= queue_from:
+                yield sequence, republished_message(copy)
+    async for job in _read(connection, queue.name, ">", queue_from):
+        yield job.sequence, job
+
+
+async def _read(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
+    try:
+        async for message in read_range(connection, stream, subject, start):
+            yield message
+    except NotFoundError:
+        # A stream that doesn't exist holds none of the task's jobs.
+        return
+
+
+class MessageIs(Enum):
+    """What a message with a job's message id is."""
+
+    JOB = auto()
+    OTHER = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedBefore:
+    """What a publication knows of the jobs that it may have stored before.
+
+    :param first: the first sequence that one of them may have; 0 where that isn't known
+    :param of_any_task: whether other tasks publish the same jobs, as with an idempotency key
+    :param has_origin: whether a task publishes; otherwise the message ids of jobs without ids are random
+    """
+
+    first: int = 0
+    of_any_task: bool = False
+    has_origin: bool = False
+
+
+def find_out(
+    repeated: RepeatedJob, message: StoredMessage | None, publisher: PublishedBefore, ended: Collection[int]
+) -> MessageIs:
+    """Return what the message is that has a job's message id.
+
+    :param message: as it is stored, or as the archive has it; ``None`` where it is gone
+    :param ended: the sequences of jobs that have ended
+    """
+    if message is not None:
+        is_job = is_same_job(repeated.job, message, of_any_task=publisher.of_any_task)
+        return MessageIs.JOB if is_job else MessageIs.OTHER
+    # Sequences of schedules are of another stream; one that is gone has fired, or was cancelled.
+    is_queues = not repeated.job.scheduled
+    if is_queues and repeated.sequence < publisher.first:
+        return MessageIs.OTHER
+    is_secret = not publisher.has_origin and repeated.job.key.given_id is None
+    is_done = is_queues and repeated.sequence in ended
+    return MessageIs.JOB if is_secret or is_done else MessageIs.UNKNOWN
+
+
+async def read_messages(
+    connection: Connection, queue: WorkQueue | None, created: str | None, repeated: Sequence[RepeatedJob | PubAck]
+) -> list[StoredMessage | None]:
+    """Read the messages that have the message ids of jobs, where stream or archive have them.
+
+    :param created: when the queue's stream was created, where that is known
+    """
+    denied: set[str] = set()
+
+    async def stored(job: RepeatedJob | PubAck) -> StoredMessage | None:
+        with _unless_denied(denied):
+            return await get_message(connection, job.stream, job.sequence)
+        return None
+
+    messages = await map_concurrently(stored, repeated)
+    if queue is not None and queue.archive is not None and created is not None:
+        with _unless_denied(denied):
+            await _add_copies(connection, queue, datetime.fromisoformat(created), repeated, messages)
+    for error in sorted(denied):
+        log.info("What has the message ids of jobs can't be read: %s", error)
+    return messages
+
+
+async def _add_copies(
+    connection: Connection,
+    queue: WorkQueue,
+    created: datetime,
+    repeated: Sequence[RepeatedJob | PubAck],
+    messages: list[StoredMessage | None],
+) -> None:
+    """Add to messages the copies that the archive has of those that are gone."""
+    for pause in (0.0, _ARCHIVE_DELAY):
+        if None not in messages:
+            return
+        await sleep(pause)
+        archive = await ArchiveReader.open(connection, queue, created)
+        if archive is None:
+            return
+        for place, job in enumerate(repeated):
+            if messages[place] is None and job.stream == queue.name:
+                messages[place] = await archive.find(job.sequence)
+
+
+async def may_have_dropped(connection: Connection, events: str, queue: Mapping[str, Any]) -> bool:
+    """Return whether limits of the events stream may have dropped the manifest of jobs whose ids the queue knows.
+
+    :param events: the events stream
+    :param queue: the queue's STREAM.INFO
+    """
+    try:
+        info = await stream_info(connection, events)
+    except (NotFoundError, PermissionDeniedError, ApiError):
+        return True
+    config, state = info["config"], info["state"]
+    drops = config.get("discard") != "new" and any(config.get(limit, -1) > 0 for limit in ("max_msgs", "max_bytes"))
+    if not drops or state["first_seq"] <= 1:
+        return False
+    window = timedelta(microseconds=queue["config"]["duplicate_window"] / 1_000)
+    return datetime.fromisoformat(info["ts"]) - datetime.fromisoformat(state["first_ts"]) < window
+
+
+async def ended_jobs(
+    connection: Connection, queue: WorkQueue | None, created: str | None, sequences: set[int], events_from: int
+) -> set[int]:
+    """Return which of some jobs have ended well, as the events stream says.
+
+    :param created: when the queue's stream was created: events about an earlier stream of its name don't count
+    :param events_from: the first sequence of the events stream that counts
+    """
+    ended: set[int] = set()
+    if queue is None or queue.events is None or created is None or not sequences:
+        return ended
+    since = datetime.fromisoformat(created)
+    denied: set[str] = set()
+    with _unless_denied(denied):
+        for subject in (completion_filter(queue.name), ack_metric_filter(queue.name)):
+            async for message in read_range(connection, queue.events.name, subject, events_from):
+                event = parse_advisory(message.data) if message.stored_at >= since else None
+                if isinstance(event, AckMetric) and not event.is_of_server(queue.name, connection.domain):
+                    continue
+                if isinstance(event, Completion | Cancelled | AckMetric) and event.stream == queue.name:
+                    ended |= {event.stream_seq} & sequences
+    for error in denied:
+        log.info("Which jobs have ended can't be read: %s", error)
+    return ended
+
+
+@contextmanager
+def _unless_denied(denied: set[str]) -> Iterator[None]:
+    """Go on after the block where the user may not read something, or its stream is gone: then it isn't known.
+
+    :param denied: the texts of the denials are added to it
+    """
+    try:
+        yield
+    except PermissionDeniedError as error:
+        denied.add(str(error))
+    except (NotFoundError, ApiError):
+        pass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, task_key_of
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.publishing.manifest_store import renew_manifests
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import renew_manifests
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_originals
 
 if TYPE_CHECKING:

@@ -22,25 +22,21 @@ from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentParts, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
-    JetStreamProviderError,
     NotFoundError,
     QueueGoneError,
 )
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.units import short_text
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, report_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableSet
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.origin import Origin
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -201,72 +197,6 @@ class JobsHandle(BaseModel):
             ranges += some
             advised |= {row[0]: row[1] for row in rows if isinstance(row[0], str)}
         return await report_on(ranges), advised
-
-
-async def publish_with_handle(
-    connection: Connection,
-    /,
-    queue: WorkQueue | None,
-    jobs: Iterable[object],
-    *,
-    origin: Origin | None = None,
-    **options: Any,
-) -> PublishReport:
-    """Do what :func:`publish` does; where the queue declares events, the report has a handle on the jobs.
-
-    :param jobs: the jobs, or their bodies
-    :param origin: the Airflow task that publishes; absent outside of tasks
-    :param options: further arguments of :func:`publish`
-    """
-    # A task reads and stores what a handle needs in any case.
-    cursor = await _cursor_before(connection, queue) if queue and origin is None else None
-    report = await publish(connection, queue, jobs, origin=origin, **options)
-    if queue and cursor is None:
-        cursor = handle_cursor(queue, report)
-    await add_handle(connection, cursor, report, origin.key if origin else "_")
-    return report
-
-
-def handle_cursor(queue: WorkQueue, report: PublishReport) -> Cursor | None:
-    """Return the cursor for a handle on jobs that a task has published; ``None`` where nobody can wait for them."""
-    if queue.events is None or report.destination is None or not report.destination.created:
-        return None
-    return Cursor(
-        queue=queue.name,
-        created=report.destination.created,
-        events=queue.events.name,
-        events_from=report.events_from,
-        dead_letters=queue.dead_letters.name if queue.dead_letters else None,
-        dead_letters_from=1,
-        advisory_subjects=queue.advisory_subjects,
-        audit=queue.audit.name if queue.audit else None,
-    )
-
-
-async def _cursor_before(connection: Connection, queue: WorkQueue) -> Cursor | None:
-    if queue.events is None:
-        return None
-    try:
-        return await take_cursor(connection, queue)
-    except JetStreamProviderError as error:
-        # Publishing needs none of it.
-        log.debug("There is no handle on jobs of %s: %s", queue.name, error)
-        return None
-
-
-async def add_handle(connection: Connection, cursor: Cursor | None, report: PublishReport, key: str) -> None:
-    """Add a handle to the report of published jobs.
-
-    :param cursor: taken before they were published; where absent, there is no handle
-    :param key: one token that distinguishes the handle from those of other tasks
-    """
-    if cursor is None:
-        return
-    try:
-        report.handle = (await JobsHandle.take(connection, cursor, report, key)).as_json()
-    except JetStreamProviderError as error:
-        # Not raised, since the jobs are stored.
-        log.warning("There is no handle on the jobs of %s, so that only this task can wait: %s", cursor.queue, error)
 
 
 def _name(cursor: Cursor, key: str) -> DocumentName:

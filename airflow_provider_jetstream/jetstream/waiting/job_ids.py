@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentPart
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.outbox import KnownJobs
     from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
 
 _PARTS = TypeAdapter(DocumentParts)
@@ -107,38 +106,3 @@ class JobIds:
                 sequences.append(sequence)
         ids.locate(sequences)
         return ids
-
-
-class NotedIds:
-    """Notes the ids of jobs that are about to be sent; what is known of the jobs is asked of another.
-
-    :param known: knows which jobs are stored
-    :param ids: gets the ids, in the order of the jobs
-    """
-
-    def __init__(self, known: KnownJobs, ids: JobIds) -> None:
-        self._known = known
-        self._ids = ids
-
-    @property
-    def run_size(self) -> int:
-        """How many jobs are sent together at most."""
-        return self._known.run_size
-
-    @property
-    def verifies(self) -> bool:
-        """Whether the other one finds out what the server calls duplicates."""
-        return self._known.verifies
-
-    def are_new(self, first: int, run: OutgoingRun) -> bool:
-        """Note a run; return ``False``, with nothing noted, where one of its jobs may be stored."""
-        if not self._known.are_new(first, run):
-            return False
-        self._ids.note_run(run)
-        return True
-
-    def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
-        """Note a job, and return its stream sequence; ``None`` where it isn't known to be stored."""
-        sequence = self._known.sequence_of(index, job)
-        self._ids.note(job)
-        return sequence

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead, parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead, parse_manifest_head
 from airflow_provider_jetstream.plugins.monitor.models.actions import TaskJobs, TaskQueue
 
 if TYPE_CHECKING:
