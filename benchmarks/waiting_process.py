@@ -18,7 +18,7 @@ import psutil
 from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
+from airflow_provider_jetstream.jetstream.waiting.follower import EndFollower
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from benchmarks.loop_lag import LoopLags
 from benchmarks.waiting_methods import PeerTrigger
@@ -41,7 +41,7 @@ class WaitingProcess:
         self._arguments = arguments
         self._count = count
         self._tasks: list[asyncio.Task[None]] = []
-        self._dispatcher: EndDispatcher | None = None
+        self._follower: EndFollower | None = None
         self.fired: list[tuple[int, float]] = []
         self.errors: Counter[str] = Counter()
 
@@ -91,9 +91,9 @@ class WaitingProcess:
     def _count_waiting(self) -> int:
         if not issubclass(resolve_name(self._path), JobCompletionTrigger):
             return PeerTrigger.waiting_count
-        if self._dispatcher is None:
-            self._dispatcher = next((item for item in gc.get_objects() if type(item) is EndDispatcher), None)
-        return self._dispatcher.waiter_count if self._dispatcher else 0
+        if self._follower is None:
+            self._follower = next((item for item in gc.get_objects() if type(item) is EndFollower), None)
+        return self._follower.waiter_count if self._follower else 0
 
     async def _watch(self, trigger: BaseTrigger, sequence: int) -> None:
         async for event in trigger.run():

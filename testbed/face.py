@@ -75,7 +75,7 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.roles.permissions import ROLES
-from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
+from airflow_provider_jetstream.jetstream.waiting.wait import while_ends_are_near
 from airflow_provider_jetstream.worker.consumers import ConsumerRef, Fallback
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Previ
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL
+from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReportSource
-from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import wait_by_handle
+from airflow_provider_jetstream.jetstream.waiting.wait import wait_by_handle
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.call_origin import call_origin
 from airflow_provider_jetstream.tasks.hook_arguments import (

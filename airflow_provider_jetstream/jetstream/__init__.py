@@ -117,8 +117,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, read_job_reports
     from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-    from airflow_provider_jetstream.jetstream.waiting.wait import wait
-    from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import wait_by_handle
+    from airflow_provider_jetstream.jetstream.waiting.wait import wait, wait_by_handle
 
 __all__ = [
     "ApiError",
@@ -340,7 +339,6 @@ __getattr__ = lazy_exports(
         "waiting.job_report": ["JobReport", "read_job_reports"],
         "waiting.policy": ["WaitPolicy"],
         "waiting.report": ["WaitReport"],
-        "waiting.wait": ["wait"],
-        "waiting.wait_by_handle": ["wait_by_handle"],
+        "waiting.wait": ["wait", "wait_by_handle"],
     },
 )

@@ -21,10 +21,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     TerminalError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
-from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import cancel_rest
+from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, while_ends_are_near
 from airflow_provider_jetstream.links.job_reports import JobReportsLink
 from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
 from airflow_provider_jetstream.operators.wait_arguments import WaitArguments

@@ -8,7 +8,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
-from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL
+from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT
 from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from airflow_provider_jetstream.jetstream.errors import TransientError
-    from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-    from airflow_provider_jetstream.jetstream.waiting.stalls import StallPolicy
+    from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, WaitPolicy
 
 _NAMED_RANGES = 5
 

@@ -6,8 +6,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL, RECONCILE_SECONDS, StallPolicy, parse_on_stall
+from airflow_provider_jetstream.jetstream.waiting.policy import (
+    FAIL,
+    RECONCILE_SECONDS,
+    StallPolicy,
+    WaitPolicy,
+    parse_on_stall,
+)
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count, parse_span
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledErr
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import read_advisory_pages
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, ranges_of, report_on
-from airflow_provider_jetstream.jetstream.waiting.stalls import StallPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.trigger_arguments import check_times, check_wait_arguments

@@ -156,5 +156,5 @@ async def test_a_wait_takes_little_memory_beyond_its_trigger(connection: NatsPyC
 
 
 def waiter_count() -> int:
-    dispatcher = seams.current(seams.END_DISPATCHER)
-    return sum(found.waiter_count for found in gc.get_objects() if type(found) is dispatcher)
+    follower = seams.current(seams.END_FOLLOWER)
+    return sum(found.waiter_count for found in gc.get_objects() if type(found) is follower)

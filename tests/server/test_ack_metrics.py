@@ -107,7 +107,7 @@ async def test_a_terminated_or_nacked_job_has_no_metric(connection: NatsPyConnec
 async def test_a_server_killed_during_many_acknowledgements_leaves_no_waiter_behind(
     own_nats: NatsServer, name: str, after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.5)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.5)
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection, connect(settings) as worker:
         queue = await measured(connection, name, ack_wait="2s", max_deliver=20, max_ack_pending=JOBS)
@@ -159,7 +159,7 @@ async def acknowledge_all(connection: NatsPyConnection, queue: WorkQueue) -> int
 async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.2)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.2)
     queue = await measured(connection, name)
     mark = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(400)))

@@ -257,7 +257,7 @@ async def test_of_two_jobs_with_one_digest_only_the_one_that_is_gone_has_ended(
 async def test_a_waiter_that_joins_late_gets_the_reports_that_were_read_before(
     connection: NatsPyConnection, name: str, max_recent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.EVENT_SOURCE_RECENT, max_recent)
+    monkeypatch.setattr(seams.FOLLOWER_RECENT, max_recent)
     queue = await advised_queue(connection, name)
     cursor, report = await published(connection, queue, [image(name, n) for n in range(10)])
     _, last = await published(connection, queue, [image(name, "last")])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 METRICS = "$JS.EVENT.METRIC.CONSUMER.ACK"
 ANY = WaitPolicy(max_vanished=None)
-INTERVAL = seams.RECONCILER_INTERVAL
+INTERVAL = seams.COMPARISON_INTERVAL
 
 
 def declared(name: str, **consumer: Any) -> WorkQueue:

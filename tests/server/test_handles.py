@@ -106,7 +106,7 @@ async def test_jobs_that_ended_before_a_retry_published_them_again_have_ended(
 async def test_the_wait_for_a_handle_of_a_queue_that_was_created_anew_fails(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.2)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.2)
     handle = await published(connection, await make_queue(connection, name), 2)
     await connection.api(f"STREAM.DELETE.{name}")
     await publish_jobs(connection, await make_queue(connection, name), "ab")

@@ -24,7 +24,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_waits_for_many_and_for_few_jobs_get_the_ends_of_their_jobs(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.2)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.2)
     queue = await make_queue(connection, name, consumer={"ack_wait": "1m", "max_deliver": 3})
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(30)))

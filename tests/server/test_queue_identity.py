@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
 
-INTERVAL = seams.RECONCILER_INTERVAL
+INTERVAL = seams.COMPARISON_INTERVAL
 LONG = 30.0
 
 

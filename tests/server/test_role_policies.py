@@ -632,7 +632,7 @@ async def test_a_role_needs_every_line_of_its_policy(
     server: NatsServer, role: Role, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "airflow_provider_jetstream")
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.1)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.1)
     problem, logged = await run(server, role, role, caplog, None)
     assert problem == ""
     assert "doesn't let" not in logged

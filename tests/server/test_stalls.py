@@ -25,7 +25,7 @@ LONG = 30.0
 
 @pytest.fixture
 def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.1)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.1)
 
 
 async def filtered_queue(connection: NatsPyConnection, name: str) -> WorkQueue:

@@ -149,7 +149,7 @@ async def test_one_completion_of_many_is_enough_and_the_others_are_not_awaited(
 async def test_dead_and_vanished_jobs_beyond_the_limit_end_the_wait(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.2)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.2)
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abcd")

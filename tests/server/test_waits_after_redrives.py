@@ -200,7 +200,7 @@ async def test_a_parked_job_is_dead_at_once_with_the_reason_and_completed_when_i
 async def test_a_handled_job_is_dead_and_the_note_says_so(
     connection: NatsPyConnection, name: str, retention: str, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.3)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.3)
     queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "retention": retention})
     config = {"name": "handler", "durable_name": "handler", "ack_policy": "explicit"}
     body = {"stream_name": f"{name}-dead", "config": config}
@@ -263,7 +263,7 @@ async def test_a_handle_leads_to_the_copies_of_its_jobs(connection: NatsPyConnec
 async def test_without_an_audit_a_redriven_job_is_gone_as_before(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.3)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.3)
     queue = await make_queue(connection, name)
     published = await publish_with_handle(connection, queue, ["a"], subject=f"{name}.jobs.plain")
     await exhaust_deliveries(connection, queue, 1)

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.command.program import main
 from airflow_provider_jetstream.jetstream.contract import VERSION
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.waiting.job_end import parse_end
+from airflow_provider_jetstream.jetstream.waiting.ends import parse_end
 from testbed.code_blocks import CodeBlock, code_blocks
 from tools.contract_files import FOLDER, contract_files
 

@@ -48,7 +48,7 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_record import pars
 from airflow_provider_jetstream.jetstream.queue.queue_file import parse_queue_yaml
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import parse_duration, parse_seconds, parse_size, parse_time
-from airflow_provider_jetstream.jetstream.waiting.job_end import parse_end
+from airflow_provider_jetstream.jetstream.waiting.ends import parse_end
 from airflow_provider_jetstream.worker.completion import CompletionWriter, _trace
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.errors import GiveUpError

@@ -25,11 +25,10 @@ from airflow_provider_jetstream.jetstream.redrive import (
     stop_rule,
 )
 from airflow_provider_jetstream.jetstream.waiting import (
+    comparison,
     handle,
     job_report,
-    near_ends,
-    reconciler,
-    stalls,
+    policy,
     stored_reports,
     wait,
 )
@@ -79,11 +78,11 @@ STATED = {
         f"takes it up to {publication._ENDED_SECONDS:g} seconds",
     ],
     "waiting": [
-        f"up to {reconciler._MAX_CANDIDATES} jobs of those that aren't delivered yet are read",
-        f"every {reconciler.INTERVAL:g} seconds, for as long as any task waits",
-        f"after `reconcile` ({stalls.RECONCILE_SECONDS / 60:g} minutes)",
-        f"({stalls._BRIEF_PAUSE / 10**9:g} seconds), such as those of a census",
-        f"for at least {near_ends.SHORTEST:g} seconds, and for up to {near_ends.LONGEST:g} while",
+        f"up to {comparison._MAX_CANDIDATES} jobs of those that aren't delivered yet are read",
+        f"every {comparison.INTERVAL:g} seconds, for as long as any task waits",
+        f"after `reconcile` ({policy.RECONCILE_SECONDS / 60:g} minutes)",
+        f"({comparison._BRIEF_PAUSE / 10**9:g} seconds), such as those of a census",
+        f"for at least {wait.SHORTEST:g} seconds, and for up to {wait.LONGEST:g} while",
         f"More than {handle._MAX_RANGES} ranges of sequences are stored as a [document]",
         f"the first {job_reports._MAX_RANGES['sequences']} ranges, and",
         f"and the first {job_reports._MAX_RANGES_OF_A_STATE} of each state",

@@ -29,7 +29,7 @@ from airflow_provider_jetstream.jetstream.publishing.job_identity import (
     job_id_of,
 )
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, parse_end
+from airflow_provider_jetstream.jetstream.waiting.ends import EndKind, parse_end
 from airflow_provider_jetstream.worker.completion import CompletionWriter
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.job_run import JobRun

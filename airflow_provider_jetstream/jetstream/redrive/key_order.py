@@ -34,7 +34,7 @@ from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLim
 from airflow_provider_jetstream.jetstream.redrive.order_key import key_of
 from airflow_provider_jetstream.jetstream.redrive.preceding_job import place_of, preceding_job
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import shared_dispatcher
+from airflow_provider_jetstream.jetstream.waiting.follower import shared_follower
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-    from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
+    from airflow_provider_jetstream.jetstream.waiting.follower import EndFollower
 
 # How often a wait looks whether it is to stop.
 _LOOK_SECONDS = 0.5
@@ -134,7 +134,7 @@ class KeyOrder:
         self._cursor = await take_cursor(self._connection, self._storing)
         self._last_before = (await stream_info(self._connection, self._storing.name))["state"]["last_seq"]
         # Between the waves it goes on reading.
-        await self._stack.enter_async_context(shared_dispatcher(self._connection, self._cursor))
+        await self._stack.enter_async_context(shared_follower(self._connection, self._cursor))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -243,17 +243,17 @@ class KeyOrder:
 
         To be called without the lease. Returns false as well once the redrive is to stop.
         """
-        async with shared_dispatcher(self._connection, self._cursor) as dispatcher:
+        async with shared_follower(self._connection, self._cursor) as follower:
             while not self._stopped():
                 self._take_ends()
                 if any(key.is_ready for key in self._keys.values()):
                     return True
                 if not self._awaiting:
                     return False
-                await self._next_end(dispatcher)
+                await self._next_end(follower)
         return False
 
-    async def _next_end(self, dispatcher: EndDispatcher) -> None:
+    async def _next_end(self, follower: EndFollower) -> None:
         """Wait for the end of a job, and then a moment for those of others; return early if the redrive is to stop."""
         ended = asyncio.Event()
         reports = ((self._cursor.from_start(), self._earlier), (self._cursor, self._since))
@@ -261,7 +261,7 @@ class KeyOrder:
         waiters = [waiter for waiter in waiters if not waiter.finished.done()]
         finished = [waiter.finished for waiter in waiters]
         for waiter in waiters:
-            dispatcher.add(waiter)
+            follower.add(waiter)
         try:
             while not self._stopped() and not ended.is_set() and not any(future.done() for future in finished):
                 await asyncio.wait(finished, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -270,7 +270,7 @@ class KeyOrder:
                 await asyncio.wait(finished, timeout=linger)
         finally:
             for waiter in waiters:
-                dispatcher.remove(waiter)
+                follower.remove(waiter)
         for future in finished:
             if future.done():
                 future.result()

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
 from airflow_provider_jetstream.jetstream.errors import JobsStalledError, NotFoundError, QueueGoneError
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import shared_dispatcher
+from airflow_provider_jetstream.jetstream.waiting.follower import shared_follower
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.redrives import Wave
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
+    from airflow_provider_jetstream.jetstream.waiting.follower import EndFollower
 
 ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
 # How often a wait looks whether it is to stop.
@@ -131,13 +131,13 @@ async def await_wave(
     left = await seconds_left(connection, queue, wave, within)
     limit = inf if left is None else time.monotonic() + left
     cursor = Cursor(**wave.cursor)
-    async with shared_dispatcher(connection, cursor) as dispatcher:
+    async with shared_follower(connection, cursor) as follower:
         waiting = asyncio.create_task(wait(connection, cursor, report, policy=ANY_END))
         try:
             while not waiting.done() and not is_interrupted():
                 await asyncio.wait({waiting}, timeout=min(LOOK_SECONDS, max(0.0, limit - time.monotonic())))
                 if time.monotonic() >= limit and not waiting.done():
-                    await _read_stored(dispatcher, waiting, len(letters.new_jobs))
+                    await _read_stored(follower, waiting, len(letters.new_jobs))
                     if report.awaited:
                         problem = f"not all jobs ended within {within:g} seconds"
                         break
@@ -164,9 +164,9 @@ async def await_wave(
     return await _with_causes(connection, queue, letters, WaveOutcome(outcomes, died, problem=problem))
 
 
-async def _read_stored(dispatcher: EndDispatcher, waiting: asyncio.Task[WaitReport], jobs: int) -> None:
+async def _read_stored(follower: EndFollower, waiting: asyncio.Task[WaitReport], jobs: int) -> None:
     """Have the ends read that are stored by now, however late this program began to look."""
-    reading = asyncio.create_task(dispatcher.read_stored())
+    reading = asyncio.create_task(follower.read_stored())
     limit = max(_LEAST_READING, jobs / _ENDS_PER_SECOND)
     try:
         await asyncio.wait({reading, waiting}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)

@@ -18,8 +18,8 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
-from airflow_provider_jetstream.jetstream.waiting.claimed_ends import ConsumerCheck
-from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
+from airflow_provider_jetstream.jetstream.waiting.consumers import QueueConsumers
+from airflow_provider_jetstream.jetstream.waiting.ends import EndKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -197,7 +197,7 @@ class _Reader:
         self._created = datetime.fromisoformat(cursor.created)
         self._facts = _Facts(ended)
         self._names = names
-        self._consumers = ConsumerCheck(connection, cursor)
+        self._consumers = QueueConsumers(connection, cursor)
 
     async def read(self, job: tuple[int, str]) -> JobReport:
         sequence, state = job

@@ -1,16 +1,18 @@
-"""When waiting is over, and which ends of jobs are acceptable."""
+"""When waiting is over, which ends of jobs are acceptable, and what is done about jobs that no consumer delivers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     JobsCancelledError,
     JobsDeadError,
     JobsIncompleteError,
+    JobsStalledError,
     JobsVanishedError,
+    QueueGoneError,
 )
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.task_values import TaskValue
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.errors import TerminalError
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
+OnStall: TypeAlias = Literal["fail", "wait"]
+
+FAIL: Final = "fail"
+WAIT: Final = "wait"
+RECONCILE_SECONDS = 300.0
+
+_REMEDY = "provision the queue again, resume the consumer, or correct the subject of the jobs"
 _UNKNOWN_ENDS = (
     "they expired or were purged, or they are done and the evidence is missing: it was lost with a server that was"
     " killed, or never stored, as where a worker only acknowledges and the sample_freq of its consumer isn't 100%. Find"
@@ -139,3 +148,69 @@ def _unseen_ends(report: Mapping[str, Any]) -> str | None:
 
 def _exceeds(count: int, limit: int | None) -> bool:
     return limit is not None and count > limit
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Why a job isn't delivered, and since when that has been so.
+
+    :param reason: a clause about the job, for people
+    :param since: in seconds of the monotonic clock
+    """
+
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class StallPolicy:
+    """What a wait does about jobs that no consumer delivers.
+
+    :param reconcile: how many seconds a job has to be stalled
+    :param on_stall: ``fail`` to end the wait with an error, ``wait`` to go on with a warning
+    """
+
+    reconcile: float = RECONCILE_SECONDS
+    on_stall: OnStall = FAIL
+
+    def is_due(self, stall: Stall, now: float) -> bool:
+        """Return whether a stall has lasted long enough to say so.
+
+        :param now: in seconds of the monotonic clock
+        """
+        return now - stall.since >= self.reconcile
+
+    def failure(self, queue: str, sequence: int | None, stall: Stall) -> JobsStalledError | QueueGoneError | None:
+        """Return the error of a stall that has lasted long enough; ``None`` where the wait goes on.
+
+        :param sequence: the stalled job; ``None`` where the queue's stream doesn't exist, which stalls every job
+        """
+        if self.on_stall != FAIL:
+            return None
+        if sequence is None:
+            return QueueGoneError(
+                f"expected stream {queue} with the awaited jobs, found for {self.reconcile:g} s that it doesn't exist:"
+                " how jobs ended that are still awaited can't be known; find out which of them are done before you"
+                " publish any of them again"
+            )
+        return JobsStalledError(
+            f"expected every awaited job of {queue} to be delivered, found for {self.reconcile:g} s that job {sequence}"
+            f" isn't: {stall.reason}; {_REMEDY}. The jobs stay stored, so don't publish them again"
+        )
+
+    def warning(self, queue: str, sequence: int | None, stall: Stall) -> str:
+        """Return what is said of a stall where the wait goes on."""
+        job = f"every job of {queue}" if sequence is None else f"job {sequence} of {queue}"
+        return f"{job} isn't delivered, and the wait goes on: {stall.reason}"
+
+
+def parse_on_stall(value: object) -> OnStall:
+    """Return what a wait does about stalled jobs.
+
+    :raises ArgumentError: it is neither ``fail`` nor ``wait``
+    """
+    if value == FAIL:
+        return FAIL
+    if value == WAIT:
+        return WAIT
+    raise ArgumentError(f"expected on_stall to be {FAIL!r} or {WAIT!r}, found {value!r}: choose one of them")

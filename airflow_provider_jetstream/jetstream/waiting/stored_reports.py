@@ -27,7 +27,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobReportsGoneError,
 )
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
-from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
+from airflow_provider_jetstream.jetstream.waiting.ends import EndKind
 from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, read_job_reports
 
 if TYPE_CHECKING:

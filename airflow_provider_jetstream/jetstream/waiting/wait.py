@@ -1,18 +1,27 @@
-"""Waiting until jobs have ended."""
+"""Waiting until jobs have ended: by their sequences, by their handle, and in place while their ends are near."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import shared_dispatcher
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.evidence import event_of
+from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
+from airflow_provider_jetstream.jetstream.waiting.follower import shared_follower
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.job_report import portable_size
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.policy import FAIL, RECONCILE_SECONDS, StallPolicy, WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL, RECONCILE_SECONDS, StallPolicy
+from airflow_provider_jetstream.jetstream.waiting.stored_reports import failed_jobs
 from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 
 if TYPE_CHECKING:
@@ -21,11 +30,18 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-    from airflow_provider_jetstream.jetstream.waiting.stalls import OnStall
+    from airflow_provider_jetstream.jetstream.waiting.policy import OnStall
 
+log = logging.getLogger(__name__)
+
+WHY_FAILED = "the wait for it failed"
 # With counts and sequences, an XCom stays below 64 KiB.
 RESULTS_BYTES = 32 * 2**10
 _BATCH = 64
+# What a wait in place takes in any case; about what a deferral costs.
+SHORTEST: Final = 2.0
+LONGEST: Final = 12.0
+_INTERVAL = 1.0
 
 
 async def wait(
@@ -61,14 +77,14 @@ async def wait(
     began = time.monotonic()
     stall_policy = StallPolicy(reconcile, on_stall)
     waiter = Waiter(cursor, report, policy or WaitPolicy(), progress, advised or {}, stall_policy)
-    async with shared_dispatcher(connection, cursor) as dispatcher:
-        dispatcher.add(waiter)
+    async with shared_follower(connection, cursor) as follower:
+        follower.add(waiter)
         try:
             await waiter.finished
-            await dispatcher.confirm(waiter)
+            await follower.confirm(waiter)
         finally:
-            dispatcher.remove(waiter)
-            report.unsampled_consumers = dispatcher.unsampled_since(began) if report.vanished else {}
+            follower.remove(waiter)
+            report.unsampled_consumers = follower.unsampled_since(began) if report.vanished else {}
         if report.results_at:
             await _read_results(connection, cursor.events, report)
     return report
@@ -97,3 +113,118 @@ async def _read_results(connection: Connection, events: str, report: WaitReport)
             job_id = event.job_id or str(event.stream_seq)
             # Two jobs may have the same id of the user's own.
             results[f"{job_id}#{event.stream_seq}" if job_id in results else job_id] = event.result
+
+
+async def wait_by_handle(
+    connection: Connection,
+    handle: object,
+    *,
+    policy: WaitPolicy | None = None,
+    time_limit: float | None = None,
+    reconcile: float = RECONCILE_SECONDS,
+    on_stall: OnStall = FAIL,
+    cancel_on_failure: bool = False,
+) -> WaitReport:
+    """Wait for the jobs of a handle.
+
+    :param handle: see :meth:`JobsHandle.of`
+    :param policy: which ends are acceptable; only completions where absent
+    :param time_limit: seconds; without end where absent
+    :param reconcile: see :func:`wait`
+    :param on_stall: likewise
+    :param cancel_on_failure: cancel the jobs that haven't ended when the wait fails
+    :raises TerminalError: more jobs became dead letters, were cancelled or vanished than the policy accepts
+    :raises DeadlineError: jobs haven't ended within the time limit
+    """
+    parsed, policy = JobsHandle.of(handle), policy or WaitPolicy()
+    cursor = await parsed.cursor_now(connection)
+    sequences, advised = await parsed.jobs(connection)
+    report = WaitReport(sequences)
+    try:
+        async with asyncio.timeout(time_limit):
+            await wait(
+                *(connection, cursor, report),
+                policy=policy,
+                advised=advised,
+                reconcile=reconcile,
+                on_stall=on_stall,
+            )
+        ended = report.as_json()
+        if policy.violation(ended) and (
+            error := policy.violation(ended, (await failed_jobs(connection, cursor, ended)).describe)
+        ):
+            raise error
+    except TimeoutError as error:
+        if cancel_on_failure:
+            await cancel_rest(connection, cursor.queue, cursor.events, cursor.created, report.awaited)
+        if isinstance(error, JetStreamProviderError):
+            raise
+        raise DeadlineError(
+            f"expected every job of {cursor.queue} to end within {time_limit:g} s, found {len(report.awaited)} that did"
+            " not: see whether workers take them, or wait longer"
+        ) from None
+    except JetStreamProviderError:
+        if cancel_on_failure:
+            await cancel_rest(connection, cursor.queue, cursor.events, cursor.created, report.awaited)
+        raise
+    return report
+
+
+async def cancel_rest(connection: Connection, queue: str, events: str, created: str, awaited: Iterable[int]) -> None:
+    """Cancel the jobs of a failed wait that haven't ended; what prevents that is logged only.
+
+    :param queue: the work queue's name
+    :param events: its events stream's name
+    :param created: when the work queue's stream was created
+    :param awaited: the jobs' stream sequences
+    """
+    try:
+        cancelled = await cancel_stored(connection, queue, events, awaited, WHY_FAILED, created=created)
+    except JetStreamProviderError as error:
+        log.warning("The jobs of %s that haven't ended couldn't be cancelled: %s", queue, error)
+    else:
+        log.info("%d jobs of %s that hadn't ended are cancelled, since %s", cancelled, queue, WHY_FAILED)
+
+
+async def while_ends_are_near(connection: Connection, cursor: Cursor, report: WaitReport) -> None:
+    """Return when the jobs aren't about to end: after 2 to 12 seconds.
+
+    An Airflow task that defers resumes ten seconds later at the earliest, and takes two starts of a worker process. So
+    jobs that workers have begun, and that don't usually take long, are worth a slot for about as long. Nothing depends
+    on being right: what says how long jobs take is a hint, which whoever may publish events can write.
+
+    :param report: the state of the jobs, which changes meanwhile
+    """
+    loop = asyncio.get_running_loop()
+    began, jobs = loop.time(), frozenset(report.awaited)
+    await asyncio.sleep(SHORTEST)
+    try:
+        if not jobs or await _usual_seconds(connection, cursor) > LONGEST:
+            return
+        while (elapsed := loop.time() - began) < LONGEST:
+            consumers = await list_consumers(connection, cursor.queue)
+            delivered = max((info["delivered"]["stream_seq"] for info in consumers.values()), default=0)
+            if not _are_near(elapsed, delivered, jobs, report):
+                return
+            await asyncio.sleep(min(_INTERVAL, LONGEST - elapsed))
+    except JetStreamProviderError:
+        # The wait itself says what is wrong.
+        return
+
+
+def _are_near(elapsed: float, delivered: int, jobs: frozenset[int], report: WaitReport) -> bool:
+    awaited = report.awaited
+    if not awaited or delivered >= max(awaited):
+        return True
+    if ended := len(jobs) - len(awaited):
+        return elapsed / ended * len(jobs) <= LONGEST
+    return delivered >= min(awaited)
+
+
+async def _usual_seconds(connection: Connection, cursor: Cursor) -> float:
+    """Return how long the queue's last acknowledged job took from its delivery; 0 where the server reports none."""
+    message = await last_message(connection, cursor.events, ack_metric_filter(cursor.queue))
+    event = event_of(message, cursor.queue, connection.domain) if message else None
+    if not isinstance(event, AckMetric):
+        return 0.0
+    return event.ack_time / NANOSECONDS

@@ -8,11 +8,9 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Cursor, WaitPolicy, WaitReport
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
-from airflow_provider_jetstream.jetstream.waiting.awaited_jobs import AwaitedJobs
-from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
-from airflow_provider_jetstream.jetstream.waiting.many_sequences import ManySequences
-from airflow_provider_jetstream.jetstream.waiting.report import report_on
-from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
+from airflow_provider_jetstream.jetstream.waiting.ends import EndKind, JobEnd
+from airflow_provider_jetstream.jetstream.waiting.report import ManySequences, report_on
+from airflow_provider_jetstream.jetstream.waiting.waiter import AwaitedJobs, Waiter
 from testbed import seams
 
 CURSOR = Cursor("q", "2026-01-01T00:00:00Z", "q-events", 1, None, 1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
-from airflow_provider_jetstream.jetstream.waiting.many_sequences import ManySequences
+from airflow_provider_jetstream.jetstream.waiting.report import ManySequences
 
 _SEQUENCES = st.one_of(st.integers(1, 3_000), st.integers(1, 2**63))
 _CHANGES = st.lists(

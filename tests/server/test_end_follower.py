@@ -1,4 +1,4 @@
-"""All waiters of a queue and a connection share one dispatcher, and each gets every end of its jobs once."""
+"""All waiters of a queue and a connection share one follower, and each gets every end of its jobs once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
-MAX_RECENT = seams.EVENT_SOURCE_RECENT
+MAX_RECENT = seams.FOLLOWER_RECENT
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_n
     queue = await make_queue(connection, name)
     jobs = await make_dead_letters(connection, queue, "ab")
     before = await take_cursor(connection, queue)
-    # This waiter keeps the dispatcher that has read the first deaths.
+    # This waiter keeps the follower that has read the first deaths.
     others = start_waiting(connection, before.from_start(), [*jobs, 99])
     await eventually(others.task.done)
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).failures == 0
@@ -155,7 +155,7 @@ async def test_an_older_death_that_is_read_later_does_not_hide_the_newer_one(
         await pull_jobs(connection, queue, 1, within=0.6)
     holding = start_waiting(connection, cursor, [98])
     assert [*(await wait_reports([start_waiting(connection, cursor, jobs[:1])]))[0].dead] == jobs[:1]
-    # Makes the dispatcher read everything stored before, the death of the second job included.
+    # Makes the follower read everything stored before, the death of the second job included.
     older = start_waiting(connection, cursor.from_start(), [*jobs, 99], WaitPolicy(max_dead=None))
     await eventually(lambda: len(older.remaining) == 2)
     assert [*(await wait_reports([start_waiting(connection, cursor, jobs[:1])], within=3))[0].dead] == jobs[:1]
@@ -218,7 +218,7 @@ async def test_a_closed_connection_ends_every_wait_and_a_new_one_continues(
     assert all(len(report.awaited) == 0 for report in await wait_reports(again))
 
 
-async def test_a_failed_dispatcher_gets_no_new_waiters(connection: NatsPyConnection, name: str) -> None:
+async def test_a_failed_follower_gets_no_new_waiters(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")

@@ -1,4 +1,4 @@
-"""The reconciler ends waits for jobs whose end has no event."""
+"""The comparison with the server ends waits for jobs whose end has no event."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ANY = WaitPolicy(max_dead=None, max_vanished=None)
 
 @pytest.fixture
 def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.3)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.3)
 
 
 async def test_a_job_whose_completion_is_stored_after_it_is_gone_is_completed(
@@ -175,7 +175,7 @@ async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: NatsPyCo
 async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.RECONCILER_INTERVAL, 0.01)
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.01)
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(20)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_jetstream.jetstream.waiting.recent_events import RecentEvents
+from airflow_provider_jetstream.jetstream.waiting.follower import RecentEvents
 
 
 def test_at_least_a_generation_is_kept_and_what_is_dropped_is_known() -> None:

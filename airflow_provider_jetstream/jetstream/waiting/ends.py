@@ -1,0 +1,300 @@
+"""What the stored messages of a queue's companions say about the ends of its jobs: pure functions of one message.
+
+Completions, cancelled ends and ack metrics are in the events stream, deaths in the dead letter queue, and what became
+of dead jobs (redriven, parked, handled) in the audit. A redrive stores a copy under another stream sequence, and
+removes job and entry: without the audit, a wait that begins after it finds neither an end nor the job.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from airflow_provider_jetstream.jetstream.advisories import (
+    DELETED_IN_FLIGHT,
+    AckMetric,
+    Cancelled,
+    Completion,
+    MaxDeliveries,
+    Terminated,
+    parse_advisory,
+)
+from airflow_provider_jetstream.jetstream.audit.records import (
+    LetterRecord,
+    letter_range_filter,
+    parse_range,
+    parse_record,
+)
+from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import (
+    ACK_METRIC,
+    MAX_DELIVERIES,
+    TERMINATED,
+    completion_filter,
+    completion_subject,
+    ended_job_time,
+    handled_subject,
+    letter_audit_subject,
+)
+from airflow_provider_jetstream.jetstream.evidence import event_of_body, handled_sequence
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.stream_tail import TailedMessage
+    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# What a handler says of a job; whether that job is dead at all, others say.
+REPORTED: Final = "a handler of the dead letter queue reports that it has handled it"
+_ACTIONS: Final = {
+    "parked": "it died and was parked",
+    "handled": "it died, and a handler of the dead letter queue has handled it",
+}
+_UNKNOWN = datetime.max.replace(tzinfo=UTC)
+
+# A completion without a result as this package's workers write it: by far the most frequent event, and one that needs
+# no model. Whatever differs from it in any way is parsed as one.
+_PLAIN_TEXT: Final = rb'"[ !#-\[\]-~]{0,500}"'
+_PLAIN_COMPLETION: Final = re.compile(
+    rb'\{"id":%b,"timestamp":"(\d{4}-\d\d-\d\d)T(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?Z"'
+    rb',"stream":"([\w-]{1,200})","consumer":"([\w-]{1,200})","stream_seq":([1-9]\d{0,17}),"deliveries":([1-9]\d{0,8})'
+    rb',"type":"io\.airflow\.jetstream\.v1\.completion","job_id":%b,"worker":%b\}'
+    % (_PLAIN_TEXT, _PLAIN_TEXT, _PLAIN_TEXT)
+)
+
+
+class EndKind(Enum):
+    """How a job ended."""
+
+    COMPLETED = "completed"
+    """A worker stored its completion, or the server its ack metric."""
+    CANCELLED = "cancelled"
+    DEAD = "dead"
+    VANISHED = "vanished"
+    """It is no longer stored, and no event about its end is."""
+
+
+class Successor(NamedTuple):
+    """The new job of a dead letter that was redriven, by its stream and its sequence there."""
+
+    stream: str
+    sequence: int
+
+    def describe(self) -> str:
+        """Return a note about the dead letter, for people."""
+        return f"it died and was redriven as job {self.sequence} of {self.stream}"
+
+
+class JobEnd(NamedTuple):
+    """The end of a job.
+
+    :param sequence: the job's stream sequence
+    :param event_sequence: the sequence of its event in the event's own stream; 0 without an event
+    :param consumer: the consumer that delivered the job
+    :param note: a reason for people
+    :param has_result: whether the event holds what the handler returned
+    :param attempts: how often the job was delivered; 0 where the event doesn't say it
+    :param stored_at: when the event was stored; later than everything where that isn't known
+    :param successor: the new job that stands for the job from then on
+    :param is_alive: whether the job itself was made to be delivered again
+    """
+
+    kind: EndKind
+    sequence: int
+    event_sequence: int = 0
+    consumer: str = ""
+    note: str = ""
+    has_result: bool = False
+    attempts: int = 0
+    stored_at: datetime = _UNKNOWN
+    successor: Successor | None = None
+    is_alive: bool = False
+
+    @property
+    def key(self) -> int:
+        """What tells the job from others."""
+        return self.sequence
+
+
+@dataclass(frozen=True, slots=True)
+class AdvisoryReport:
+    """A message on an advisory subject, by which a worker of any make reports that it has finished a job.
+
+    :param digest: the job's, of subject and id
+    :param event_sequence: the message's sequence in the events stream
+    """
+
+    digest: str
+    event_sequence: int
+    stored_at: datetime
+
+    @property
+    def key(self) -> str:
+        """What tells the job from others."""
+        return self.digest
+
+
+Statement: TypeAlias = JobEnd | AdvisoryReport
+
+
+class EndReader:
+    """What messages say about the ends of a queue's jobs; nothing where they are about an earlier stream of its name.
+
+    :param connection: tells the JetStream domain of the queue's server
+    :ivar events: the subjects of ends in the events stream, and those on which workers of any make report jobs
+    :ivar deaths: the subjects of ends in the dead letter queue
+    :ivar records: the subjects of ends in the audit
+    """
+
+    def __init__(self, connection: Connection, cursor: Cursor) -> None:
+        queue = cursor.queue
+        self._connection = connection
+        self._queue = queue
+        self._created_text = cursor.created
+        self._created = datetime.fromisoformat(cursor.created)
+        # Workers of version 1 of the contract state a job's time in microseconds, and so does this.
+        self._created_nanoseconds = (self._created - _EPOCH) // timedelta(microseconds=1) * 1_000
+        self._advisory_subjects = cursor.advisory_subjects
+        self._letters = letter_audit_subject(queue, 0)[:-1]
+        self._handled = handled_subject(queue, 0)[:-1]
+        self.events = (completion_filter(queue), f"{ACK_METRIC}.{queue}.*", *cursor.advisory_subjects)
+        self.deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
+        self.records = (f"{self._letters}*", letter_range_filter(queue), f"{self._handled}*")
+
+    def read_event(self, message: TailedMessage) -> Iterable[Statement]:
+        """Return what a message of the events stream says."""
+        if not self._advisory_subjects or not covered_by_any(self._advisory_subjects, message.subject):
+            return self.read_death(message)
+        # Never by the sequence in it: anybody may publish here.
+        if not self._counts(message) or (digest := reported_job(message.subject, message.data)) is None:
+            return ()
+        return (AdvisoryReport(digest, message.sequence, message.stored_at),)
+
+    def read_death(self, message: TailedMessage) -> Iterable[Statement]:
+        """Return what a message of the dead letter queue says."""
+        if not self._counts(message):
+            return ()
+        place = (self._queue, self._connection.domain, message.stored_at, message.subject)
+        if (end := parse_end(message.data, message.sequence, *place)) is None:
+            return ()
+        # A worker may end a job late that an earlier stream of this name had stored.
+        stored = ended_job_time(message.message_id, end.sequence)
+        return () if stored is not None and stored < self._created_nanoseconds else (end,)
+
+    def read_record(self, message: TailedMessage) -> Iterator[Statement]:
+        """Yield what a message of the audit says."""
+        if not self._counts(message):
+            return
+        stored = StoredMessage(message.subject, message.sequence, message.stored_at.isoformat(), (), message.data)
+        if message.subject.startswith(self._handled):
+            if sequence := handled_sequence(stored, self._queue):
+                yield JobEnd(EndKind.DEAD, sequence, message.sequence, note=REPORTED, stored_at=message.stored_at)
+        elif message.subject.startswith(self._letters):
+            record = parse_record(LetterRecord, stored)
+            if record and self._is_of_queue(record) and message.subject == f"{self._letters}{record.sequence}":
+                fields = {name: getattr(record, name) for name in ("sequence", "new_sequence", "consumer")}
+                yield from self._recorded(record, fields, message)
+        elif (found := parse_range(stored)) and self._is_of_queue(found):
+            for fields in found.letters():
+                yield from self._recorded(found, fields, message)
+
+    def _counts(self, message: TailedMessage) -> bool:
+        return message.stored_at >= self._created and not message.is_from_elsewhere
+
+    def _is_of_queue(self, record: Any) -> bool:
+        return (record.stream, record.created) == (self._queue, self._created_text)
+
+    def _recorded(self, record: Any, fields: dict[str, Any], message: TailedMessage) -> Iterator[JobEnd]:
+        action, new, successor = record.action, fields["new_sequence"], None
+        if action == "redriven":
+            # Of one stream, a copy is stored later than its job: others would lead in a circle.
+            stream = record.new_stream or self._queue
+            if not new or (stream == self._queue and new <= fields["sequence"]):
+                return
+            successor = Successor(stream, new)
+            note = successor.describe()
+        else:
+            note = _ACTIONS.get(action, f"it died and was {action}") + (f": {record.why}" if record.why else "")
+        yield JobEnd(
+            EndKind.DEAD,
+            fields["sequence"],
+            message.sequence,
+            fields["consumer"] or "",
+            note,
+            stored_at=message.stored_at,
+            successor=successor,
+            is_alive=action == "requeued",
+        )
+
+
+def said_most(statement: Statement) -> tuple[bool, bool, int]:
+    """Return by what the statement is chosen that counts where several are about one job.
+
+    The ack metric of a completed or cancelled job comes last and adds nothing; the backlog has older ends.
+    """
+    if isinstance(statement, AdvisoryReport):
+        return False, False, statement.event_sequence
+    return statement.has_result, statement.kind is EndKind.CANCELLED, statement.event_sequence
+
+
+def parse_end(
+    data: bytes, event_sequence: int, queue: str, domain: str = "", stored_at: datetime = _UNKNOWN, subject: str = ""
+) -> JobEnd | None:
+    """Parse the body of a message of an events stream or a dead letter queue; ``None`` where it is no job's end.
+
+    :param domain: the JetStream domain of the queue's server; empty where it has none
+    :param stored_at: when the message was stored
+    :param subject: its subject, with which the body has to agree; not compared where it is empty
+    """
+    if (plain := _PLAIN_COMPLETION.fullmatch(data)) and _is_date(plain[1]):
+        _, stream, consumer, sequence, deliveries = plain.groups()
+        if stream.decode() != queue or subject not in ("", _completion_subject(stream, consumer, sequence)):
+            return None
+        return JobEnd(
+            EndKind.COMPLETED,
+            *(int(sequence), event_sequence, consumer.decode(), "", False, int(deliveries), stored_at),
+        )
+    event = event_of_body(subject, data, queue, domain) if subject else parse_advisory(data)
+    if event is None or event.stream != queue:
+        return None
+    # What workers publish names no domain.
+    if not isinstance(event, Completion | Cancelled) and not event.is_of_server(queue, domain):
+        return None
+    kind, note, has_result = EndKind.DEAD, "", False
+    match event:
+        case Completion():
+            kind, has_result = EndKind.COMPLETED, event.result is not None
+        case AckMetric():
+            kind = EndKind.COMPLETED
+        case Cancelled():
+            reason = event.why or "no reason given"
+            kind, note = EndKind.CANCELLED, f"{event.by}: {reason}" if event.by else reason
+        case MaxDeliveries():
+            note = f"{event.deliveries} deliveries to {event.consumer}"
+        case Terminated() if event.reason != DELETED_IN_FLIGHT:
+            note = f"terminated by {event.consumer}: {event.reason or 'no reason given'}"
+        case _:
+            return None
+    return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result, event.deliveries, stored_at)
+
+
+def _completion_subject(queue: bytes, consumer: bytes, sequence: bytes) -> str:
+    return completion_subject(queue.decode(), consumer.decode(), int(sequence))
+
+
+@lru_cache(maxsize=64)
+def _is_date(text: bytes) -> bool:
+    try:
+        date.fromisoformat(text.decode())
+    except ValueError:
+        return False
+    return True
