@@ -5,6 +5,7 @@ Templates and results of other tasks are left to the task.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,3 +81,25 @@ def check_function(
     """
     if problem := function_problem(name, function, parameter):
         raise error(problem)
+
+
+def dicts_as_texts(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a watcher's trigger with their dicts as JSON texts.
+
+    Airflow 3.2 writes the keys of its own encoding of a dict as ``Encoding.TYPE`` and ``Encoding.VAR`` when it stores
+    the trigger of an ``AssetWatcher``, and hands that to the trigger in place of the dict (seen with 3.2.2; 3.1.8 and
+    3.3.2 hand the dict on). A triggerer whose trigger refuses it ends. Texts, numbers and lists of texts stay as they
+    are.
+    """
+    return {name: json.dumps(value) if isinstance(value, dict) else value for name, value in arguments.items()}
+
+
+def dict_of_text(argument: Any) -> Any:
+    """Return the dict that an argument is the JSON text of, or the argument itself where it is none."""
+    # A path doesn't begin like that.
+    if not isinstance(argument, str) or not argument.startswith("{"):
+        return argument
+    try:
+        return json.loads(argument)
+    except (ValueError, RecursionError):
+        return argument

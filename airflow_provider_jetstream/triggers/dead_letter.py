@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
+import logging
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_positive_seconds
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_positive_seconds, dict_of_text, dicts_as_texts
 from airflow_provider_jetstream.tasks.outcome import json_result
 from airflow_provider_jetstream.tasks.queue_source import load_queue, require_dead_letter_queue
 from airflow_provider_jetstream.tasks.template_values import (
@@ -23,18 +26,27 @@ from airflow_provider_jetstream.tasks.template_values import (
 )
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 from airflow_provider_jetstream.triggers.short_collections import SHORT_COLLECTIONS
-from airflow_provider_jetstream.triggers.watcher_arguments import dict_of_text, dicts_as_texts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+
+log = logging.getLogger(__name__)
 
 # Between two tries while letters can't be watched; doubled each time.
 _FIRST_PAUSE = 2.0
 _LONGEST_PAUSE = 60.0
 _INTERVAL = 60.0
+# Airflow stores an event within some seconds; one that is older is stored, or lost with its process.
+STORED_AFTER = 30.0
+# What doesn't fit is forgotten, and reported once more after a restart.
+_LARGEST_STATE = 60_000
+_MOST_WATCHERS = 10_000
+
+_reported: dict[str, ReportedLetters] = {}
 
 
 class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
@@ -127,12 +139,11 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
         # DAG files import this module, and only a triggerer waits.
         from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import watch_arrivals
         from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria
-        from airflow_provider_jetstream.triggers.reported_letters import ReportedStore
 
         queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
         age = timedelta(seconds=self.older_than)
         criteria = LetterCriteria(Selection.of(self.select), fields, self.min_count, age)
-        store = ReportedStore(self.serialize()[1], getattr(self, "asset_state_store", None))
+        store = _ReportedStore(self.serialize()[1], getattr(self, "asset_state_store", None))
         pause = _FIRST_PAUSE
         options = {"only_new_groups": self.only_new_groups}
         try:
@@ -195,3 +206,65 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
             with SHORT_COLLECTIONS:
                 summary = await wait_for_dead_letters(connection, queue, criteria, self.poll_interval)
         return summary.as_json()
+
+
+class _ReportedStore:
+    """What one watcher has reported, kept while the watcher is recreated.
+
+    Airflow runs a watcher from its beginning after each restart of the triggerer and each change of its DAG. In one
+    process the state is in memory; from Airflow 3.3 on, the store of the watched asset keeps it beyond the process. It
+    is stored there some time after the event: Airflow doesn't say when it has stored an event, and an event that is
+    lost with the triggerer must be reported again.
+
+    :param criteria: the arguments that make up the watcher; another one of the same asset has a state of its own
+    :param assets: the store of the watched asset, if Airflow has one
+    """
+
+    def __init__(self, criteria: Mapping[str, Any], assets: Any) -> None:
+        self._key = hashlib.sha256(json.dumps(criteria, sort_keys=True).encode()).hexdigest()[:24]
+        self._assets = assets
+        self._saving: asyncio.Task[None] | None = None
+
+    async def load(self) -> ReportedLetters:
+        """Return what was reported; nothing where that isn't known."""
+        # DAG files import this module, and only a triggerer waits.
+        from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters
+
+        if known := _reported.get(self._key):
+            return known
+        if self._assets is None:
+            return ReportedLetters()
+        try:
+            return ReportedLetters.of_json(await self._assets.aget(self._name))
+        except Exception as error:  # noqa: BLE001 - what Airflow raises for a store of several assets, or one that is away
+            log.info("What was reported isn't known, so all letters are reported once more: %s", error)
+            return ReportedLetters()
+
+    def keep(self, reported: ReportedLetters) -> None:
+        """Keep what is reported from now on."""
+        if len(_reported) >= _MOST_WATCHERS:
+            _reported.pop(next(iter(_reported)))
+        _reported[self._key] = reported
+        if self._assets is not None:
+            self.close()
+            self._saving = asyncio.create_task(self._save(reported))
+
+    def close(self) -> None:
+        """Forget what isn't stored yet."""
+        if self._saving:
+            self._saving.cancel()
+
+    @property
+    def _name(self) -> str:
+        return f"jetstream_reported_{self._key}"
+
+    async def _save(self, reported: ReportedLetters) -> None:
+        await asyncio.sleep(STORED_AFTER)
+        state = reported.as_json()
+        if len(state["sequences"]) > _LARGEST_STATE or not reported.sequences.is_storable:
+            log.warning("The letters reported are too scattered to be stored: a new triggerer reports them once more")
+            return
+        try:
+            await self._assets.aset(self._name, state)
+        except Exception as error:  # noqa: BLE001 - whatever Airflow raises: the watcher itself goes on
+            log.info("What was reported isn't stored, so a new triggerer reports it once more: %s", error)

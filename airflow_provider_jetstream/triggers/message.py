@@ -1,34 +1,60 @@
-"""The trigger of DAGs that messages start, for Airflow's ``AssetWatcher``."""
+"""The trigger of DAGs that messages start, for Airflow's ``AssetWatcher``.
+
+The doorbell is a small event whenever messages wait on a consumer, and again while they do. Airflow may create one DAG
+run for several events, and may keep an event without a run until the next one comes. No message depends on that: an
+event carries none, the run that it starts pulls whatever waits by then, and while messages wait another event follows.
+
+In the mode ``payload`` each message is an event with its body. Airflow 3.3 runs one pull for all triggers of one key,
+and says when the database has an event (``airflow.triggers.shared_stream``). Only then is its message acknowledged.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
+import time
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from airflow.triggers.base import BaseEventTrigger, TriggerEvent
 
-from airflow_provider_jetstream.jetstream.errors import ArgumentError
-from airflow_provider_jetstream.tasks.arguments import check_positive_seconds, check_text
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError, TransientError
+from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
+from airflow_provider_jetstream.tasks.arguments import check_positive_seconds, check_text, dict_of_text, dicts_as_texts
 from airflow_provider_jetstream.tasks.queue_source import load_queue
-from airflow_provider_jetstream.triggers.message_doorbell import ring
-from airflow_provider_jetstream.triggers.message_payload import (
-    payload_events,
-    payload_key,
-    payload_producer,
-    require_payload_mode,
-)
-from airflow_provider_jetstream.triggers.payload_options import PayloadOptions
-from airflow_provider_jetstream.triggers.watcher_arguments import dict_of_text, dicts_as_texts
+from airflow_provider_jetstream.triggers.message_event import PayloadOptions, message_event
+from airflow_provider_jetstream.worker.errors import InvalidBodyError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Hashable
+    from collections.abc import AsyncIterator, Hashable, Mapping
+    from typing import TypeAlias
 
+    from airflow.triggers.shared_stream import SharedStreamProducer
+
+    from airflow_provider_jetstream.jetstream.inspection.waiting_messages import WaitingMessages
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.triggers.message_event import BodyForm
+    from airflow_provider_jetstream.triggers.taken_messages import TakenMessage
+
+    # A trigger's is Airflow's own kind.
+    TriggerLog: TypeAlias = Any
 
 DOORBELL: Final = "doorbell"
 PAYLOAD: Final = "payload"
 
 # A run that an event starts needs some seconds until it pulls.
 DEFAULT_INTERVAL = 10.0
+LONGEST_INTERVAL = 300.0
+
+# Seconds: how long one look for the first message takes, and the pauses after a failure, doubled from first to last.
+_LOOK = 60.0
+_PAUSES = (1.0, 30.0)
+_REPEAT_PROBLEM = 600.0
+_JITTER = 0.2
+
+_random = random.SystemRandom()
 
 
 class JetStreamMessageTrigger(BaseEventTrigger):
@@ -42,7 +68,7 @@ class JetStreamMessageTrigger(BaseEventTrigger):
         the time doubles from event to event, up to :data:`LONGEST_INTERVAL` seconds
     :param nats_conn_id: the Airflow connection
     :param payload: of the mode ``payload``: the fields of
-        :class:`~airflow_provider_jetstream.triggers.payload_options.PayloadOptions`
+        :class:`~airflow_provider_jetstream.triggers.message_event.PayloadOptions`
     :raises ArgumentError: an argument can't be used
     :raises QueueDeclarationError: the declaration can't be used, or has no such consumer
     """
@@ -68,7 +94,7 @@ class JetStreamMessageTrigger(BaseEventTrigger):
                 f" mode={PAYLOAD!r}"
             )
         if mode == PAYLOAD:
-            require_payload_mode()
+            _require_payload_mode()
         queue = load_queue(dict_of_text(work_queue))
         queue.consumer(consumer)
         self.work_queue = queue.model_dump(mode="json", exclude_unset=True)
@@ -100,23 +126,168 @@ class JetStreamMessageTrigger(BaseEventTrigger):
                 " dag.test() does: run the DAG in a scheduler, or use mode='doorbell'"
             )
         stream = str(self.work_queue["name"])
-        async for waiting in ring(self.nats_conn_id, stream, self.consumer, self.interval, self.log):
+        async for waiting in _ring(self.nats_conn_id, stream, self.consumer, self.interval, self.log):
             yield TriggerEvent(waiting)  # type: ignore[no-untyped-call]
 
     def shared_stream_key(self) -> Hashable | None:
         """Return what the triggers have in common that share one pull, in the mode ``payload``."""
         if self.payload is None:
             return None
-        return payload_key(self)
+        return _payload_key(self)
 
     @classmethod
     def create_shared_stream_producer(cls, kwargs: dict[str, Any]) -> Any:
         """Return what pulls for all triggers of one key, in the mode ``payload``."""
-        return payload_producer(kwargs)
+        return _payload_producer(kwargs)
 
     async def filter_shared_stream(self, shared_stream: AsyncIterator[Any]) -> AsyncIterator[TriggerEvent]:
         """Fire one event for each message of the shared pull, in the mode ``payload``."""
         if self.payload is None:
             raise ArgumentError("expected mode='payload' for a shared stream, found mode='doorbell'")
-        async for event in payload_events(self.payload.body, shared_stream):
+        async for event in _payload_events(self.payload.body, shared_stream):
             yield event
+
+
+async def _ring(
+    nats_conn_id: str, stream: str, consumer: str, interval: float, log: TriggerLog
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield what waits on a consumer: at once where messages wait, and again while they do.
+
+    Where the server is away, the consumer is gone or a permission is missing, that is logged once, and again every ten
+    minutes, and the bell goes on when the problem is gone. A trigger that raised would be started anew by Airflow
+    every two seconds.
+
+    :param interval: seconds from one ring to the next at least; they double while the messages of the last event wait
+    """
+    problems = _Problems(f"{stream}/{consumer}", log)
+    rings = _Rings(interval)
+    while True:
+        try:
+            async with JetStreamHook(nats_conn_id).shared() as connection:
+                while True:
+                    found = await wait_for_messages(connection, stream, consumer)
+                    if found is None:
+                        rings.rest()
+                        found = await wait_for_messages(connection, stream, consumer, _LOOK)
+                    problems.clear()
+                    if found is None:
+                        continue
+                    rings.note_waiting(found)
+                    if (left := rings.seconds_left()) > 0:
+                        await asyncio.sleep(min(left, interval))
+                        continue
+                    yield found.as_json()
+                    rings.note_event(found)
+        except Exception as error:  # noqa: BLE001 - such as that of a connection id which Airflow doesn't know
+            await asyncio.sleep(problems.note(error))
+
+
+class _Rings:
+    """When the next event may follow."""
+
+    def __init__(self, interval: float) -> None:
+        self._shortest = self._interval = interval
+        self._rung_at = self._next_at = -LONGEST_INTERVAL
+        self._deliveries = self._taken_at = 0
+
+    def rest(self) -> None:
+        """Note that none of the messages of the last event waits any more."""
+        self._interval = self._shortest
+        self._next_at = self._rung_at + self._shortest
+
+    def note_waiting(self, found: WaitingMessages) -> None:
+        """Note what waits now: other messages than at the last event, once as many were delivered since."""
+        if not self._deliveries <= found.deliveries < self._taken_at:
+            self.rest()
+
+    def seconds_left(self) -> float:
+        return self._next_at - time.monotonic()
+
+    def note_event(self, found: WaitingMessages) -> None:
+        """Note an event."""
+        self._deliveries, self._taken_at = found.deliveries, found.deliveries + found.waiting
+        self._rung_at = time.monotonic()
+        self._next_at = self._rung_at + self._interval
+        self._interval = max(self._shortest, min(2 * self._interval, LONGEST_INTERVAL))
+
+
+class _Problems:
+    """Logs what keeps the bell from ringing, and says how long to pause."""
+
+    def __init__(self, where: str, log: TriggerLog) -> None:
+        self._where = where
+        self._log = log
+        self._pause = _PAUSES[0]
+        self._kind = ""
+        self._logged_at = 0.0
+
+    def note(self, error: Exception) -> float:
+        """Note a failure, and return the seconds after which to try again."""
+        now = time.monotonic()
+        # A server that is away is first silent and then unreachable.
+        code = error.code if isinstance(error, JetStreamProviderError) else type(error).__name__
+        kind = "transient" if isinstance(error, TransientError) else code
+        if kind != self._kind or now - self._logged_at >= _REPEAT_PROBLEM:
+            self._kind, self._logged_at = kind, now
+            self._log.warning("Messages of %s can't be seen, trying again: %s %s", self._where, code, error)
+        pause, self._pause = self._pause, min(2 * self._pause, _PAUSES[1])
+        return pause * (1 + _JITTER * _random.random())
+
+    def clear(self) -> None:
+        """Note that the consumer could be looked at."""
+        if self._kind:
+            self._log.info("Messages of %s can be seen again", self._where)
+        self._kind, self._pause = "", _PAUSES[0]
+
+
+def _require_payload_mode() -> None:
+    """Refuse an Airflow that doesn't say when it has stored an event.
+
+    :raises ArgumentError: it is older than 3.3
+    """
+    if hasattr(BaseEventTrigger, "create_shared_stream_producer"):
+        return
+    from airflow import __version__ as found
+
+    raise ArgumentError(
+        "expected Airflow 3.3 or newer for mode='payload', which acknowledges a message once Airflow has stored its"
+        f" event, found {found}: upgrade Airflow, or use mode='doorbell'"
+    )
+
+
+def _payload_key(trigger: BaseEventTrigger) -> Hashable:
+    """Return all that the shared pull uses; only the form of the body is each trigger's own."""
+    path, arguments = trigger.serialize()
+    return (path, json.dumps({name: value for name, value in arguments.items() if name != "body"}, sort_keys=True))
+
+
+def _payload_producer(arguments: Mapping[str, Any]) -> SharedStreamProducer:
+    """Return what pulls for all triggers of one key.
+
+    :param arguments: those of the first trigger
+    """
+    # Not above: Airflow has what it stands on since 3.3.
+    from airflow_provider_jetstream.triggers.message_producer import MessageProducer
+
+    options = PayloadOptions.of(
+        {field.name: arguments[field.name] for field in fields(PayloadOptions) if field.name in arguments}
+    )
+    queue = dict_of_text(arguments["work_queue"])
+    return MessageProducer(arguments["nats_conn_id"], queue, arguments["consumer"], options)
+
+
+async def _payload_events(form: BodyForm, shared_stream: AsyncIterator[TakenMessage]) -> AsyncIterator[TriggerEvent]:
+    """Yield an event for each message, and reject those that can't be one.
+
+    :param form: of the bodies
+    """
+    from airflow.triggers.shared_stream import reject_shared_stream_event
+
+    async for taken in shared_stream:
+        try:
+            event = message_event(taken.message, form, taken.size, taken.stored)
+        except InvalidBodyError as error:
+            taken.refuse(error)
+            reject_shared_stream_event()
+        else:
+            yield TriggerEvent(event)  # type: ignore[no-untyped-call]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from airflow.triggers.shared_stream import AdvanceItem
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.triggers.payload_options import PayloadOptions
+    from airflow_provider_jetstream.triggers.message_event import PayloadOptions
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
 log = logging.getLogger(__name__)

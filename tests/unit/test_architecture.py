@@ -46,7 +46,7 @@ _DEEP = {
     # What is in flight, what a full queue holds back, and why nothing more is sent: each answer changes all three.
     "jetstream.publishing.outbox": 760,
     # What is read of each stream, what is decided of it, and who gets it, of jobs and of the new jobs of redriven ones.
-    "jetstream.waiting.follower": 740,
+    "jetstream.waiting.follower": 760,
     # Records of letters and of ranges, with the condition and the check of what was stored before.
     "jetstream.audit.log": 400,
     # The lease's message, what its holder may do, and how it is taken: each relies on the others' times.

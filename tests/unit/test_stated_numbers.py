@@ -42,18 +42,15 @@ from airflow_provider_jetstream.tasks import job_reports
 from airflow_provider_jetstream.triggers import (
     dead_letter,
     message,
-    message_doorbell,
     message_event,
     message_producer,
-    payload_options,
-    reported_letters,
     taken_messages,
 )
 from airflow_provider_jetstream.worker import bounded_run, worker
 from testbed.code_blocks import ROOT
 
 _KIB, _MIB = 2**10, 2**20
-_PAYLOAD = payload_options.PayloadOptions()
+_PAYLOAD = message_event.PayloadOptions()
 _WINDOW = signature(outbox.Outbox).parameters["window"].default
 
 _WORDS = {0.5: "half a", 1: "a", 3: "three", 5: "five", 10: "ten", 100: "a hundred", 2_000: "two thousand"}
@@ -110,11 +107,11 @@ STATED = {
     ],
     "events": [
         f"at least `interval` seconds (default {message.DEFAULT_INTERVAL:g})",
-        f"up to {_word(message_doorbell.LONGEST_INTERVAL / 60)} minutes",
-        f"again every {_word(message_doorbell._REPEAT_PROBLEM / 60)} minutes",
+        f"up to {_word(message.LONGEST_INTERVAL / 60)} minutes",
+        f"again every {_word(message._REPEAT_PROBLEM / 60)} minutes",
         f"of ids and ranges of sequences the first {bounded_run._NAMED}",
         f"requested at once; default {_PAYLOAD.batch_size}",
-        f"default {_PAYLOAD.max_wait:g} s, at most {payload_options._LONGEST_WAIT:g} s",
+        f"default {_PAYLOAD.max_wait:g} s, at most {message_event._LONGEST_WAIT:g} s",
         f"that an event contains; default `{_PAYLOAD.max_size // _KIB}KB`",
         f"more than {message_event.MOST_LEVELS} levels of lists and objects",
         f"and {taken_messages.HOLD:g} seconds later",
@@ -124,7 +121,7 @@ STATED = {
     "assets": [
         f"every `poll_interval` ({_word(dead_letter._INTERVAL / 60)} minute)",
         f"again after {dead_letter._FIRST_PAUSE:g} to {dead_letter._LONGEST_PAUSE:g} seconds",
-        f"from {_word(reported_letters.STORED_AFTER / 60)} minute after the event on",
+        f"from {_word(dead_letter.STORED_AFTER / 60)} minute after the event on",
         f"At most {_word(task_assets._RANGES)} ranges of sequences are named",
     ],
     "monitor": [

@@ -57,7 +57,7 @@ def api_pages() -> list[ApiPage]:
             ' `MessageQueueTrigger(scheme="jetstream")` ([guide](../events.md)).',
             [
                 *_components(info, "triggers"),
-                Entry(f"{PACKAGE}.triggers.payload_options", "PayloadOptions", with_methods=False),
+                Entry(f"{PACKAGE}.triggers.message_event", "PayloadOptions", with_methods=False),
                 *(_entry(path, with_methods=False) for path in info["queues"]),
             ],
         ),
