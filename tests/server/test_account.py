@@ -170,7 +170,7 @@ async def test_a_report_of_a_handler_accounts_for_a_job(connection: NatsPyConnec
 async def test_the_ends_of_jobs_that_leave_no_evidence_are_not_known(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer={"sample_freq": "0"})
     await publish_jobs(connection, queue, "abc")
     await process_all(connection, queue)
     for _ in range(2):
@@ -395,6 +395,7 @@ async def test_a_job_that_expired_while_a_worker_had_it_is_a_letter_and_not_unac
         assert await unaccounted(connection, queue) == [(2, 2)]
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
@@ -407,6 +408,7 @@ async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPy
     assert await unaccounted(connection, queue) == [(1, 1)]
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -452,6 +454,7 @@ async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name:
     assert await unaccounted(connection, queue) == [(3_001, 3_002)]
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_place(
     connection: NatsPyConnection, name: str

@@ -37,8 +37,8 @@ FIRST = 50
 
 
 async def measured(connection: NatsPyConnection, name: str, **consumer: Any) -> WorkQueue:
-    """Return a queue whose consumer samples every acknowledgement."""
-    return await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "5s", **consumer})
+    """Return a queue whose consumer samples every acknowledgement, and whose workers have time on a loaded machine."""
+    return await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "1m", **consumer})
 
 
 async def test_jobs_that_are_only_acknowledged_are_completed(connection: NatsPyConnection, name: str) -> None:

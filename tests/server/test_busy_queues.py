@@ -210,6 +210,7 @@ async def test_two_censuses_at_once_settle_all_partitions_and_resume_them(
     assert [info["num_pending"] for info in infos] == [1] * 8
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census(
     connection: NatsPyConnection, name: str
 ) -> None:

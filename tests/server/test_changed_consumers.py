@@ -123,6 +123,7 @@ async def test_a_filter_that_was_widened(connection: NatsPyConnection, name: str
     await _untouched(connection, queue, 2, [])
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_consumer_that_was_reset_past_its_jobs(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "a", "b")
     await publish_jobs(connection, queue, "123", kind="a")

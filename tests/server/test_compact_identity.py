@@ -185,6 +185,7 @@ async def test_the_limit_of_the_stream_counts_where_the_declaration_has_none(
     assert await stored_count(connection, name) == 0
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_foreign_jobs_that_leave_no_room_for_a_copy_are_requeued_in_place(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -307,7 +308,9 @@ async def stored_none(connection: NatsPyConnection, stream: str) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [None, "1s"])
+@pytest.mark.parametrize(
+    "every", [None, pytest.param("1s", marks=pytest.mark.since_server("2.14", "repeated schedules"))]
+)
 async def test_a_schedule_whose_job_the_server_could_not_store_is_refused(
     connection: NatsPyConnection, name: str, every: str | None
 ) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,8 @@ if TYPE_CHECKING:
 
 _SECRET = "s3cr3t-Xyzzy"
 _WRONG = "wr0ng-Xyzzy"
-_SLACK = 1.0
+# No answer of a server that is there may wait for it: it is longer than a test may take.
+_ENDLESS = 300.0
 _BANNER: dict[str, object] = {"server_id": "fake", "version": "2.15.0", "max_payload": 1_048_576, "headers": True}
 _PLAINTEXT = (
     "expected a server that requires TLS, found one that talks plaintext; nothing was sent to it: enable tls on the"
@@ -52,18 +52,16 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 
 @contextmanager
-def _raises(error: type[JetStreamProviderError], within: float = 5.0) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    started = time.monotonic()
+def _raises(error: type[JetStreamProviderError]) -> Iterator[pytest.ExceptionInfo[Exception]]:
     with pytest.raises(error) as caught:
         yield caught
-    assert time.monotonic() - started < within + _SLACK
     shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
     assert _SECRET not in shown
     assert _WRONG not in shown
 
 
 async def _open(*servers: str, **values: Any) -> None:
-    async with connect(connection_settings({"servers": servers, "timeout": 5.0, **values})):
+    async with connect(connection_settings({"servers": servers, "timeout": _ENDLESS, **values})):
         pass
 
 
@@ -77,7 +75,7 @@ async def test_a_connection_knows_its_servers_version_and_api_level(connection: 
 
 async def test_a_closed_port_is_reported() -> None:
     url = f"nats://{LOOPBACK}:{free_port()}"
-    with _raises(UnreachableError, within=1) as caught:
+    with _raises(UnreachableError) as caught:
         await _open(url)
     assert str(caught.value).startswith(f"no NATS server reached at {url}: ")
     assert "Connect call failed" in str(caught.value) or "Connection refused" in str(caught.value)
@@ -91,18 +89,18 @@ async def test_an_unknown_host_is_reported() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["nats", "tls"])
-async def test_a_silent_port_takes_no_longer_than_the_time_limit(scheme: str) -> None:
+async def test_a_silent_port_is_reported_at_the_time_limit(scheme: str) -> None:
     async with fake_server() as fake:
         url = f"{scheme}://{LOOPBACK}:{fake.port}"
-        with _raises(UnreachableError, within=1.5) as caught:
+        with _raises(UnreachableError) as caught:
             await _open(url, timeout=1.5)
     assert str(caught.value).startswith(f"no NATS server reached at {url}: no answer")
     assert fake.connections > 0
 
 
-async def test_a_server_that_is_silent_after_its_info_takes_no_longer_than_the_time_limit() -> None:
+async def test_a_server_that_is_silent_after_its_info_is_reported_at_the_time_limit() -> None:
     async with fake_server(banner=_BANNER) as fake:
-        with _raises(UnreachableError, within=1.5) as caught:
+        with _raises(UnreachableError) as caught:
             await _open(f"nats://{LOOPBACK}:{fake.port}", timeout=1.5)
     assert ": no answer" in str(caught.value)
     assert b"CONNECT" in fake.received
@@ -115,14 +113,14 @@ async def test_a_server_that_is_silent_after_its_info_takes_no_longer_than_the_t
 async def test_a_server_that_closes_the_connection_is_not_reported_as_one_without_jetstream(farewell: bytes) -> None:
     async with fake_server(banner=_BANNER, farewell=farewell) as fake:
         url = f"nats://{LOOPBACK}:{fake.port}"
-        with _raises(TransientError, within=1.5) as caught:
+        with _raises(TransientError) as caught:
             await _open(url, timeout=1.5)
     assert "JetStream, found" not in str(caught.value)
 
 
 async def test_a_server_of_another_protocol_is_reported() -> None:
     async with fake_server(banner=b"SSH-2.0-OpenSSH_9.2") as fake:
-        with _raises(UnreachableError, within=1) as caught:
+        with _raises(UnreachableError) as caught:
             await _open(f"nats://{LOOPBACK}:{fake.port}")
     assert "empty response from server when expecting INFO message; check host, port" in str(caught.value)
 
@@ -143,7 +141,7 @@ async def test_refused_credentials_are_reported_without_repeating_them(
     server: dict[str, str], client: dict[str, str], found: str
 ) -> None:
     with NatsServer(**server) as nats:  # type: ignore[arg-type]
-        with _raises(AuthenticationError, within=1) as caught:
+        with _raises(AuthenticationError) as caught:
             await _open(nats.url, **client)
         assert str(caught.value) == (
             f"{nats.url} refused the credentials: expected valid ones, found {found}; check them"
@@ -152,7 +150,7 @@ async def test_refused_credentials_are_reported_without_repeating_them(
 
 
 async def test_a_server_without_jetstream_is_reported() -> None:
-    with NatsServer(jetstream=False) as nats, _raises(JetStreamDisabledError, within=1) as caught:
+    with NatsServer(jetstream=False) as nats, _raises(JetStreamDisabledError) as caught:
         await _open(nats.url)
     assert str(caught.value) == (
         "expected JetStream, found a server or account without it: start nats-server with -js (or a jetstream block in"
@@ -166,7 +164,7 @@ async def test_an_account_without_jetstream_is_reported() -> None:
         f"accounts {{ WITH: {{jetstream: enabled, users: [{{user: w, password: w}}]}}, WITHOUT: {{users: {users}}} }}"
     )
     with NatsServer(config=accounts) as nats:
-        with _raises(JetStreamDisabledError, within=1) as caught:
+        with _raises(JetStreamDisabledError) as caught:
             await _open(nats.url, user="u", password=_SECRET)
         assert "enable JetStream for the account" in str(caught.value)
         await _open(nats.url, user="w", password="w")
@@ -174,13 +172,13 @@ async def test_an_account_without_jetstream_is_reported() -> None:
 
 async def test_a_user_without_permission_for_the_api_is_denied_at_once() -> None:
     users = f'authorization {{ users: [{{user: u, password: "{_SECRET}", permissions: {{publish: "jobs.>"}}}}] }}'
-    with NatsServer(config=users) as nats, _raises(PermissionDeniedError, within=1) as caught:
-        await _open(nats.url, timeout=30, user="u", password=_SECRET)
+    with NatsServer(config=users) as nats, _raises(PermissionDeniedError) as caught:
+        await _open(nats.url, user="u", password=_SECRET)
     assert "the server doesn't let user 'u' publish to $JS.API.INFO" in str(caught.value)
 
 
 async def test_an_old_server_is_refused() -> None:
-    with NatsServer(binary=debian_nats_server()) as nats, _raises(ServerTooOldError, within=1) as caught:
+    with NatsServer(binary=debian_nats_server()) as nats, _raises(ServerTooOldError) as caught:
         await _open(nats.url)
     assert str(caught.value) == (
         "expected nats-server 2.10.27 or later, found 2.9.10: older servers lose or repeat dead letters; upgrade the"
@@ -203,7 +201,7 @@ async def test_a_certificate_of_another_authority_is_refused(
 ) -> None:
     ca = {"tls_ca_file": str(make_tls(tmp_path).ca)} if other_authority else {}
     with NatsServer(tls=tls, user="u", password=_SECRET) as nats:
-        with _raises(TLSError, within=1) as caught:
+        with _raises(TLSError) as caught:
             await _open(nats.url, user="u", password=_SECRET, **ca)
         assert str(caught.value).startswith(f"no TLS with {nats.url}: ")
         assert "certificate" in str(caught.value)
@@ -222,7 +220,7 @@ async def test_an_unreadable_authority_is_reported(tmp_path: Path, content: str 
 
 
 async def test_tls_to_a_plaintext_server_is_refused(nats: NatsServer) -> None:
-    with _raises(TLSError, within=1) as caught:
+    with _raises(TLSError) as caught:
         await _open(f"tls://{LOOPBACK}:{nats.port}", user="u", password=_SECRET)
     assert str(caught.value) == _PLAINTEXT
 
@@ -230,7 +228,7 @@ async def test_tls_to_a_plaintext_server_is_refused(nats: NatsServer) -> None:
 @pytest.mark.parametrize("credentials", [{"user": "u", "password": _SECRET}, {"token": _SECRET}])
 async def test_credentials_are_never_sent_in_plaintext_where_tls_was_requested(credentials: dict[str, str]) -> None:
     async with fake_server(banner=_BANNER | {"auth_required": True}) as fake:
-        with _raises(TLSError, within=1) as caught:
+        with _raises(TLSError) as caught:
             await _open(f"tls://{LOOPBACK}:{fake.port}", **credentials)
         assert str(caught.value) == _PLAINTEXT
         assert fake.connections > 0
@@ -239,7 +237,7 @@ async def test_credentials_are_never_sent_in_plaintext_where_tls_was_requested(c
 
 async def test_the_fake_server_receives_credentials_where_plaintext_was_requested() -> None:
     async with fake_server(banner=_BANNER | {"auth_required": True}) as fake:
-        with _raises(UnreachableError, within=1):
+        with _raises(UnreachableError):
             await _open(f"nats://{LOOPBACK}:{fake.port}", timeout=1, token=_SECRET)
         assert _SECRET.encode() in fake.received
 

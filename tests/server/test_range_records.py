@@ -18,7 +18,14 @@ LETTERS = 300
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC, Protocol.IN_PLACE])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        Protocol.COPY,
+        Protocol.ATOMIC,
+        pytest.param(Protocol.IN_PLACE, marks=pytest.mark.since_server("2.14", "the reset of a consumer")),
+    ],
+)
 async def test_many_letters_of_a_redrive_share_records(
     connection: NatsPyConnection, name: str, protocol: Protocol
 ) -> None:

@@ -453,6 +453,7 @@ async def test_a_requeued_job_that_dies_again_without_an_advisory_is_found(
     ]
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:

@@ -230,6 +230,7 @@ async def test_a_run_that_cannot_be_recorded_does_nothing(connection: NatsPyConn
     assert len(await stream_messages(connection, name)) == 1
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_letter_requeued_twice_is_recorded_twice(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)

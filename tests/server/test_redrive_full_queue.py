@@ -72,6 +72,7 @@ async def answer_all(connection: NatsPyConnection, kind: str, answer: bytes) -> 
     return done
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_queue_filled_by_its_dead_letters_accepts_jobs_again(own_nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 10})) as connection:

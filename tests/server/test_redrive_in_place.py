@@ -66,6 +66,7 @@ async def three_kinds(connection: NatsPyConnection, name: str, **fields: Any) ->
     return queue
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("fields", [{}, {"deny_delete": True}, {"discard": "new", "max_msgs": 6}])
 async def test_all_letters_of_all_consumers_are_requeued_in_place(
     connection: NatsPyConnection, name: str, fields: dict[str, Any]
@@ -91,6 +92,7 @@ async def test_all_letters_of_all_consumers_are_requeued_in_place(
     assert await stored_count(connection, name) == 0
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_is_no_dead_letter_is_reported_once_and_not_delivered_again(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -103,6 +105,7 @@ async def test_a_job_that_is_no_dead_letter_is_reported_once_and_not_delivered_a
         assert await acknowledge_jobs(connection, queue, len(sequences), consumer=kind) == sequences
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -114,6 +117,7 @@ async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_jobs_in_flight_prevent_the_reset(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +140,7 @@ async def test_jobs_in_flight_prevent_the_reset(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("in_flight", [1, 3])
 async def test_jobs_that_die_while_their_workers_are_waited_for_are_reported_and_recorded(
     connection: NatsPyConnection, name: str, in_flight: int
@@ -160,6 +165,7 @@ async def at_once(*_: object) -> bool:
     return False
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_no_letter_is_delivered_before_its_ack_wait_has_passed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
     await make_dead_letters(connection, queue, "ab")
@@ -170,6 +176,7 @@ async def test_no_letter_is_delivered_before_its_ack_wait_has_passed(connection:
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("moment", ["_wait_until_idle", "record"])
 async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paused(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -199,6 +206,7 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("minutes", [1, 60])
 async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnection, name: str, minutes: int) -> None:
     queue = await make_queue(connection, name)
@@ -211,6 +219,7 @@ async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnect
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_pause_that_a_killed_redrive_left_is_not_restored(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -219,6 +228,7 @@ async def test_a_pause_that_a_killed_redrive_left_is_not_restored(connection: Na
     assert not await paused(connection, queue)
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnection, name: str) -> None:
     queue = await three_kinds(connection, name)
     done: list[bool] = []
@@ -234,6 +244,7 @@ async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnec
         assert len(await acknowledge_jobs(connection, queue, 2, consumer=kind)) == 2
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +263,7 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_letters_that_cannot_be_recorded_are_not_requeued(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
     await make_dead_letters(connection, queue, "ab")

@@ -216,6 +216,7 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
     assert await process_all(connection, queue) == {"a": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 @pytest.mark.parametrize("cut_off", [1, 2])
 async def test_letters_that_were_parked_and_requeued_before_are_parked_again(

@@ -44,7 +44,12 @@ COPY = RedriveRequest(protocol=Protocol.COPY)
 PARK = RedriveRequest(max_redrives=0)
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
 ATOMIC = RedriveRequest(protocol=Protocol.ATOMIC)
-NEXT = pytest.mark.parametrize("again", [COPY, ATOMIC, IN_PLACE, PARK], ids=["copy", "atomic", "in place", "park"])
+RESETS = pytest.mark.since_server("2.14", "the reset of a consumer")
+NEXT = pytest.mark.parametrize(
+    "again",
+    [COPY, ATOMIC, pytest.param(IN_PLACE, marks=RESETS), PARK],
+    ids=["copy", "atomic", "in place", "park"],
+)
 
 
 class Killed(BaseException):
@@ -128,7 +133,7 @@ async def test_a_copy_is_stored_once_past_the_window_whatever_protocol_comes_nex
 
 @pytest.mark.parametrize(
     ("again", "expected"),
-    [(COPY, "redriven"), (ATOMIC, "redriven"), (IN_PLACE, "requeued"), (PARK, "parked")],
+    [(COPY, "redriven"), (ATOMIC, "redriven"), pytest.param(IN_PLACE, "requeued", marks=RESETS), (PARK, "parked")],
     ids=["copy", "atomic", "in place", "park"],
 )
 async def test_what_was_never_stored_is_redriven_as_the_next_request_says(
@@ -189,6 +194,7 @@ async def test_copies_that_ran_before_the_server_was_killed_are_known(
         assert await finish(connection, queue, again, done) == dict.fromkeys("abc", 1)
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_without_an_archive_a_copy_that_may_have_run_is_set_aside_until_it_is_named(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

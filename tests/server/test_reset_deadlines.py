@@ -48,6 +48,7 @@ async def proxied(nats: NatsServer) -> AsyncIterator[tuple[TcpProxy, NatsPyConne
         yield proxy, connection
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.usefixtures("short_times")
 async def test_a_reset_whose_answer_is_late_is_found_to_be_done(
     nats: NatsServer, connection: NatsPyConnection, name: str
@@ -66,6 +67,7 @@ async def test_a_reset_whose_answer_is_late_is_found_to_be_done(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.usefixtures("short_times")
 async def test_a_reset_that_never_arrives_leaves_the_consumer_paused_for_as_long_as_it_might(
     nats: NatsServer, connection: NatsPyConnection, name: str
@@ -91,6 +93,7 @@ async def test_a_reset_that_never_arrives_leaves_the_consumer_paused_for_as_long
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_nothing_is_reset_in_a_pause_that_is_too_short(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +111,7 @@ async def test_nothing_is_reset_in_a_pause_that_is_too_short(
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_pause_of_somebody_else_is_never_shortened(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,6 +264,7 @@ async def test_the_first_account_of_a_cluster_whose_streams_have_several_leaders
             assert (account.ended, account.unaccounted, account.unknown) == (3, (), ())
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_restart_that_the_connection_doesnt_show_is_noticed_at_the_next_look(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -148,6 +148,7 @@ async def test_a_job_that_was_redriven_twice_ends_as_its_last_copy(
     assert (job.state, job.attempts) == ("dead", 1)
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_was_requeued_in_place_is_awaited_although_its_entry_is_kept(
     connection: NatsPyConnection, name: str
 ) -> None:

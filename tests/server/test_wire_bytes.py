@@ -217,6 +217,7 @@ async def test_direct_gets_show_the_exact_subject(connection: NatsPyConnection, 
     assert [message.subject for message in await stream_messages(connection, name)] == [f"{name}.jobs.K\udcf6ln"]
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_the_jobs_of_an_odd_subject_can_be_requeued_in_place(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:

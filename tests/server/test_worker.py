@@ -14,7 +14,15 @@ from airflow_provider_jetstream.jetstream import get_message, redrive_dead_lette
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.worker import Delivery, RetryLaterError, Worker
 from testbed.face import consumer_info, encode_message, last_message, next_message
-from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import (
+    completion_count,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    running_worker,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +135,7 @@ async def test_jobs_of_any_form_that_arrive_together_are_each_as_they_are_stored
         assert message is not None
         firsts = dict(reversed([(key, _NOT_UTF8.sub("\ufffd", value)) for key, value in message.headers]))
         assert (job.subject, job.body, job.headers, job.attempt) == (message.subject, message.data, firsts, 1)
-    assert await stored_count(connection, f"{name}-events") == count
+    assert await completion_count(connection, name) == count
 
 
 async def _is_stored(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
@@ -212,7 +220,7 @@ async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies
     assert 0.8 <= third - second < 1.2
     # Earlier than the last backoff.
     assert died - third < 1.5
-    assert await stored_count(connection, f"{name}-events") == 0
+    assert await completion_count(connection, name) == 0
 
 
 async def test_a_failure_is_tried_again_at_once_where_its_handler_requests_that(

@@ -14,7 +14,15 @@ from airflow_provider_jetstream.jetstream import cancel, find_dead_letters
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, RetryLaterError, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from testbed.face import consumer_info, next_message, stream_info
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
+from testbed.queues import (
+    completion_count,
+    eventually,
+    make_queue,
+    publish_jobs,
+    running_worker,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +106,7 @@ async def test_a_batch_without_results_may_return_none_and_what_it_raises_is_eve
     async with running_worker(Worker(queue, "worker", handle, settings, batch=4)):
         await eventually(count_stored(connection, name, 0), within=30)
     assert attempts == {1: 4, 2: 4}
-    assert await stored_count(connection, f"{name}-events") == 4
+    assert await completion_count(connection, name) == 4
 
 
 async def test_a_completion_that_is_refused_costs_no_other_job_of_its_batch_anything(
@@ -132,7 +140,7 @@ async def test_a_completion_that_is_refused_costs_no_other_job_of_its_batch_anyt
     repeated = {record.getMessage() for record in caplog.records if "isn't confirmed" in record.getMessage()}
     assert all(f"the completion of job {refused[0]} isn't confirmed" in text for text in repeated)
     assert await result_of(connection, queue, 5) == "x" * 1_000
-    assert await stored_count(connection, f"{name}-events") == 10
+    assert await completion_count(connection, name) == 10
 
 
 @pytest.mark.parametrize(
@@ -151,7 +159,7 @@ async def test_outcomes_that_are_not_one_for_each_job_complete_none(
     async with running_worker(Worker(queue, "worker", lambda _: returned, settings, batch=2)):
         await eventually(count_stored(connection, f"{name}-dead", 4), within=30)
     assert f"expected a batch handler to return 2 outcomes, one for each job, {found}" in caplog.text
-    assert await stored_count(connection, f"{name}-events") == 0
+    assert await completion_count(connection, name) == 0
 
 
 @pytest.mark.slow

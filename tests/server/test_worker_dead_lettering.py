@@ -16,7 +16,7 @@ from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed import seams
 from testbed.dead_letters import dead_letter_records
 from testbed.face import Headers, consumer_info, stream_info
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -121,7 +121,7 @@ async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminat
     assert sorted(job.headers) == sorted(headers)
     assert [value for key, value in job.headers if key == "Tag"] == ["b", "zwölf"]
     assert copy.header("Nats-Msg-Id") == f"dead:worker:{name}:1:{original.time}:1"
-    assert await stored_count(connection, f"{name}-events") == 0
+    assert await completion_count(connection, name) == 0
 
 
 async def test_an_empty_job_can_be_given_up_without_a_reason(

@@ -23,7 +23,7 @@ from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerStuckError
 from testbed.dead_letters import dead_letter_records
 from testbed.face import Scan, consumer_info
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -105,7 +105,7 @@ async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
     ):
         await eventually(settled(connection, queue))
     assert attempts == [1, 2]
-    assert await stored_count(connection, f"{name}-events") == 1
+    assert await completion_count(connection, name) == 1
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ async def test_a_handler_that_ends_after_its_deadline_no_longer_counts_as_abando
     await publish_jobs(connection, queue, map(str, range(15)))
     async with running_worker(Worker(queue, "worker", slow, settings, deadline=0.1)):
         await eventually(lambda: len(done) == 15)
-    assert await stored_count(connection, f"{name}-events") == 0
+    assert await completion_count(connection, name) == 0
 
 
 @pytest.mark.slow

@@ -14,7 +14,15 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDecl
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed import seams
 from testbed.face import consumer_info
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
+from testbed.queues import (
+    completion_count,
+    eventually,
+    make_queue,
+    publish_jobs,
+    running_worker,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -136,7 +144,7 @@ async def test_a_job_that_is_running_during_a_restart_is_finished_and_not_run_ag
 
             await eventually(empty)
         assert jobs == [1]
-        assert await stored_count(connection, f"{name}-events") == 1
+        assert await completion_count(connection, name) == 1
 
 
 @pytest.mark.slow
@@ -205,7 +213,7 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
     attempts: list[int] = []
     async with running_worker(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
         await eventually(lambda: attempts == [2])
-    assert await stored_count(connection, f"{name}-events") == 1
+    assert await completion_count(connection, name) == 1
 
 
 @pytest.mark.slow
@@ -224,7 +232,7 @@ async def test_a_failing_store_of_completions_never_acknowledges_the_job(
         await make_queue(connection, name, consumer={"max_deliver": 50})
 
         async def completed() -> bool:
-            return await stored_count(connection, f"{name}-events") == 1
+            return await completion_count(connection, name) == 1
 
         await eventually(completed)
     assert await stored_count(connection, name) == 0

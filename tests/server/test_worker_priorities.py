@@ -31,7 +31,7 @@ from testbed.priority_consumers import (
     priority_queue,
     record_pull_requests,
 )
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,7 +222,7 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
     completion = await next_message(connection, f"{high.queue.name}-events", 1, completion_filter(high.queue.name))
     assert completion is not None
     assert (completion.subject, json.loads(completion.data)["worker"]) == (f"completed.{high.queue.name}.worker.1", "w")
-    assert await stored_count(connection, f"{low.queue.name}-events") == 0
+    assert await completion_count(connection, low.queue.name) == 0
 
 
 @BOTH

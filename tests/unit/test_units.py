@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -86,16 +85,14 @@ def test_an_invalid_duration_is_refused_with_examples(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["99999999999w", "292y", f"{2**63}ns", timedelta.max, 2**63, "9" * 5_000, "1s" * 8_000]
+    "text", ["99999999999w", "292y", f"{2**63}ns", timedelta.max, 2**63, "9" * 5_000, "1s" * 100_000]
 )
 def test_what_the_server_cannot_count_is_refused_at_once_in_few_words(text: Any) -> None:
-    began = time.monotonic()
+    # Where the time grows with the square of the length, the last takes hours.
     for parse in (parse_duration, parse_seconds, parse_size):
         with pytest.raises(ValueError, match=r"expected .* found") as caught:
             parse(text)
         assert len(str(caught.value)) < 500
-    # It took 15 s where it grew with the square of the length.
-    assert time.monotonic() - began < 5
 
 
 def test_a_negative_timedelta_is_refused() -> None:
