@@ -6,6 +6,7 @@ What each of them is told is compared with what really happened.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_jetstream.jetstream import (
     JobsHandle,
+    Origin,
     Protocol,
     RedriveRequest,
     Selection,
@@ -24,13 +26,16 @@ from airflow_provider_jetstream.jetstream import (
     wait,
     wait_by_handle,
 )
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters, watch_arrivals
 from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.origin import TaskTry
 from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
-    from testbed.simulated.world import World
+    from testbed.simulated.connection import SimulatedConnection
+    from testbed.simulated.stage import Stage
 
 ERRORS: Final = (JetStreamProviderError, TimeoutError)
 _ALL: Final = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
@@ -48,9 +53,63 @@ Published: TypeAlias = tuple[dict[str, Any], dict[int, str]]
 
 
 @dataclass
+class PublishingTask:
+    """A task that publishes, try by try.
+
+    :ivar stored: by body the sequences of its jobs
+    :ivar tries: how often it was tried in this run
+    :ivar clears: how often it was cleared
+    :ivar run: which of the runs of its name it is in
+    :ivar is_later: whether it was cleared or its run made again, as the world's plan says
+    :ivar is_stored: whether it has stored all its jobs since it was cleared, or its run was made again
+    """
+
+    name: str
+    bodies: list[str]
+    stored: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    tries: int = 0
+    clears: int = 0
+    run: int = 0
+    is_later: bool = False
+    is_stored: bool = False
+
+    def go_on(self, how: str) -> None:
+        """Have it cleared, or its run deleted and made again."""
+        self.is_later, self.is_stored = True, False
+        if how == "clear":
+            self.clears += 1
+        else:
+            self.run, self.tries, self.clears = self.run + 1, 0, 0
+
+    def origin(self) -> Origin:
+        """Return what Airflow tells its present try about itself."""
+        attempt = TaskTry(run_started=f"start {self.run}", clear_number=self.clears, number=self.tries)
+        return Origin("dag", "run", self.name, max_tries=9 + self.clears, attempt=attempt)
+
+
+async def pull_one(connection: SimulatedConnection, stream: str, consumer: str) -> tuple[str, str]:
+    """Pull one message as a program does without the package: its reply subject, empty for a status, and its body."""
+    arrived: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    def receive(_subject: bytes, reply: bytes, _headers: bytes | None, body: bytes) -> None:
+        arrived.put_nowait((reply.decode(), body.decode()))
+
+    inbox = connection.new_inbox()
+    subscription = await connection.subscribe_raw(inbox, receive)
+    try:
+        request = b'{"batch":1,"expires":1000000000}'
+        await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", request, reply=inbox)
+        async with asyncio.timeout(2):
+            return await arrived.get()
+    finally:
+        await subscription.unsubscribe()
+
+
+@dataclass
 class Actors:
     """The actors of a world, and what they were told.
 
+    :ivar tasks: the tasks that publish, by name
     :ivar published: by publisher, the handle on its jobs and their bodies by sequence
     :ivar finished: the waits that have ended
     :ivar reported: by watcher, the sequences of the letters that it has reported
@@ -60,7 +119,8 @@ class Actors:
     :ivar cancelled: the bodies that somebody has cancelled
     """
 
-    world: World
+    world: Stage
+    tasks: dict[str, PublishingTask] = field(default_factory=dict)
     published: dict[str, asyncio.Future[Published]] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     reported: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -177,6 +237,7 @@ class Actors:
         at = self.done_at.get(body)
         return (
             at is not None
+            and world.account.ends.get(sequence) == body
             and self._now - at > _MOMENT
             and body not in world.account.unproved
             and sequence not in world.server.streams[world.queue.name].messages
@@ -184,12 +245,20 @@ class Actors:
 
     def body_of(self, sequence: int) -> str | None:
         """Return the body of a job, from the queue or the archive."""
-        streams, name = self.world.server.streams, self.world.queue.name
-        if message := streams[name].messages.get(sequence):
+        if message := self.world.server.streams[self.world.queue.name].messages.get(sequence):
             return message.data.decode()
-        copies = streams[f"{name}-archive"].messages.values()
-        found = (copy.data.decode() for copy in copies if header(copy.headers, "Nats-Sequence") == str(sequence))
-        return next(found, None)
+        return next(iter(sorted(self.bodies_of(sequence))), None)
+
+    def bodies_of(self, sequence: int) -> set[str]:
+        """Return the bodies of the jobs that had a sequence, from the archive and from records of dead letters."""
+        streams, name = self.world.server.streams, self.world.queue.name
+        named = (("archive", "Nats-Sequence"), ("dead", "Dead-Letter-Sequence"))
+        return {
+            copy.data.decode()
+            for stream, label in named
+            for copy in streams[f"{name}-{stream}"].messages.values()
+            if header(copy.headers, label) == str(sequence)
+        }
 
     async def compare_watchers(self) -> None:
         """Compare what watchers have reported with the letters that have been dead for some time."""
@@ -206,6 +275,48 @@ class Actors:
                 for letter in found.letters:
                     if letter.death.died_at < until and letter.sequence not in self.reported[name]:
                         world.problem(f"{name} has not reported {letter.sequence}, dead since {letter.death.died_at}")
+
+    # A handler of the dead letter queue.
+
+    async def handler(self, _name: str) -> None:
+        """Handle entries as a program does that knows nothing of the package: get the job, do it, acknowledge."""
+        world = self.world
+        letters, queue = f"{world.queue.name}-dead", world.queue.name
+        config = {
+            "durable_name": "handler",
+            "ack_policy": "explicit",
+            "ack_wait": 5 * 10**9,
+            "filter_subject": f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{queue}.*",
+        }
+        async with world.connected() as connection:
+            await connection.api(f"CONSUMER.CREATE.{letters}.handler", {"stream_name": letters, "config": config})
+            while True:
+                try:
+                    reply, body = await pull_one(connection, letters, "handler")
+                except TimeoutError:
+                    continue
+                if reply:
+                    await self._handle_entry(connection, reply, json.loads(body)["stream_seq"])
+
+    async def _handle_entry(self, connection: SimulatedConnection, reply: str, sequence: int) -> None:
+        world = self.world
+        message = await get_message(connection, world.queue.name, sequence)
+        if message is not None:
+            body = message.data.decode()
+            world.account.running[body] += 1
+            try:
+                await asyncio.sleep(world.rng.uniform(0.0, 0.3))
+                world.account.done[body] += 1
+                self.note_done(body)
+                world.account.handled.add(sequence)
+                world.touch(body)
+                world.tell(f"a handler does {body}, {sequence}")
+                await connection.request(reply, b"+ACK")
+            finally:
+                world.account.running[body] -= 1
+            world.account.counts["handled"] += 1
+        else:
+            await connection.request(reply, b"+ACK")
 
     # People.
 

@@ -23,6 +23,7 @@ _MAX_WAITING: Final = 512
 _ENDS_AT_ONCE: Final = 1
 _SHOWS_STORED: Final = 1
 _NOTES_DEAD: Final = 5
+_ASKS_OTHERS: Final = 2
 _DELETED: Final = "Unacknowledged message was deleted"
 _FIXED: Final = {
     "deliver_policy": "deliver policy",
@@ -436,12 +437,20 @@ class Consumer:
             self.due.remove(sequence)
         self.stored.acknowledge(number, sequence)
         if self.stream.is_work_queue:
+            # Whoever acknowledges it, unless it is another consumer's to deliver or to have acknowledged.
             message = self.stream.messages.get(sequence)
-            if message and self.matches(message.subject):
+            others = [other for other in self.stream.consumers.values() if other is not self]
+            if message and not (self._level >= _ASKS_OTHERS and any(other.needs(message) for other in others)):
                 self.stream.remove(sequence)
         self._set_timer()
         self.serve()
         return True
+
+    def needs(self, message: Message) -> bool:
+        """Return whether it is still to deliver a message, or to have it acknowledged."""
+        sequence = message.sequence
+        is_open = sequence >= self.next or sequence in self.pending
+        return sequence > self.floor and is_open and self.matches(message.subject)
 
     def _sample(self, sequence: int, number: int, count: int, pending: Pending) -> None:
         now = self.stream.now()

@@ -11,26 +11,24 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError
+from testbed.simulated.plan import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from testbed.simulated.stage import Stage
     from testbed.simulated.streams import Message
-    from testbed.simulated.world import World
 
 # Of one server; in seconds.
 _FORGOTTEN: Final = 1.0
 _UNSYNCED: Final = (3.0, 10.0)
 # Of a cluster.
 _UNREPLICATED: Final = 0.3
-NAMES: Final = ("n1", "n2", "n3")
-FAULTS: Final = ("actor", "connection", "server", "power", "leader")
-EDITS: Final = ("filters", "max_deliver", "sample_freq", "republish", "purge", "delete", "recreate")
 
 
-async def play_faults(world: World) -> None:
+async def play_faults(world: Stage) -> None:
     """Play a world's faults, one after the other, until the task is cancelled."""
-    plays: dict[str, Callable[[World], Awaitable[None]]] = {
+    plays: dict[str, Callable[[Stage], Awaitable[None]]] = {
         "actor": _kill_actor,
         "connection": _cut_connection,
         "server": _kill_server,
@@ -56,13 +54,13 @@ async def play_faults(world: World) -> None:
 # Of programs and connections.
 
 
-async def _kill_actor(world: World) -> None:
+async def _kill_actor(world: Stage) -> None:
     name = world.rng.choice(sorted(world.tasks))
     world.tell(f"{name} is killed")
     world.kill(name)
 
 
-async def _cut_connection(world: World) -> None:
+async def _cut_connection(world: Stage) -> None:
     if not world.connections:
         return
     connection = world.rng.choice(world.connections)
@@ -75,7 +73,7 @@ async def _cut_connection(world: World) -> None:
 # Of the server.
 
 
-async def _kill_server(world: World) -> None:
+async def _kill_server(world: Stage) -> None:
     """Kill the server: it forgets the last moments of its consumers, and what clients had asked for."""
     server = world.server
     states = {name: _consumer_states(world, name) for name in server.streams}
@@ -91,7 +89,7 @@ async def _kill_server(world: World) -> None:
     await _restart(world, go_back)
 
 
-async def _lose_power(world: World) -> None:
+async def _lose_power(world: Stage) -> None:
     """Turn the server off: each stream has what it stored up to a moment of its own."""
     server, began = world.server, world.server.now()
     copies: dict[str, Any] = {}
@@ -128,7 +126,7 @@ async def _lose_power(world: World) -> None:
     await _restart(world, go_back)
 
 
-async def _restart(world: World, go_back: Callable[[], object]) -> None:
+async def _restart(world: Stage, go_back: Callable[[], object]) -> None:
     world.excuse_running()
     world.server.kill()
     for connection in world.connections:
@@ -140,7 +138,7 @@ async def _restart(world: World, go_back: Callable[[], object]) -> None:
         world.restore(connection)
 
 
-async def _change_leader(world: World) -> None:
+async def _change_leader(world: Stage) -> None:
     """Have a stream without a leader for a while; the next one lacks the last moments of its consumers."""
     name = world.rng.choice(sorted(world.server.streams))
     stream, states = world.server.streams[name], _consumer_states(world, name)
@@ -163,11 +161,11 @@ async def _change_leader(world: World) -> None:
     world.tell(f"{leader} leads {name}")
 
 
-def _consumer_states(world: World, stream: str) -> dict[str, Any]:
+def _consumer_states(world: Stage, stream: str) -> dict[str, Any]:
     return {name: consumer.copied() for name, consumer in world.server.streams[stream].consumers.items()}
 
 
-def _go_back(world: World, stream: str, states: dict[str, Any]) -> None:
+def _go_back(world: Stage, stream: str, states: dict[str, Any]) -> None:
     for name, consumer in world.server.streams[stream].consumers.items():
         if name in states:
             consumer.restore(states[name])
@@ -180,7 +178,7 @@ def _bodies(messages: Iterable[Message], since: int = 0) -> set[str]:
 # Another tool.
 
 
-async def _move_filter(world: World) -> None:
+async def _move_filter(world: Stage) -> None:
     """Move a consumer's subject to the other one, as somebody does who doesn't know what that means."""
     if len(world.queue.consumers) == 1:
         return
@@ -200,13 +198,13 @@ async def _move_filter(world: World) -> None:
         await _edit_consumer(world, consumer, filter_subjects=wanted)
 
 
-async def _change_deliveries(world: World) -> None:
+async def _change_deliveries(world: Stage) -> None:
     consumer, most = world.rng.choice(world.queue.consumers).name, world.rng.randint(1, 4)
     world.tell(f"another tool sets max_deliver of {consumer} to {most}")
     await _edit_consumer(world, consumer, max_deliver=most)
 
 
-async def _stop_metrics(world: World) -> None:
+async def _stop_metrics(world: Stage) -> None:
     consumer = world.rng.choice(world.queue.consumers).name
     world.tell(f"another tool takes sample_freq of {consumer} back")
     world.account.without_metrics = True
@@ -214,7 +212,7 @@ async def _stop_metrics(world: World) -> None:
     await _edit_consumer(world, consumer, sample_freq="")
 
 
-async def _edit_consumer(world: World, consumer: str, **changes: Any) -> None:
+async def _edit_consumer(world: Stage, consumer: str, **changes: Any) -> None:
     name = world.queue.name
     async with world.connected() as connection:
         info = await connection.api(f"CONSUMER.INFO.{name}.{consumer}", {})
@@ -226,7 +224,7 @@ async def _edit_consumer(world: World, consumer: str, **changes: Any) -> None:
         await connection.api(f"CONSUMER.CREATE.{name}.{consumer}", request)
 
 
-async def _stop_copies(world: World) -> None:
+async def _stop_copies(world: Stage) -> None:
     name = world.queue.name
     world.tell("another tool takes the republishing back")
     world.account.without_copies = True
@@ -236,13 +234,13 @@ async def _stop_copies(world: World) -> None:
         await connection.api(f"STREAM.UPDATE.{name}", config)
 
 
-async def _purge(world: World) -> None:
+async def _purge(world: Stage) -> None:
     name = world.queue.name
     subject = world.rng.choice([f"{name}.jobs.>", *world.subjects])
     await _remove_by_hand(world, f"STREAM.PURGE.{name}", {"filter": subject}, subject)
 
 
-async def _delete(world: World) -> None:
+async def _delete(world: Stage) -> None:
     name = world.queue.name
     if not (stored := sorted(world.server.streams[name].messages)):
         return
@@ -250,7 +248,7 @@ async def _delete(world: World) -> None:
     await _remove_by_hand(world, f"STREAM.MSG.DELETE.{name}", {"seq": sequence}, sequence)
 
 
-async def _remove_by_hand(world: World, request: str, body: dict[str, Any], what: str | int) -> None:
+async def _remove_by_hand(world: Stage, request: str, body: dict[str, Any], what: str | int) -> None:
     world.tell(f"somebody removes {what}")
     world.excuse_running()
     before = dict(world.server.streams[world.queue.name].messages)
@@ -265,14 +263,14 @@ async def _remove_by_hand(world: World, request: str, body: dict[str, Any], what
             # A purge makes a consumer pass by redeliveries that are due.
             world.account.passed |= left.keys()
             # Not those that somebody has or had, or that are dead: these have other ends.
-            account, died = world.account, world.server.streams[world.queue.name].died
+            account, died = world.account, world.server.streams[world.queue.name].died | world.account.given_up
             for message in gone:
                 job = message.data.decode()
                 if not (account.done[job] or account.running[job] or message.sequence in died):
                     account.deleted.add(message.sequence)
 
 
-async def _recreate(world: World) -> None:
+async def _recreate(world: Stage) -> None:
     """Delete a consumer and make it anew: it delivers every stored job, also those that are dead."""
     name, consumer = world.queue.name, world.rng.choice(world.queue.consumers).name
     world.tell(f"another tool deletes {consumer} and makes it anew")
@@ -285,6 +283,3 @@ async def _recreate(world: World) -> None:
         world.account.excuse(_bodies(world.server.streams[name].messages.values()))
         request = {"stream_name": name, "config": config, "action": "create"}
         await connection.api(f"CONSUMER.CREATE.{name}.{consumer}", request)
-
-
-__all__ = ["EDITS", "FAULTS", "NAMES", "play_faults"]

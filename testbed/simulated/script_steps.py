@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_jetstream.jetstream.errors import TransientError
 from testbed.simulated.player import LATER
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ BATCHES: Final = 2
 _FIXES_STORAGE: Final = 5
 _AFTER_ACK_WAIT: Final = 2.6
 _HEARD: Final = 0.05
+_ACKNOWLEDGED_WITHIN: Final = 0.5
 _SECOND: Final = 10**9
 _LONG: Final = 5
 _SUBJECTS: Final = ("a.x", "a.y", "b", "c")
@@ -336,6 +338,38 @@ async def update(player: Player, rng: random.Random) -> None:
     await player.api(
         f"CONSUMER.CREATE.%.{consumer}", {"stream_name": player.name, "config": config, "action": "update"}
     )
+
+
+async def move(player: Player, rng: random.Random) -> None:
+    """Move a subject from one consumer to the other, or leave it to none."""
+    await asyncio.sleep(_HEARD)
+    filters: dict[str, list[str]] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    for consumer in ("w", "v"):
+        info = json.loads(await player.connection.api_request(f"CONSUMER.INFO.{player.name}.{consumer}"))
+        config = {name: value for name, value in info["config"].items() if name != "metadata"}
+        one, several = config.pop("filter_subject", None), config.pop("filter_subjects", None)
+        filters[consumer], configs[consumer] = several or [one], config
+    giver, taker = rng.sample(["w", "v"], 2)
+    moved = rng.choice(filters[giver])
+    filters[giver].remove(moved)
+    if _happens(rng, 0.8):
+        filters[taker].append(moved)
+    for consumer in (giver, taker):
+        config = configs[consumer] | {"filter_subjects": filters[consumer] or [f"{player.name}.none.{consumer}"]}
+        request = {"stream_name": player.name, "config": config, "action": "update"}
+        await player.api(f"CONSUMER.CREATE.%.{consumer}", request)
+
+
+async def acknowledge_late(player: Player, rng: random.Random) -> None:
+    """Acknowledge a message, of either consumer, as a redrive does that removes a dead job."""
+    subject = f"$JS.ACK.{player.name}.{_consumer(rng)}.1.{rng.randrange(1, 8)}.1.0.0"
+    try:
+        await player.connection.request(subject, b"+ACK", time_limit=_ACKNOWLEDGED_WITHIN)
+        player.note(subject, "confirmed")
+    except TransientError:
+        player.note(subject, "no answer")
+    await player.api("STREAM.INFO.%", {"deleted_details": True})
 
 
 async def pause(player: Player, rng: random.Random) -> None:

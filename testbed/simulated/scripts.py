@@ -127,6 +127,11 @@ KINDS: Final[dict[str, Kind]] = {
             {"max_deliver": count, "sample_freq": share} for count in (1, 2, 3) for share in ("100%", "100", "0%", "")
         ),
     ),
+    # Consumers whose subjects another tool moves, and acknowledgements by a consumer that never had the message.
+    "moves": Kind(
+        {"publish": 6, "pull": 6, "answer": 6, "move": 3, "acknowledge_late": 5, "info": 2, "probe": 2},
+        consumers=({}, {"max_deliver": 1}, {"max_deliver": 2}),
+    ),
     "pause": Kind(
         {"publish": 5, "pull": 6, "answer": 6, "pause": 4, "resume": 3, "wait": 1, "info": 4},
         consumers=({}, {"max_deliver": 2}),

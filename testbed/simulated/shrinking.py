@@ -11,7 +11,8 @@ from testbed.simulated.world import play_world
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from testbed.simulated.world import Outcome, Plan
+    from testbed.simulated.plan import Plan
+    from testbed.simulated.world import Outcome
 
 _MOST_TRIES: Final = 80
 _SHORTEST: Final = 2.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,9 +18,10 @@ from unittest.mock import patch
 from airflow_provider_jetstream.jetstream import (
     Job,
     JobAccount,
-    Origin,
+    PublishIncompleteError,
     RedriveRequest,
     Selection,
+    Status,
     WorkQueue,
     account_for_jobs,
     connection_settings,
@@ -32,14 +32,18 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.simulated import faults
-from testbed.simulated.actors import ERRORS, Actors
+from testbed.simulated.actors import ERRORS, Actors, PublishingTask, pull_one
 from testbed.simulated.connection import OWNER, SimulatedConnection
 from testbed.simulated.loop import run_simulated, simulated_loop
+from testbed.simulated.plan import CLOCK, Account, Plan
 from testbed.simulated.server import SimulatedServer
 from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 
 QUEUE = "q"
 CONSUMER = "worker"
@@ -49,131 +53,10 @@ _WAITS_END_WITHIN = 120.0
 _SUBJECTS = ("a", "b", "c")
 _SETTLED_WITHIN = 300.0
 _SETTLING_PACE = 10
-_CLUSTERED = 0.3
-_ROUGH = 0.6
 # Of a world's time: jobs come before and after what goes wrong.
 _PUBLISHED_WITHIN = 0.9
-# In seconds: two clocks differ by less than the package's skew.
-_CLOCK = 2.0
 # After so many redrives without a change a person looks at what is left.
 _PATIENCE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a world is like.
-
-    :param jobs: how many jobs each publisher publishes
-    :param fails: the share of attempts that fail
-    :param terminates: the share of attempts that give the job up
-    :param outlasts: the share of a foreign worker's attempts that take longer than the ack wait
-    :param waits: how many waits there are
-    :param watchers: how many watch dead letters
-    :param people: how many cancel jobs and park letters
-    :param atomic: whether the queue allows atomic batches
-    :param consumers: how many consumers the queue has, each with subjects of its own
-    :param faults: the share of seconds in which something goes wrong; 0 in a calm world
-    :param kinds: what may go wrong
-    :param clocks: of a cluster by how many nanoseconds each server's clock is ahead; empty for one server
-    :param full: the stream that takes few messages; empty where none does
-    """
-
-    version: tuple[int, int, int]
-    jobs: tuple[int, ...]
-    workers: int
-    foreign: int
-    max_deliver: int
-    ack_wait: float
-    fails: float
-    terminates: float
-    outlasts: float
-    waits: int
-    watchers: int
-    people: int
-    atomic: bool
-    consumers: int
-    faults: float
-    kinds: tuple[str, ...]
-    clocks: dict[str, int]
-    full: str
-    room: int
-    seconds: float
-
-    @classmethod
-    def draw(cls, rng: random.Random, *, calm: bool = False) -> Plan:
-        """Draw a plan."""
-        # Waits, people and what they may be told aren't judged yet where power, leaders, consumers or limits change.
-        rough = rng.random() < _ROUGH
-        clustered = rough and rng.random() < _CLUSTERED
-        kinds = [*rng.choices(["actor", "connection"], k=3), "leader" if clustered else "server"]
-        if rough and not clustered:
-            kinds += rng.choice([["power"], ["power", "power"], []])
-        if rough:
-            kinds += rng.choice([[], rng.sample(faults.EDITS, 2), rng.sample(faults.EDITS, 3)])
-        tasks, most = (rng.randint(2, 6), 6) if rough else (rng.randint(1, 3), 12)
-        return cls(
-            version=rng.choice([(2, 15, 0), (2, 15, 0), (2, 12, 8)]),
-            jobs=tuple(rng.randint(1, most) for _ in range(tasks)),
-            workers=rng.randint(1, 3),
-            foreign=rng.choice([0, 1, 2]),
-            max_deliver=rng.choice([1, 1, 2, 2, 3]),
-            ack_wait=rng.choice([1.0, 2.0, 5.0]),
-            fails=rng.choice([0.0, 0.2, 0.5]),
-            terminates=rng.choice([0.0, 0.1, 0.3]),
-            outlasts=0.0 if calm else rng.choice([0.0, 0.3, 0.7] if rough else [0.0, 0.0, 0.3]),
-            waits=0 if rough else rng.choice([0, 2, 4]),
-            watchers=0 if rough else rng.choice([0, 1]),
-            people=0 if rough else rng.choice([0, 0, 1]),
-            atomic=rng.choice([True, False]) and not rough,
-            consumers=2 if "filters" in kinds else rng.choice([1, 1, 2]) if rough else 1,
-            faults=0.0 if calm else rng.choice([0.1, 0.3, 0.6]),
-            kinds=tuple(kinds),
-            clocks={name: round(rng.uniform(-_CLOCK, _CLOCK) * 1e9) for name in faults.NAMES} if clustered else {},
-            full="" if calm or not rough else rng.choice(["", "", "", "queue", "dead_letters", "events", "audit"]),
-            room=rng.randint(3, 12),
-            seconds=rng.uniform(3.0, 20.0),
-        )
-
-
-@dataclass
-class Account:
-    """What really happened.
-
-    :param stored: the bodies that a publisher's report calls stored
-    :param done: how often a handler has finished each body
-    :param ends: the sequences of the jobs that are done, and their bodies
-    :param again: the bodies that may be delivered once more after they were done: whoever had them was killed, cut off,
-        or outlasted the ack wait
-    :param unproved: the bodies of whose end the server may have no evidence
-    :param removed: the bodies of which the server, or a person, may have removed every copy
-    :param terminated: the bodies that a program terminates which stores no copy of them
-    :param deleted: the sequences of jobs that a person removed before they were done
-    :param passed: the sequences of jobs that a consumer may have passed, and nothing shows that
-    :param touched: when something last happened to each body, by the simulated clock
-    :param without_metrics: whether the server may not report acknowledgements
-    :param without_copies: whether the archive may not have every job
-    """
-
-    stored: set[str] = field(default_factory=set)
-    done: Counter[str] = field(default_factory=Counter)
-    ends: dict[int, str] = field(default_factory=dict)
-    again: set[str] = field(default_factory=set)
-    unproved: set[str] = field(default_factory=set)
-    removed: set[str] = field(default_factory=set)
-    terminated: set[str] = field(default_factory=set)
-    deleted: set[int] = field(default_factory=set)
-    passed: set[int] = field(default_factory=set)
-    touched: dict[str, int] = field(default_factory=dict)
-    without_metrics: bool = False
-    without_copies: bool = False
-    running: Counter[str] = field(default_factory=Counter)
-    problems: list[str] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def excuse(self, bodies: set[str]) -> None:
-        """Excuse another delivery of some bodies: whoever had them was killed or cut off."""
-        self.again |= bodies
-        self.unproved |= bodies
 
 
 @dataclass
@@ -225,25 +108,66 @@ class World:
     # Actors.
 
     async def publisher(self, name: str, count: int) -> None:
-        """Publish a task's jobs, try by try, in another order each time."""
-        bodies = [f"{name}-{number}" for number in range(count)]
-        subject = f"{QUEUE}.jobs.{_SUBJECTS[int(name[1:]) % len(_SUBJECTS)]}"
-        origin = Origin("dag", "run", name, max_tries=9)
-        await asyncio.sleep(self.rng.uniform(0.0, self.plan.seconds * _PUBLISHED_WITHIN))
+        """Publish a task's jobs, try by try, in another order each time; the task may be cleared, or made again."""
+        task = self.actors.tasks.setdefault(name, PublishingTask(name, [f"{name}-{number}" for number in range(count)]))
+        if not task.tries:
+            await asyncio.sleep(self.rng.uniform(0.0, self.plan.seconds * _PUBLISHED_WITHIN))
+        await self._publish(task)
+        if self.plan.later and not task.is_later:
+            await asyncio.sleep(self.rng.uniform(0.0, 5.0))
+            task.go_on(self.plan.later)
+            self.tell(f"{name} goes on: {self.plan.later}")
+            await self._publish(task)
+
+    async def _publish(self, task: PublishingTask) -> None:
+        subject = f"{QUEUE}.jobs.{_SUBJECTS[int(task.name[1:]) % len(_SUBJECTS)]}"
+        failed = 0
         while True:
-            jobs = [Job(body.encode(), id=body) for body in self.rng.sample(bodies, count)]
-            with suppress(*ERRORS):
+            task.tries += 1
+            jobs = [Job(body.encode(), id=body) for body in self.rng.sample(task.bodies, len(task.bodies))]
+            try:
                 async with self.connected() as connection:
-                    report = await publish_with_handle(connection, self.queue, jobs, subject=subject, origin=origin)
-                stored = dict(zip([job.id for job in jobs], report.sequences, strict=True))
-                self.tell(f"{name} stored {stored}")
-                self.account.stored.update(bodies)
-                self.touch(*bodies)
-                self.actors.note_published(
-                    name, report.handle, {sequence: body for body, sequence in stored.items() if body and sequence}
-                )
+                    report = await publish_with_handle(
+                        connection, self.queue, jobs, subject=subject, origin=task.origin()
+                    )
+            except PublishIncompleteError as error:
+                failed += not any(failure.certain for failure in error.report.failures)
+                if failed and task.is_stored:
+                    # What was stored and isn't known any more isn't stored again.
+                    return
+                if failed == _PATIENCE:
+                    # Nobody knows whether they are stored: a person clears the task.
+                    self.account.excuse(set(task.bodies))
+                    task.clears += 1
+            except ERRORS:
+                pass
+            else:
+                stored = dict(zip([job.id or "" for job in jobs], report.sequences, strict=True))
+                self.tell(f"{task.name} stored {stored}")
+                self._note_stored(task, {body: sequence or 0 for body, sequence in stored.items()}, report.handle)
                 return
             await asyncio.sleep(0.2)
+
+    def _note_stored(self, task: PublishingTask, stored: dict[str, int], handle: dict[str, Any] | None) -> None:
+        self.account.stored.update(stored)
+        self.touch(*stored)
+        again = {body for body, sequence in stored.items() if sequence not in task.stored[body]}
+        forgets = self.plan.full == "events" or "power" in self.plan.kinds
+        if task.is_stored and again:
+            # The events stream or the queue has forgotten what the task had published.
+            self.account.excuse(again)
+            if not forgets:
+                self.problem(f"a retry of {task.name} stored {sorted(again)} again")
+        elif not task.is_stored:
+            self.account.rounds.update(again)
+            if len(again) < len(stored) and not forgets:
+                self.problem(f"{task.name} was to store jobs of its own, and stored only {sorted(again)}")
+        for body, sequence in stored.items():
+            task.stored[body].add(sequence)
+        task.is_stored = True
+        self.actors.note_published(
+            task.name, handle, {sequence: body for body, sequence in stored.items() if body and sequence}
+        )
 
     async def worker(self, name: str) -> None:
         """Run the package's worker."""
@@ -268,6 +192,7 @@ class World:
             if chance < self.plan.terminates + self.plan.fails:
                 self.actors.note_failed(body)
             if chance < self.plan.terminates:
+                self.account.given_up.add(delivery.sequence)
                 self.tell(f"{worker} gives {body} up, {delivery.sequence}, attempt {delivery.attempt}")
                 raise GiveUpError("broken")
             if chance < self.plan.terminates + self.plan.fails:
@@ -286,27 +211,9 @@ class World:
         while True:
             async with self.connected() as connection:
                 while True:
-                    await self._pull_one(connection, name)
-
-    async def _pull_one(self, connection: SimulatedConnection, name: str) -> None:
-        arrived: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-
-        def receive(_subject: bytes, reply: bytes, _headers: bytes | None, body: bytes) -> None:
-            arrived.put_nowait((reply.decode(), body.decode()))
-
-        inbox = connection.new_inbox()
-        subscription = await connection.subscribe_raw(inbox, receive)
-        try:
-            request = b'{"batch":1,"expires":1000000000}'
-            await connection.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{QUEUE}.{self._consumer_of(name)}", request, reply=inbox
-            )
-            async with asyncio.timeout(2):
-                reply, body = await arrived.get()
-        finally:
-            await subscription.unsubscribe()
-        if reply:
-            await self._do_as_foreign(connection, name, reply, body)
+                    reply, body = await pull_one(connection, QUEUE, self._consumer_of(name))
+                    if reply:
+                        await self._do_as_foreign(connection, name, reply, body)
 
     async def _do_as_foreign(self, connection: SimulatedConnection, name: str, reply: str, body: str) -> None:
         self.account.running[body] += 1
@@ -321,6 +228,7 @@ class World:
             answer = b"+ACK"
             if chance < self.plan.terminates:
                 answer = b"+TERM broken"
+                self.account.given_up.add(int(reply.split(".")[5]))
             elif chance < self.plan.terminates + self.plan.fails:
                 answer = b"-NAK"
             else:
@@ -344,7 +252,7 @@ class World:
         """Look for dead letters again and again: none of them is done."""
         while True:
             await self._pause()
-            done = self._surely_done()
+            done, died, handled = self._surely_done(), self._died, frozenset(self.account.handled)
             with suppress(*ERRORS):
                 async with self.connected() as connection:
                     found = await find_dead_letters(connection, self.queue)
@@ -353,15 +261,22 @@ class World:
                 for letter in found.letters:
                     if letter.sequence in done and letter.sequence in self._surely_done():
                         self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was done")
-                    self._check_death(letter.sequence, "called dead")
+                    if letter.sequence in handled and letter.body.decode() not in self.account.unproved:
+                        self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was handled")
+                    self._check_death(letter.sequence, "called dead", died)
                 if found.uncertain and self.is_calm and not self.plan.clocks:
                     self.problem(f"{found.uncertain} jobs are uncertain in a calm world")
 
     async def _pause(self) -> None:
         await asyncio.sleep(self.rng.uniform(0.1, 2.0) * (_SETTLING_PACE if self.settling else 1))
 
-    def _check_death(self, sequence: int, what: str) -> None:
-        if sequence not in self.server.streams[QUEUE].died | self.account.passed:
+    @property
+    def _died(self) -> frozenset[int]:
+        return frozenset(self.server.streams[QUEUE].died)
+
+    def _check_death(self, sequence: int, what: str, died: frozenset[int]) -> None:
+        # A copy may have got the sequence of a letter whose job a loss of power took.
+        if sequence not in died | self._died | self.account.passed:
             self.problem(f"{sequence} is {what}, and never died")
 
     async def accountant(self, name: str) -> None:
@@ -396,6 +311,7 @@ class World:
 
     async def redrive(self, name: str, request: RedriveRequest | None = None) -> None:
         """Redrive once."""
+        died = self._died
         async with self.connected() as connection:
             report = await redrive_dead_letters(connection, self.queue, request or RedriveRequest())
         self.account.counts["redrives"] += 1
@@ -405,7 +321,7 @@ class World:
         )
         if request is None:
             for sequence in report.redriven:
-                self._check_death(sequence, "redriven")
+                self._check_death(sequence, "redriven", died)
 
     # What faults need.
 
@@ -452,6 +368,7 @@ class World:
             "waiter": lambda: self.actors.waiter(name, f"p{int(number) % len(self.plan.jobs)}"),
             "watcher": lambda: self.actors.watcher(name),
             "operator": lambda: self.actors.operator(name),
+            "handler": lambda: self.actors.handler(name),
             "publisher": lambda: self.publisher(f"p{number}", self.plan.jobs[int(number)]),
         }
 
@@ -500,6 +417,7 @@ class World:
         waits = [f"waiter {number}" for number in range(self.plan.waits)]
         names += [*waits, *(f"watcher {number}" for number in range(self.plan.watchers))]
         names += [f"operator {number}" for number in range(self.plan.people)]
+        names += [f"handler {number}" for number in range(self.plan.handlers)]
         for name in names:
             self._start(name)
         breaking = asyncio.create_task(faults.play_faults(self))
@@ -565,6 +483,18 @@ class World:
     async def _bring_back(self, account: JobAccount | None) -> None:
         """Redrive what is left by its sequences, as a person does who has looked at it."""
         named, missing = set(self._jobs_left()), self._missing()
+        with suppress(*ERRORS):
+            async with self.connected() as connection:
+                found = await find_dead_letters(connection, self.queue)
+            undecided = {job.sequence: job.status for job in found.dismissed if self._is_undecided(job, missing)}
+            named |= {sequence for sequence, status in undecided.items() if status is Status.UNCERTAIN}
+            if vanished := {sequence for sequence, status in undecided.items() if status is Status.VANISHED}:
+                self.tell(f"a person names {sorted(vanished)}, which have vanished")
+                self.excuse_running()
+                selection = Selection(sequences=sorted(vanished), vanished=True)
+                await self.redrive("a person", RedriveRequest(selection))
+            for sequence in undecided:
+                missing -= self.actors.bodies_of(sequence)
         if account:
             copies = self.server.streams[f"{QUEUE}-archive"].messages.values()
             of_bodies = {int(header(copy.headers, "Nats-Sequence") or 0): copy for copy in copies}
@@ -585,12 +515,16 @@ class World:
             self.excuse_running()
             await self.redrive("a person", RedriveRequest(Selection(sequences=sorted(named))))
 
+    def _is_undecided(self, job: NotDead, missing: set[str]) -> bool:
+        """Return whether a job that the scan can't decide about is one that is to be done yet."""
+        return job.status in (Status.UNCERTAIN, Status.VANISHED) and bool(self.actors.bodies_of(job.sequence) & missing)
+
     def _missing(self) -> set[str]:
         """Return the bodies that are to be done yet, but for those of which every copy was removed.
 
         The archive has the limits of its queue, and no copies of what is published while the queue doesn't republish.
         """
-        missing = {body for body in self.account.stored if not self.account.done[body]}
+        missing = {body for body in self.account.stored if self.account.done[body] < self.account.rounds[body]}
         missing -= self.account.removed | self.actors.cancelled
         if self.account.without_copies:
             missing -= self.account.terminated
@@ -610,7 +544,7 @@ class World:
             self.problem(f"{body} was lost")
         for body in sorted(self.account.stored - self.actors.cancelled):
             count = self.account.done[body]
-            if count > 1 and body not in self.account.again:
+            if count > self.account.rounds[body] and body not in self.account.again:
                 self.problem(f"{body} was done {count} times")
         if left := self._jobs_left():
             self.problem(f"{left} are still stored")
@@ -622,7 +556,9 @@ class World:
 
     def _jobs_left(self) -> list[int]:
         messages = self.server.streams[QUEUE].messages.values()
-        return [message.sequence for message in messages if message.subject.startswith(f"{QUEUE}.jobs.")]
+        left = [message.sequence for message in messages if message.subject.startswith(f"{QUEUE}.jobs.")]
+        # A handled job stays where nothing but an acknowledged entry says that it is handled.
+        return [sequence for sequence in left if sequence not in self.account.handled]
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,7 +599,11 @@ def _declared(plan: Plan, *, is_full: bool) -> WorkQueue:
             }
             for name, filters in zip(names, shares, strict=True)
         ],
-        dead_letters={"name": f"{QUEUE}-dead", **limits.get("dead_letters", {})},
+        dead_letters={
+            "name": f"{QUEUE}-dead",
+            **({"retention": "workqueue"} if plan.handlers else {}),
+            **limits.get("dead_letters", {}),
+        },
         events={"name": f"{QUEUE}-events", **limits.get("events", {})},
         archive=True,
         audit=limits.get("audit") or True,
@@ -693,7 +633,7 @@ def play_world(seed: int, *, calm: bool = False, plan: Plan | None = None) -> Ou
             await provision(connection, queue)
         if plan.clocks:
             # What another server's clock dates before the queue's creation is about an earlier queue.
-            await asyncio.sleep(2 * _CLOCK)
+            await asyncio.sleep(2 * CLOCK)
         with _workers_connect_to(world):
             await world.live()
         counts = world.account.counts

@@ -11,12 +11,15 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from testbed.simulated.shrinking import shrink
-from testbed.simulated.world import Outcome, Plan, drawn_plan, play_world
+from testbed.simulated.world import Outcome, drawn_plan, play_world
+
+if TYPE_CHECKING:
+    from testbed.simulated.plan import Plan
 
 # Worlds that have failed once, as the generator prints them: seed, whether calm, and what was left out of their plans.
 REGRESSIONS: list[tuple[int, bool, dict[str, Any]]] = [

@@ -1,0 +1,151 @@
+"""What a world is like, and what really happens in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import random
+
+NAMES: Final = ("n1", "n2", "n3")
+EDITS: Final = ("filters", "max_deliver", "sample_freq", "republish", "purge", "delete", "recreate")
+# In seconds: two clocks differ by less than the package's skew.
+CLOCK: Final = 2.0
+_CLUSTERED = 0.3
+_LOSING: Final = {"power", "purge", "delete", "republish"}
+_ROUGH = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a world is like.
+
+    :param jobs: how many jobs each publisher publishes
+    :param fails: the share of attempts that fail
+    :param terminates: the share of attempts that give the job up
+    :param outlasts: the share of a foreign worker's attempts that take longer than the ack wait
+    :param waits: how many waits there are
+    :param watchers: how many watch dead letters
+    :param people: how many cancel jobs and park letters
+    :param atomic: whether the queue allows atomic batches
+    :param consumers: how many consumers the queue has, each with subjects of its own
+    :param faults: the share of seconds in which something goes wrong; 0 in a calm world
+    :param kinds: what may go wrong
+    :param clocks: of a cluster by how many nanoseconds each server's clock is ahead; empty for one server
+    :param full: the stream that takes few messages; empty where none does
+    :param handlers: how many programs handle entries of the dead letter queue
+    :param later: what comes of tasks that have published: ``clear``, ``rerun`` where their run is deleted and made
+        again, or nothing
+    """
+
+    version: tuple[int, int, int]
+    jobs: tuple[int, ...]
+    workers: int
+    foreign: int
+    max_deliver: int
+    ack_wait: float
+    fails: float
+    terminates: float
+    outlasts: float
+    waits: int
+    watchers: int
+    people: int
+    atomic: bool
+    consumers: int
+    faults: float
+    kinds: tuple[str, ...]
+    clocks: dict[str, int]
+    full: str
+    room: int
+    seconds: float
+    handlers: int = 0
+    later: str = ""
+
+    @classmethod
+    def draw(cls, rng: random.Random, *, calm: bool = False) -> Plan:
+        """Draw a plan."""
+        # Waits, people and what they may be told aren't judged yet where power, leaders, consumers or limits change.
+        rough = rng.random() < _ROUGH
+        clustered = rough and rng.random() < _CLUSTERED
+        kinds = [*rng.choices(["actor", "connection"], k=3), "leader" if clustered else "server"]
+        if rough and not clustered:
+            kinds += rng.choice([["power"], ["power", "power"], []])
+        if rough:
+            kinds += rng.choice([[], rng.sample(EDITS, 2), rng.sample(EDITS, 3)])
+        tasks, most = (rng.randint(2, 6), 6) if rough else (rng.randint(1, 3), 12)
+        plan = cls(
+            version=rng.choice([(2, 15, 0), (2, 15, 0), (2, 12, 8)]),
+            jobs=tuple(rng.randint(1, most) for _ in range(tasks)),
+            workers=rng.randint(1, 3),
+            foreign=rng.choice([0, 1, 2]),
+            max_deliver=rng.choice([1, 1, 2, 2, 3]),
+            ack_wait=rng.choice([1.0, 2.0, 5.0]),
+            fails=rng.choice([0.0, 0.2, 0.5]),
+            terminates=rng.choice([0.0, 0.1, 0.3]),
+            outlasts=0.0 if calm else rng.choice([0.0, 0.3, 0.7] if rough else [0.0, 0.0, 0.3]),
+            waits=0 if rough else rng.choice([0, 2, 4]),
+            watchers=0 if rough else rng.choice([0, 1]),
+            people=0 if rough else rng.choice([0, 0, 1]),
+            atomic=rng.choice([True, False]) and not rough,
+            consumers=2 if "filters" in kinds else rng.choice([1, 1, 2]) if rough else 1,
+            faults=0.0 if calm else rng.choice([0.1, 0.3, 0.6]),
+            kinds=tuple(kinds),
+            clocks={name: round(rng.uniform(-CLOCK, CLOCK) * 1e9) for name in NAMES} if clustered else {},
+            full="" if calm or not rough else rng.choice(["", "", "", "queue", "dead_letters", "events", "audit"]),
+            room=rng.randint(3, 12),
+            seconds=rng.uniform(3.0, 20.0),
+            handlers=0 if rough else rng.choice([0, 0, 1]),
+        )
+        if plan.full or _LOSING.intersection(kinds):
+            # What comes later has the bodies of what was before: the two aren't told apart where jobs are lost.
+            return plan
+        return replace(plan, later=rng.choice(["", "", "clear", "rerun"]))
+
+
+@dataclass
+class Account:
+    """What really happened.
+
+    :param stored: the bodies that a publisher's report calls stored
+    :param rounds: how often each body was stored as a job of its own: by a task, after a clear, by another run
+    :param done: how often a handler has finished each body
+    :param handled: the sequences of the jobs that a handler of the dead letter queue has handled
+    :param ends: the sequences of the jobs that are done, and their bodies
+    :param again: the bodies that may be delivered once more after they were done: whoever had them was killed, cut off,
+        or outlasted the ack wait
+    :param unproved: the bodies of whose end the server may have no evidence
+    :param removed: the bodies of which the server, or a person, may have removed every copy
+    :param terminated: the bodies that a program terminates which stores no copy of them
+    :param deleted: the sequences of jobs that a person removed before they were done
+    :param given_up: the sequences of jobs that a worker has terminated, or is about to
+    :param passed: the sequences of jobs that a consumer may have passed, and nothing shows that
+    :param touched: when something last happened to each body, by the simulated clock
+    :param without_metrics: whether the server may not report acknowledgements
+    :param without_copies: whether the archive may not have every job
+    """
+
+    stored: set[str] = field(default_factory=set)
+    rounds: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+    handled: set[int] = field(default_factory=set)
+    ends: dict[int, str] = field(default_factory=dict)
+    again: set[str] = field(default_factory=set)
+    unproved: set[str] = field(default_factory=set)
+    removed: set[str] = field(default_factory=set)
+    terminated: set[str] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)
+    touched: dict[str, int] = field(default_factory=dict)
+    without_metrics: bool = False
+    without_copies: bool = False
+    running: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def excuse(self, bodies: set[str]) -> None:
+        """Excuse another delivery of some bodies: whoever had them was killed or cut off."""
+        self.again |= bodies
+        self.unproved |= bodies
