@@ -152,8 +152,12 @@ def airflow(
     The DAG ``refusing`` has many tasks, and no test interferes with them: its run starts at once if a test needs it.
     """
     folder = tmp_path_factory.mktemp("airflow")
-    shutil.copytree(ROOT / "example_dags", folder / "dags" / "example_dags")
-    shutil.copytree(ROOT / "tests" / "airflow" / "dags", folder / "dags" / "tests")
+    # Parsing some forty files takes half of Airflow's start, and what `make test` shows needs one of them.
+    every = any(map(_needs_all_dags, request.session.items))
+    left_out = None if every else _all_but_orders
+    shutil.copytree(ROOT / "example_dags", folder / "dags" / "example_dags", ignore=left_out)
+    if every:
+        shutil.copytree(ROOT / "tests" / "airflow" / "dags", folder / "dags" / "tests")
     instance = Airflow(
         folder / "home",
         folder / "dags",
@@ -190,6 +194,14 @@ def airflow(
             instance.wait_for_dags("refusing")
             instance.trigger("refusing", run_id=REFUSED_RUN)
         yield instance
+
+
+def _needs_all_dags(item: pytest.Item) -> bool:
+    return "airflow" in getattr(item, "fixturenames", ()) and item.get_closest_marker("smoke") is None
+
+
+def _all_but_orders(_folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if name.endswith(".py") and name != "orders.py"]
 
 
 @pytest.fixture(scope="session")
