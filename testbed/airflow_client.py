@@ -157,7 +157,7 @@ class AirflowClient:
 
 def _http_client() -> httpx.Client:
     # The machine's proxy settings don't apply to the loopback address.
-    return httpx.Client(trust_env=False, timeout=30.0)
+    return httpx.Client(trust_env=False, timeout=120.0)
 
 
 def _run_path(dag_id: str, run_id: str) -> str:

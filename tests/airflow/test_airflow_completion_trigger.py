@@ -39,6 +39,7 @@ async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
     return await provisioned(settings, queue_of(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [1, 4, 8, 12])
 async def test_jobs_that_end_between_the_deferral_and_the_start_of_the_trigger_are_not_missed(
     connection: NatsPyConnection,
@@ -131,6 +132,7 @@ async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_th
     await operator._publish(connection, queue, jobs, other)  # noqa: SLF001
 
 
+@pytest.mark.slow
 async def test_a_wait_takes_little_memory_beyond_its_trigger(connection: NatsPyConnection, queue: WorkQueue) -> None:
     count = 200
     first = await completion_trigger(connection, queue, 1)

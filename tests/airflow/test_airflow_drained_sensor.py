@@ -108,6 +108,7 @@ def drained_trigger(queue: WorkQueue, **kwargs: Any) -> QueueDrainedTrigger:
 
 @pytest.mark.usefixtures("own_connections")
 class TestTrigger:
+    @pytest.mark.slow
     async def test_copies_fire_the_same_event_once_the_queue_is_drained(
         self, connection: NatsPyConnection, name: str, secrets: Secrets
     ) -> None:
@@ -137,6 +138,7 @@ class TestTrigger:
         event = await event_of(drained_trigger(queue, consumers=["nobody"]))
         assert event["message"].startswith(f"JS113 expected consumer nobody of stream {name} on the server, found work")
 
+    @pytest.mark.slow
     async def test_its_event_is_delayed_until_airflow_is_ready_for_it(
         self, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -60,6 +60,7 @@ def test_no_text_is_made_of_what_a_blocking_call_returns() -> None:
     assert not Large.texts
 
 
+@pytest.mark.slow
 def test_blocking_methods(settings: ConnectionSettings, name: str) -> None:
     hook, queue = JetStreamHook(), queue_of(name)
     assert len(hook.provision(queue).changes) == 6

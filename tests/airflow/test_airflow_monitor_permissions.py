@@ -84,6 +84,7 @@ async def scanned(client: httpx.AsyncClient, queue: str, query: str = "") -> dic
     return dict(await eventually(ready, 60))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer) -> None:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
@@ -128,6 +129,7 @@ async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer)
             assert (await friend.post(f"{path}/dry-run", content=patching, headers=_JSON)).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 async def test_a_letter_whose_task_is_not_known_is_for_those_who_may_see_every_dag(server: NatsServer) -> None:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
@@ -158,6 +160,7 @@ async def test_a_letter_whose_task_is_not_known_is_for_those_who_may_see_every_d
                 assert ("secret" in answer.text) is shown, (route, answer.text)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 async def test_bodies_are_hidden_by_default_from_those_who_may_not_act(server: NatsServer) -> None:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
@@ -227,7 +230,7 @@ async def test_bytes_that_are_not_text_do_not_end_a_page(server: NatsServer) -> 
         assert detail.json()["letter"] == letter
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
     ("path", "statuses"),
@@ -256,7 +259,7 @@ async def test_an_odd_request_is_answered(path: str, statuses: set[int]) -> None
         assert answer.status_code in statuses, answer.text
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
     "body",
@@ -284,7 +287,7 @@ async def test_an_odd_body_is_answered(server: NatsServer, body: Any) -> None:
         assert answer.status_code in (200, 404, 422), answer.text
 
 
-@pytest.mark.slow_after(9)
+@pytest.mark.slow
 @pytest.mark.usefixtures("page")
 @pytest.mark.parametrize(
     ("headers", "base_url", "status"),

@@ -251,6 +251,7 @@ async def _pulled(message: Any) -> tuple[str, bytes]:
     return str(message.metadata.sequence.stream), message.data
 
 
+@pytest.mark.slow
 def test_every_route_has_a_row() -> None:
     routes = [route for route in make_app().routes if isinstance(route, APIRoute)]
     assert {f"{method} {route.path}" for route in routes for method in route.methods} == ROUTES.keys()

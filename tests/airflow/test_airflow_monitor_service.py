@@ -84,6 +84,7 @@ async def request_count(server: NatsServer, seconds: float) -> int:
     return int(server.monitor("varz")["in_msgs"] - before)
 
 
+@pytest.mark.slow
 async def test_twenty_viewers_cause_no_more_requests_than_one(
     server: NatsServer, service: MonitorService, name: str
 ) -> None:
@@ -161,6 +162,7 @@ async def test_a_scan_after_the_first_reads_only_new_entries(
     assert [letter["sequence"] for letter in page["letters"]] == [1_001]
 
 
+@pytest.mark.slow
 async def test_the_snapshot_counts_all_queues_without_waiting_for_the_next_poll(
     server: NatsServer, service: MonitorService, name: str
 ) -> None:

@@ -94,6 +94,7 @@ async def detail(service: MonitorService, queue: str, sequence: int) -> dict[str
     return dict(await eventually(read, 60))
 
 
+@pytest.mark.slow
 async def test_after_a_time_without_viewers_a_healthy_server_is_up_and_its_letters_are_shown(
     server: NatsServer,
     service: MonitorService,

@@ -51,6 +51,7 @@ def _ended(**outcomes: int) -> dict[str, Any]:
     return {"state": "finished", "reason": "", "outcomes": none | outcomes, "parked": 0, "failed": 0}
 
 
+@pytest.mark.slow
 async def test_a_job_that_died_again_is_counted_as_such(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
@@ -61,6 +62,7 @@ async def test_a_job_that_died_again_is_counted_as_such(
     assert _said_by(result) == _ended(died_again=1) | {"redriven": 1} == await _said_by_the_audit(connection, queue)
 
 
+@pytest.mark.slow
 async def test_so_it_is_after_a_deferral(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:

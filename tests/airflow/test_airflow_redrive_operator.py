@@ -80,6 +80,7 @@ async def jobs(connection: Connection, queue: WorkQueue) -> dict[int, bytes]:
     return {message.sequence: message.data async for message in read_range(connection, queue.name, ">")}
 
 
+@pytest.mark.slow
 async def test_a_task_that_does_not_get_the_lease_can_be_retried(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
@@ -148,6 +149,7 @@ async def test_a_patch_is_shown_with_its_differences_and_refused_where_it_cannot
             operator(queue, **wrong)
 
 
+@pytest.mark.slow
 async def test_parking_takes_letters_out_of_circulation_with_a_reason(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
@@ -172,6 +174,7 @@ def repair(letter: DeadLetter) -> Repair | None:
             return None
 
 
+@pytest.mark.slow
 async def test_a_transform_that_fails_for_some_letters_does_not_stop_the_others(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +215,7 @@ async def test_a_task_that_is_killed_leaves_the_remaining_letters(
     assert (result["redriven"], result["resumed"]) == (4, 2)
 
 
+@pytest.mark.slow
 async def test_a_retry_waits_for_the_jobs_of_the_try_before(
     settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +251,7 @@ async def test_a_deferred_retry_waits_for_the_jobs_of_the_try_before(
     assert (await run(queue, try_number=3, **waiting))["completed"] == 1
 
 
+@pytest.mark.slow
 async def test_a_job_that_died_again_between_two_tries_is_awaited_under_its_new_sequence(
     settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
@@ -261,6 +266,7 @@ async def test_a_job_that_died_again_between_two_tries_is_awaited_under_its_new_
     assert (result["from_sequences"], result["completed"], result["dead"]) == ([[1, 2]], 1, 0)
 
 
+@pytest.mark.slow
 async def test_jobs_that_died_again_fail_the_task_only_once(settings: ConnectionSettings, queue: WorkQueue) -> None:
     await make_letters(settings, queue, b"one")
     waiting = WAITING | {"wait_timeout": timedelta(seconds=30)}
@@ -310,6 +316,7 @@ def renamed(queue: WorkQueue, suffix: str) -> WorkQueue:
     return queue_of(f"{queue.name}_{suffix}")
 
 
+@pytest.mark.slow
 async def test_letters_become_jobs_of_another_queue_whose_ends_are_awaited(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, tmp_path: Path
 ) -> None:
@@ -333,6 +340,7 @@ async def test_letters_become_jobs_of_another_queue_whose_ends_are_awaited(
     assert (result["target"], result["to_sequences"]) == (None, [[4, 4]])
 
 
+@pytest.mark.slow
 async def test_an_order_is_kept_until_the_time_limit(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
@@ -362,6 +370,7 @@ async def test_an_aborted_redrive_fails_its_task_and_a_gate_is_not_awaited_for_e
 
 
 # An application of Spark takes half a minute to start.
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["python", "spark"] if os.environ.get("FAULTS") == "full" else ["python"])
 async def test_a_redrive_without_waves_that_a_person_aborts_is_not_begun_anew_by_a_retry(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, engine: str

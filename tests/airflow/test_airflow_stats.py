@@ -52,6 +52,7 @@ def send(home: Path, **settings: str) -> None:
     subprocess.run([sys.executable, "-c", SENDING], env=clean | env, check=True, timeout=120)
 
 
+@pytest.mark.slow
 async def test_statsd_without_tags_has_the_queue_in_the_name(tmp_path: Path) -> None:
     with received_statsd() as gauges:
         send(tmp_path, **statsd(gauges.port))
@@ -106,6 +107,7 @@ def test_labels_are_attributes_of_opentelemetry_and_the_end_of_the_process_loses
     } | {f"airflow.jetstream_queue_dead_letters{{queue={queue}}}": 87 for queue in ("orders", "Z\u00fcrich orders")}
 
 
+@pytest.mark.slow
 async def test_a_redrive_in_waves_sends_how_far_it_is(
     settings: ConnectionSettings, name: str, own_connections: None
 ) -> None:

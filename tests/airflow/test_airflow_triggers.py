@@ -73,6 +73,7 @@ async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
     assert (event["status"], event["report"]["dead"], event["report"]["awaited"]) == ("ended", 1, 2)
 
 
+@pytest.mark.slow
 async def test_the_deadline_fires_an_event_with_the_missing_jobs(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ async def test_a_wrong_password_fires_an_error_that_does_not_contain_it(
     assert not any(secret in json.dumps(event) for secret in secrets.all())
 
 
+@pytest.mark.slow
 async def test_the_trigger_waits_while_the_server_is_away(
     own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -155,6 +157,7 @@ async def test_a_transient_refusal_is_retried(
     assert (await event_of(dead_letter_trigger(queue, min_count=1)))["found"]["dead"] == 1
 
 
+@pytest.mark.slow
 async def test_all_triggers_of_a_process_share_one_connection(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, nats: NatsServer
 ) -> None:
@@ -172,6 +175,7 @@ async def test_all_triggers_of_a_process_share_one_connection(
     assert {event["status"] for event in await asyncio.gather(*running)} == {"ended"}
 
 
+@pytest.mark.slow
 async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +212,7 @@ def dead_letter_trigger(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
     return DeadLetterTrigger(**{**arguments, **kwargs})
 
 
+@pytest.mark.slow
 async def test_copies_of_a_dead_letter_trigger_fire_the_same_event_at_min_count(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, secrets: Secrets
 ) -> None:
@@ -227,6 +232,7 @@ async def test_copies_of_a_dead_letter_trigger_fire_the_same_event_at_min_count(
         assert (summary["dead"], summary["sequences"], summary["dismissed"]) == (2, [[1, 2]], {})
 
 
+@pytest.mark.slow
 async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
     settings: ConnectionSettings, connection: NatsPyConnection, queue: WorkQueue
 ) -> None:
@@ -239,6 +245,7 @@ async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
     assert summary["groups"] == []
 
 
+@pytest.mark.slow
 async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
     settings: ConnectionSettings, connection: NatsPyConnection, queue: WorkQueue
 ) -> None:

@@ -39,6 +39,7 @@ async def test_the_queue_file_provisions_each_value_of_the_document(
         assert {field: found[name].get(field, expected[field]) for field in expected} == expected, name
 
 
+@pytest.mark.slow
 async def test_what_the_document_made_by_hand_is_adopted_with_its_values(
     connection: NatsPyConnection, document: Document
 ) -> None:

@@ -150,6 +150,7 @@ async def test_a_request_from_a_dag_with_long_names_is_converted_or_dies_and_is_
     assert sorted(line["converted"] for line in read_ledger(ledger)) == [request["id"] for request in requests]
 
 
+@pytest.mark.slow
 async def test_without_sampling_the_advisory_that_a_request_names_is_its_end(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str]
 ) -> None:

@@ -106,6 +106,7 @@ def foreign_workers(folder: Path, program_env: dict[str, str]) -> list[Process]:
     ]
 
 
+@pytest.mark.slow
 async def test_the_stream_refuses_new_jobs_once_it_is_full(connection: NatsPyConnection) -> None:
     await DOCUMENT.create(connection)
     queue = WorkQueue.load(DOCUMENT.path)

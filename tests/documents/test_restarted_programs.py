@@ -45,7 +45,7 @@ SUBJECTS = {
 JOBS = 12
 
 
-@pytest.mark.slow_after(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(DOCUMENTS))
 async def test_a_restart_in_mid_run_is_named_by_all_who_rely_on_the_queue_and_jobs_are_done_once(
     connection: NatsPyConnection, settings: ConnectionSettings, caplog: pytest.LogCaptureFixture, name: str

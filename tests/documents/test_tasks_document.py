@@ -105,6 +105,7 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
         assert expected
 
 
+@pytest.mark.slow
 async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_ones(
     connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:
@@ -187,6 +188,7 @@ async def test_what_the_patterns_worker_changes_in_its_consumer_is_seen_and_prov
         worker.terminate()
 
 
+@pytest.mark.slow
 async def test_a_publisher_without_this_package_puts_a_type_into_the_same_partition(
     connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
 ) -> None:

@@ -188,6 +188,7 @@ async def test_another_consumer_for_the_subject_is_refused_too(connection: NatsP
     }
 
 
+@pytest.mark.slow
 async def test_a_letter_that_was_redriven_before_runs_once(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=_LONG)
     await make_dead_letters(connection, queue, "ab")
@@ -250,6 +251,7 @@ async def test_plan_lint_and_import_name_what_makes_a_consumer_go(connection: Na
     assert "mem_storage of a consumer is fixed when it is created" in blocked.blocked[0]
 
 
+@pytest.mark.slow
 async def test_a_job_that_died_under_an_earlier_stream_is_no_letter_of_an_absent_consumer(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -273,6 +275,7 @@ async def _numbers(nats: NatsServer, name: str) -> list[tuple[int, int]]:
     return [(one["dead"], sum(one["undeliverable"].values())), (row["dead"], row["undeliverable"])]
 
 
+@pytest.mark.slow
 async def test_letters_of_a_deleted_consumer_are_counted_as_dead(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -293,6 +296,7 @@ async def test_letters_of_a_deleted_consumer_are_counted_as_dead(
     assert await _numbers(nats, name) == [(1, 1), (1, 1)]
 
 
+@pytest.mark.slow
 async def test_letters_of_a_consumer_that_takes_other_subjects_are_counted_as_dead(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -305,6 +309,7 @@ async def test_letters_of_a_consumer_that_takes_other_subjects_are_counted_as_de
     assert await _numbers(nats, name) == [(2, 2), (2, 2)]
 
 
+@pytest.mark.slow
 async def test_deaths_under_an_earlier_stream_are_no_letters_of_an_absent_consumer(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:

@@ -187,6 +187,7 @@ async def test_the_ends_of_jobs_that_leave_no_evidence_are_not_known(
     assert await unaccounted(connection, queue) == [(5, 5)]
 
 
+@pytest.mark.slow
 async def test_an_event_that_comes_a_moment_later_counts(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, "ab")
@@ -419,6 +420,7 @@ async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
     assert await unaccounted(connection, queue) == []
 
 
+@pytest.mark.slow
 async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_dead_letters(connection, queue, "ab")

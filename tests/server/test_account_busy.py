@@ -206,6 +206,7 @@ async def test_a_redrive_of_named_sequences_takes_no_job_whose_end_is_stored(
     assert (await account_for_jobs(connection, queue)).unaccounted == ()
 
 
+@pytest.mark.slow
 async def test_copies_in_the_archive_stay_whatever_became_of_their_jobs(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -317,6 +318,7 @@ async def test_a_queue_without_an_archive_or_dead_letters_is_accounted_for(
     assert json.loads(json.dumps(account.as_json()))["unaccounted"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", [True, False], ids=["open", "published since"])
 async def test_ends_that_were_dropped_between_two_reads_of_one_account_are_not_known(
     connection: NatsPyConnection, name: str, *, stored: bool

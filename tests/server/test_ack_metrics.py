@@ -60,6 +60,7 @@ async def test_jobs_that_are_only_acknowledged_are_completed(connection: NatsPyC
     assert late.completed == set(jobs)
 
 
+@pytest.mark.slow
 async def test_a_completion_and_a_metric_of_one_job_count_once_with_the_result(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -156,6 +157,7 @@ async def acknowledge_all(connection: NatsPyConnection, queue: WorkQueue) -> int
             return done
 
 
+@pytest.mark.slow
 async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

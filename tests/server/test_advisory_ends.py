@@ -133,6 +133,7 @@ async def stored_is(connection: NatsPyConnection, stream: str, count: int) -> bo
     return await stored_count(connection, stream) == count
 
 
+@pytest.mark.slow
 async def test_a_report_stored_before_the_job_does_not_end_it(connection: NatsPyConnection, name: str) -> None:
     queue = await advised_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -146,6 +147,7 @@ async def test_a_report_stored_before_the_job_does_not_end_it(connection: NatsPy
     assert (await ended(task)).completed == set(report.sequences)
 
 
+@pytest.mark.slow
 async def test_the_products_worker_reports_there_too_and_its_job_ends_once_with_its_result(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -166,6 +168,7 @@ async def test_the_products_worker_reports_there_too_and_its_job_ends_once_with_
     assert (outcome.results, ends) == ({"a": "a", "b": "b"}, [1, 2])
 
 
+@pytest.mark.slow
 async def test_the_products_worker_publishes_only_on_the_declared_subjects(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

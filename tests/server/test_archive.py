@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import provision
 from testbed.face import ArchiveReader, stream_info
 from testbed.queues import (
@@ -60,6 +62,7 @@ async def test_a_copy_is_found_at_the_first_guess_where_nothing_is_missing(
     assert await archive.find(0) is None
 
 
+@pytest.mark.slow
 async def test_copies_behind_gaps_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, [str(number) for number in range(60)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import WorkQueue, plan, provision, running_warnings
 from testbed.face import stream_info
 from testbed.queues import eventually, process_all, publish_jobs
@@ -35,6 +37,7 @@ async def limits_of(connection: NatsPyConnection, name: str) -> tuple[int, ...]:
     return tuple(config[field] for field in _LIMITS)
 
 
+@pytest.mark.slow
 async def test_done_jobs_leave_no_more_copies_than_the_queue_may_hold(connection: NatsPyConnection, name: str) -> None:
     queue = jobs_queue(name)
     await provision(connection, queue)

@@ -187,6 +187,7 @@ async def test_publishing_and_redriving_say_what_they_did(
     assert event["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
 
+@pytest.mark.slow
 async def test_consuming_says_how_many_messages_had_which_outcome(
     connection: NatsPyConnection, name: str, namespace: str
 ) -> None:

@@ -146,6 +146,7 @@ async def _refusal(values: dict[str, Any]) -> list[JetStreamProviderError]:
     return errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in ("none", "another server name")])
 async def test_both_connections_name_the_cause_without_the_proof(way: str, tmp_path: Path) -> None:
     with authenticating_server(way, tmp_path) as (_, values):

@@ -175,6 +175,7 @@ async def test_letters_of_a_backup_are_done_once_in_a_cluster_that_may_drop_them
             assert await process_all(connection, queue) == dict.fromkeys("abcd", 1)
 
 
+@pytest.mark.slow
 async def test_a_copy_of_a_stopped_servers_folder_has_everything(tmp_path: Path, name: str) -> None:
     with NatsServer(tmp_path / "first") as server:
         async with connect(settings_of(server)) as connection:
@@ -199,6 +200,7 @@ async def test_a_copy_of_a_stopped_servers_folder_has_everything(tmp_path: Path,
             assert await process_all(connection, queue) == dict.fromkeys("abc", 1)
 
 
+@pytest.mark.slow
 async def test_a_job_that_ended_after_the_backup_runs_once_more(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"sample_freq": "100%", "max_deliver": 3, "ack_wait": "1s"})
     await publish_jobs(connection, queue, ["in flight", "pending"])
@@ -219,6 +221,7 @@ async def test_a_job_that_ended_after_the_backup_runs_once_more(connection: Nats
     assert (await account_for_jobs(connection, queue)).unaccounted == ()
 
 
+@pytest.mark.slow
 async def test_ids_are_known_only_of_stored_jobs_and_only_where_the_stream_keeps_its_creation(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -239,6 +242,7 @@ async def test_ids_are_known_only_of_stored_jobs_and_only_where_the_stream_keeps
     assert not await is_duplicate("done")
 
 
+@pytest.mark.slow
 async def test_a_wait_for_a_lost_job_ends_with_an_error_or_with_the_end_of_another_job(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -259,6 +263,7 @@ async def test_a_wait_for_a_lost_job_ends_with_an_error_or_with_the_end_of_anoth
             await waiting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("newer", ["queue", "audit"])
 async def test_a_letter_that_is_redriven_between_two_backups_is_lost_if_the_audit_is_the_newer_one(
     connection: NatsPyConnection, name: str, newer: str
@@ -277,6 +282,7 @@ async def test_a_letter_that_is_redriven_between_two_backups_is_lost_if_the_audi
     assert await process_all(connection, queue) == ({} if is_lost else {"a": 1})
 
 
+@pytest.mark.slow
 async def test_events_that_are_newer_than_the_queue_hide_a_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
     await publish_jobs(connection, queue, ["before"])

@@ -148,6 +148,7 @@ async def test_schedules_of_the_job_are_removed_and_others_stay(
         assert not await is_cancelled(connection, queue, "a", message.metadata.timestamp)
 
 
+@pytest.mark.slow
 async def test_jobs_that_are_due_and_not_moved_yet_are_removed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     ids = ["a", "a", "b", None]
@@ -166,6 +167,7 @@ async def _are_due(connection: NatsPyConnection, name: str, count: int) -> bool:
     return len(found) == count
 
 
+@pytest.mark.slow
 async def test_a_job_that_a_mover_has_in_its_hands_when_it_is_cancelled_does_not_run(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -189,6 +191,7 @@ async def test_a_job_that_a_mover_has_in_its_hands_when_it_is_cancelled_does_not
             await pull_jobs(connection, queue, 1, within=2)
 
 
+@pytest.mark.slow
 async def test_a_job_that_a_schedule_made_before_the_cancellation_is_cancelled_too(
     connection: NatsPyConnection, name: str
 ) -> None:

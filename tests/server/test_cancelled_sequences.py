@@ -33,7 +33,7 @@ JOBS: dict[str, Callable[[str], object]] = {
 }
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 @pytest.mark.parametrize("publishers", PUBLISHERS.values(), ids=PUBLISHERS)
 async def test_only_the_jobs_of_the_task_that_ends_are_cancelled(
@@ -81,6 +81,7 @@ async def test_a_running_job_is_ended_and_another_one_of_its_id_goes_on(
     assert (report.completed, set(report.cancelled)) == ({1}, {2})
 
 
+@pytest.mark.slow
 async def test_each_of_several_cancelled_jobs_of_an_id_is_cancelled(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -99,6 +100,7 @@ async def test_each_of_several_cancelled_jobs_of_an_id_is_cancelled(
     assert (started, set(report.cancelled)) == ([3, 5], {1, 2, 4})
 
 
+@pytest.mark.slow
 async def test_a_job_without_an_id_is_cancelled_by_its_sequence(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -114,6 +116,7 @@ async def test_a_job_without_an_id_is_cancelled_by_its_sequence(
     assert (started, set(report.cancelled)) == ([2, 3], {1})
 
 
+@pytest.mark.slow
 async def test_a_job_of_a_queue_that_was_created_anew_is_another_one(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -129,6 +132,7 @@ async def test_a_job_of_a_queue_that_was_created_anew_is_another_one(
     assert report.completed == {1}
 
 
+@pytest.mark.slow
 async def test_a_wait_that_begins_beside_others_is_told_of_a_cancellation(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

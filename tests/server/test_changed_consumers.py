@@ -123,6 +123,7 @@ async def test_a_filter_that_was_widened(connection: NatsPyConnection, name: str
     await _untouched(connection, queue, 2, [])
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_consumer_that_was_reset_past_its_jobs(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "a", "b")
@@ -146,6 +147,7 @@ async def test_two_consumers_that_exchanged_their_subjects(connection: NatsPyCon
     await _untouched(connection, queue, 2, held)
 
 
+@pytest.mark.slow
 async def test_an_entry_of_the_consumer_before_proves_nothing_about_a_delivery_of_this_one(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -227,6 +229,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 async def test_deaths_that_nothing_stored_are_found_while_no_filter_was_changed(
     connection: NatsPyConnection, name: str, change: str
@@ -241,6 +244,7 @@ async def test_deaths_that_nothing_stored_are_found_while_no_filter_was_changed(
     assert ([letter.body for letter in findings.letters], findings.uncertain) == ([b"1", b"2"], 0)
 
 
+@pytest.mark.slow
 async def test_they_are_found_after_provisioning_has_widened_a_filter(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "a", "b")
     await publish_jobs(connection, queue, "12", kind="a")

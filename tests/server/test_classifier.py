@@ -166,6 +166,7 @@ async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: Nat
     assert await one_dismissed(connection, queue) == Status.SPURIOUS
 
 
+@pytest.mark.slow
 async def test_a_job_that_expired_while_a_worker_had_it_is_a_dead_letter(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -193,6 +194,7 @@ async def test_a_job_that_expired_by_its_own_ttl_has_no_copy_left(connection: Na
     assert any("Nats-TTL" in risk for risk in findings.risks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", ["100%", "0"])
 async def test_a_metric_distinguishes_a_job_acknowledged_in_time_from_an_expired_one(
     connection: NatsPyConnection, name: str, sampled: str
@@ -305,6 +307,7 @@ async def test_dead_letters_are_uncertain_while_deliveries_of_jobs_that_are_gone
         assert 1 in letters or (dismissed[1] == Status.UNCERTAIN and findings.uncertain >= 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("archive", "verdict"), [(True, Status.VANISHED), (False, Status.GONE)])
 async def test_a_slow_worker_finished_the_job_after_its_death(
     connection: NatsPyConnection, name: str, *, archive: bool, verdict: Status
@@ -331,6 +334,7 @@ async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connectio
     assert findings.dismissed[0].stored
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [Status.COMPLETED, Status.REDRIVEN])
 async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, end: Status
@@ -457,6 +461,7 @@ async def test_copies_of_an_earlier_stream_do_not_become_part_of_a_letter(
     assert summary(findings)[1] == {2: Status.STALE}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
@@ -489,6 +494,7 @@ async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connectio
     assert findings.letters[0].death.explanation == "again"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "junk",
     [

@@ -29,6 +29,7 @@ def environment(nats: NatsServer) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("NATS_")} | {"NATS_URL": nats.url}
 
 
+@pytest.mark.slow
 async def test_a_queue_with_many_subjects_without_a_consumer_is_shown_in_some_lines(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -45,6 +46,7 @@ async def test_a_queue_with_many_subjects_without_a_consumer_is_shown_in_some_li
     assert lines[-1] == "40 jobs on 40 other subjects match no consumer (--json lists all)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_an_exporter_that_is_stopped_has_ended_well(nats: NatsServer, number: int) -> None:
     (port,) = free_ports(1)
@@ -69,6 +71,7 @@ async def test_an_exporter_that_is_stopped_has_ended_well(nats: NatsServer, numb
             await process.wait()
 
 
+@pytest.mark.slow
 def test_a_workers_metrics_are_on_one_address() -> None:
     metrics = PrometheusMetrics(0, "w", "127.0.0.2")
     try:

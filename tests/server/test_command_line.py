@@ -110,6 +110,7 @@ async def test_a_queue_is_planned_applied_linted_shown_and_imported_unchanged(
     assert name in await command(nats, "queues")
 
 
+@pytest.mark.slow
 async def test_buckets_are_no_queues_and_shown_as_none(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
@@ -348,6 +349,7 @@ def test_the_shell_completes_commands(tmp_path: Path) -> None:
     assert file.read_text().split() == ["diagnose"]
 
 
+@pytest.mark.slow
 async def test_the_list_of_queues_and_a_diagnosis_agree_about_jobs_that_may_be_dead(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:

@@ -81,6 +81,7 @@ async def make_letter(connection: NatsPyConnection, queue: WorkQueue, *jobs: obj
     return list(report.sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("atomic", [False, True])
 async def test_an_image_job_of_a_task_with_long_names_is_published_and_redriven_within_512_bytes(
     connection: NatsPyConnection, name: str, *, atomic: bool
@@ -204,6 +205,7 @@ async def test_foreign_jobs_that_leave_no_room_for_a_copy_are_requeued_in_place(
     assert (await find_dead_letters(connection, queue)).letters == ()
 
 
+@pytest.mark.slow
 async def test_a_letter_without_room_stays_where_in_place_is_impossible(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -245,6 +247,7 @@ async def test_without_a_record_the_task_is_named_where_there_is_room(
     assert set(dict(job.headers)) == {"Nats-Msg-Id", *names}
 
 
+@pytest.mark.slow
 async def test_the_worker_knows_a_job_by_its_message_id(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -277,6 +280,7 @@ async def test_stored_jobs_are_cancelled_whatever_states_their_id(connection: Na
     assert await cancel_stored(connection, queue.name, f"{name}-events", [1, 2, 3]) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "body", "repair", "job_id"),
     [
@@ -351,7 +355,7 @@ async def test_ids_that_could_not_be_read_alike_are_refused(connection: NatsPyCo
             await publish(connection, queue, [Job(b"a", id=job_id)], subject=f"{name}.jobs.a")
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("headers", "body", "job_id", "redrives"),
     [

@@ -48,6 +48,7 @@ async def _refused(connection: NatsPyConnection, queue: WorkQueue, *named: str) 
     assert await _configs(connection) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", _KINDS)
 async def test_a_second_queue_that_names_a_companion_of_the_first_is_refused(
     connection: NatsPyConnection, name: str, kind: str

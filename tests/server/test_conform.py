@@ -90,6 +90,7 @@ def test_a_worker_that_does_nothing_keeps_no_line(nats: NatsServer) -> None:
     assert found.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interruption_leaves_neither_streams_nor_workers(
     own_nats: NatsServer, tmp_path: Path, number: signal.Signals

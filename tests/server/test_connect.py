@@ -88,6 +88,7 @@ async def test_an_unknown_host_is_reported() -> None:
     assert str(caught.value).startswith("no NATS server reached at nats://no-such-host.invalid:4222: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["nats", "tls"])
 async def test_a_silent_port_is_reported_at_the_time_limit(scheme: str) -> None:
     async with fake_server() as fake:
@@ -98,6 +99,7 @@ async def test_a_silent_port_is_reported_at_the_time_limit(scheme: str) -> None:
     assert fake.connections > 0
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_silent_after_its_info_is_reported_at_the_time_limit() -> None:
     async with fake_server(banner=_BANNER) as fake:
         with _raises(UnreachableError) as caught:
@@ -125,6 +127,7 @@ async def test_a_server_of_another_protocol_is_reported() -> None:
     assert "empty response from server when expecting INFO message; check host, port" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "client", "found"),
     [
@@ -195,6 +198,7 @@ async def test_tls_works_with_the_servers_authority(tls: TlsFiles) -> None:
                 assert client["tls_version"] in ("1.2", "1.3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other_authority", [True, False], ids=["another authority", "the system's authorities"])
 async def test_a_certificate_of_another_authority_is_refused(
     tls: TlsFiles, tmp_path: Path, *, other_authority: bool
@@ -235,6 +239,7 @@ async def test_credentials_are_never_sent_in_plaintext_where_tls_was_requested(c
         assert bytes(fake.received) == b""
 
 
+@pytest.mark.slow
 async def test_the_fake_server_receives_credentials_where_plaintext_was_requested() -> None:
     async with fake_server(banner=_BANNER | {"auth_required": True}) as fake:
         with _raises(UnreachableError):
@@ -242,6 +247,7 @@ async def test_the_fake_server_receives_credentials_where_plaintext_was_requeste
         assert _SECRET.encode() in fake.received
 
 
+@pytest.mark.slow
 async def test_credentials_are_not_sent_in_plaintext_at_a_reconnect_either(tls: TlsFiles) -> None:
     with NatsServer(tls=tls, user="u", password=_SECRET) as nats:
         values = {"servers": (nats.url,), "user": "u", "password": _SECRET, "tls_ca_file": str(tls.ca)}

@@ -126,7 +126,7 @@ async def _connect_blocking(url: str) -> None:
 CONNECTIONS = pytest.mark.parametrize("connecting", [_connect, _connect_blocking], ids=["event loop", "blocking"])
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow
 @CONNECTIONS
 @pytest.mark.parametrize(
     ("answer", "scheme"),
@@ -176,6 +176,7 @@ async def _open_blocking(settings: ConnectionSettings) -> None:
     await asyncio.to_thread(lambda: NatsSocket(settings).close())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", [_open, _open_blocking], ids=["event loop", "blocking"])
 async def test_connecting_often_leaves_no_file_thread_or_task(
     nats: NatsServer, tmp_path: Path, opening: Callable[[ConnectionSettings], Awaitable[None]]

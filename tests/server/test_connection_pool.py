@@ -115,6 +115,7 @@ async def test_a_failure_to_open_reaches_all_waiting_users_at_once_and_the_next_
             await connection.api("INFO")
 
 
+@pytest.mark.slow
 async def test_all_users_of_a_silent_server_wait_for_one_time_limit() -> None:
     async with fake_server() as fake:
         settings = connection_settings({"servers": (f"nats://{LOOPBACK}:{fake.port}",), "timeout": 1})

@@ -51,6 +51,7 @@ async def consume(queue: WorkQueue, handler: Callable[..., Any], **arguments: An
     return await asyncio.to_thread(operator.execute, CONTEXT)
 
 
+@pytest.mark.slow
 async def test_it_does_every_message_once_and_ends_when_none_waits(connection: NatsPyConnection, name: str) -> None:
     queue, done = await make_queue(connection, name), list[bytes]()
     await publish_jobs(connection, queue, [str(number) for number in range(50)])
@@ -64,6 +65,7 @@ async def test_it_does_every_message_once_and_ends_when_none_waits(connection: N
     assert set(result) == {"stream", "consumer", "deliveries", "counts", "ids", "sequences"}
 
 
+@pytest.mark.slow
 async def test_each_outcome_is_the_messages_own(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": None, "backoff": ["30s", "60s"]})
     await publish_jobs(connection, queue, ["good", "bad", "later", "broken"])
@@ -85,6 +87,7 @@ async def test_each_outcome_is_the_messages_own(connection: NatsPyConnection, na
     assert (info["num_pending"], info["num_ack_pending"]) == (0, 2)
 
 
+@pytest.mark.slow
 async def test_a_batch_has_an_outcome_for_each_message(connection: NatsPyConnection, name: str) -> None:
     queue, sizes = await make_queue(connection, name, consumer={"ack_wait": "30s"}), list[int]()
     await publish_jobs(connection, queue, [str(number) for number in range(20)])
@@ -108,6 +111,7 @@ async def test_it_pulls_no_more_messages_than_the_most(connection: NatsPyConnect
     assert (info["num_pending"], info["num_ack_pending"]) == (2, 0)
 
 
+@pytest.mark.slow
 async def test_it_waits_for_the_first_message_and_then_until_none_is_left(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -119,6 +123,7 @@ async def test_it_waits_for_the_first_message_and_then_until_none_is_left(
     assert (begun.is_set(), result["counts"]) == (True, {"completed": 1})
 
 
+@pytest.mark.slow
 async def test_without_messages_it_ends_after_its_wait(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     result = await consume(queue, print, wait_timeout="1s")
@@ -233,6 +238,7 @@ async def test_the_decorator_makes_the_function_the_handler(connection: NatsPyCo
     assert result["counts"] == {"completed": 2}
 
 
+@pytest.mark.slow
 async def test_hostile_ids_and_bodies_become_json(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     client = connection.client.jetstream()

@@ -122,6 +122,7 @@ async def test_a_subject_beside_the_markers_is_valid_if_and_only_if_the_server_a
     assert declared == await _accepts_stream(own, name="q", subjects=subjects, allow_atomic=True, allow_msg_ttl=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q", "q-1_x", "grün", "$q", "q.1", "q*", "q>", "q/1", "q\\1", "n" * 255, "n" * 256])
 async def test_a_name_is_valid_only_if_the_server_accepts_it(own: Connection, name: str) -> None:
     good = _declared(name=name, subjects=["s.>"])

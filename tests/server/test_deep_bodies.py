@@ -39,6 +39,7 @@ _SUBJECTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _DEEP)
 async def test_deep_bodies_hide_no_letter_and_come_back_unchanged(
     connection: NatsPyConnection, name: str, what: str

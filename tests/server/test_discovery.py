@@ -125,6 +125,7 @@ async def test_the_orders_of_the_article(alone: NatsPyConnection) -> None:
     assert again.uncertain == 3
 
 
+@pytest.mark.slow
 async def test_the_jobs_of_the_workqueue_stream(alone: NatsPyConnection) -> None:
     await stream(
         alone,
@@ -166,6 +167,7 @@ async def test_the_jobs_of_the_workqueue_stream(alone: NatsPyConnection) -> None
     assert len((await find_dead_letters(alone, queue)).letters) == 2
 
 
+@pytest.mark.slow
 async def test_the_poison_job_of_the_image_queue(alone: NatsPyConnection) -> None:
     await stream(
         alone,
@@ -228,6 +230,7 @@ async def test_partitions_are_discovered_as_such(connection: NatsPyConnection, n
     assert (await provision(connection, discovered)).changes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedules", [False, True])
 @pytest.mark.parametrize("atomic", [False, True])
 async def test_a_provisioned_queue_is_discovered_as_it_was_declared(

@@ -149,6 +149,7 @@ async def test_a_message_that_is_being_done_rings_no_bell_until_its_worker_has_d
     assert info["delivered"]["consumer_seq"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nats_connection")
 async def test_a_message_that_a_waiting_worker_takes_rings_no_bell(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
@@ -246,6 +247,7 @@ async def test_a_consumer_that_is_gone_is_logged_once_and_its_successor_rings(
         await eventually(lambda: rings.payloads)
 
 
+@pytest.mark.slow
 async def test_a_connection_that_airflow_does_not_know_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
@@ -302,6 +304,7 @@ async def test_a_permission_that_is_withdrawn_is_logged_once_with_the_subject(
                 await eventually(lambda: rings.payloads)
 
 
+@pytest.mark.slow
 async def test_the_role_of_a_worker_is_enough_for_bell_and_task(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = small_queue(name)
     policy = permissions(queue, "worker")

@@ -49,6 +49,7 @@ async def two_kinds(connection: NatsPyConnection, name: str) -> WorkQueue:
     return await make_queue(connection, name, consumers=consumers)
 
 
+@pytest.mark.slow
 async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
     assert await drained(connection, queue)
@@ -123,6 +124,7 @@ async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(
     assert str(report) == f"{name} is drained: 3 dead letters in the queue"
 
 
+@pytest.mark.slow
 async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -136,6 +138,7 @@ async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
     assert await drained(connection, queue)
 
 
+@pytest.mark.slow
 async def test_dead_letters_count_only_with_nothing_dead(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["used up"])
@@ -152,6 +155,7 @@ async def test_dead_letters_count_only_with_nothing_dead(connection: NatsPyConne
     assert (report.drained, report.dead_letters, report.stored) == (True, 0, 0)
 
 
+@pytest.mark.slow
 async def test_parked_letters_do_not_count(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -160,6 +164,7 @@ async def test_parked_letters_do_not_count(connection: NatsPyConnection, name: s
     assert await drained(connection, queue, nothing_dead=True)
 
 
+@pytest.mark.slow
 async def test_dead_letters_without_an_advisory_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -168,6 +173,7 @@ async def test_dead_letters_without_an_advisory_are_found(connection: NatsPyConn
     assert (report.drained, report.dead_letters) == (False, 2)
 
 
+@pytest.mark.slow
 async def test_undeliverable_jobs_are_awaited_and_named(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
     for kind in "cdd":
@@ -228,6 +234,7 @@ async def _is_pending(connection: NatsPyConnection, name: str) -> bool:
     return (await inspect_queue(connection, name)).pending == 1
 
 
+@pytest.mark.slow
 async def test_only_the_consumers_that_are_named_count(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
     await publish_jobs(connection, queue, ["job"], kind="b")
@@ -247,6 +254,7 @@ async def test_only_the_consumers_that_are_named_count(connection: NatsPyConnect
     assert (others.drained, others.dead_letters) == (False, 1)
 
 
+@pytest.mark.slow
 async def test_uncertain_dead_letters_of_busy_consumers_do_not_count_for_others(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -277,6 +285,7 @@ async def test_uncertain_dead_letters_prevent_draining(
     assert str(report) == f"{name} is not drained: 1 jobs that may be dead"
 
 
+@pytest.mark.slow
 async def test_some_consumers_can_be_drained_while_others_are_busy(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
 

@@ -142,6 +142,7 @@ async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_n
     assert (died.completed, set(died.dead)) == (set(), {jobs[1]})
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_an_older_death_that_is_read_later_does_not_hide_the_newer_one(
     connection: NatsPyConnection, name: str
@@ -186,6 +187,7 @@ async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_ear
     assert await stored_count(connection, f"{name}-dead") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["events", "dead"])
 async def test_deleting_a_stream_ends_every_wait(connection: NatsPyConnection, name: str, gone: str) -> None:
     queue = await make_queue(connection, name)

@@ -186,6 +186,7 @@ async def test_a_message_for_which_the_server_ends_the_connection_is_named(
         await publish(connection, queue, [Job(b"", subject="q.jobs.b")])
 
 
+@pytest.mark.slow
 async def test_a_user_that_expires_is_refused_and_named(own_nats: NatsServer) -> None:
     expires = int(time.time()) + 3
     mode = operator_mode(make_pair(), expires=expires)
@@ -199,6 +200,7 @@ async def test_a_user_that_expires_is_refused_and_named(own_nats: NatsServer) ->
         await opened(settings_of(own_nats, credentials_secret=mode.credentials))
 
 
+@pytest.mark.slow
 async def test_a_slow_consumer_gets_its_connection_again(own_nats: NatsServer) -> None:
     own_nats.config = "max_pending: 262144\nmax_payload: 131072"
     own_nats.restart()
@@ -275,6 +277,7 @@ TYPES: dict[str, type[JetStreamProviderError]] = {
 ENDING = {text: TYPES[kind] for text, kind in ERROR_KINDS.items() if kind != "permission"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("said", "error"), ENDING.items(), ids=list(ENDING))
 @pytest.mark.parametrize("spelled", [str, str.title])
 async def test_each_report_before_the_handshake_is_named_as_what_it_is(
@@ -289,7 +292,7 @@ async def test_each_report_before_the_handshake_is_named_as_what_it_is(
             assert isinstance(caught.value, TransientError if error is UnreachableError else TerminalError)
 
 
-@pytest.mark.slow_after(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ENDING)
 async def test_each_report_that_ends_a_connection_is_named_by_the_request_that_gets_no_answer(said: str) -> None:
     async with reporting_server(said, early=False) as (_, settings), connect(settings) as connection:

@@ -81,6 +81,7 @@ async def test_a_job_that_is_due_within_a_moment_is_held_and_costs_no_delivery(
     assert handler.started[0][2] >= due
 
 
+@pytest.mark.slow
 async def test_a_queue_that_does_not_declare_the_header_runs_its_jobs_at_once(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -128,7 +129,7 @@ async def test_a_worker_that_is_stopped_while_it_holds_the_last_delivery_stops_a
     assert (record.data, handler.started) == (b"job", [])
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [

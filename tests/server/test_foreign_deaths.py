@@ -90,6 +90,7 @@ async def _die(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await eventually(is_dead)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize("handled_first", [True, False])
 async def test_a_handler_that_acknowledges_a_forged_termination_hides_no_letter(
@@ -126,6 +127,7 @@ async def test_a_handler_that_acknowledges_a_forged_termination_accounts_for_no_
     assert (await account_for_jobs(connection, queue)).unaccounted == ((2, 2),)
 
 
+@pytest.mark.slow
 async def test_a_done_job_is_not_run_again_where_the_consumer_that_states_its_death_is_gone(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -160,6 +162,7 @@ async def test_letters_of_a_consumer_that_gave_its_subject_to_another_one_stay(
     assert (account.ended, account.unaccounted, account.unknown) == (1, (), ())
 
 
+@pytest.mark.slow
 async def test_a_worker_whose_consumer_is_gone_ends_no_wait(connection: NatsPyConnection, name: str) -> None:
     queue = await _queue(connection, name, ack_wait="30s")
     cursor = await take_cursor(connection, queue)

@@ -59,7 +59,7 @@ def _numbers(account: JobAccount) -> tuple[int, list[tuple[int, int]], list[tupl
     return account.ended, list(account.unaccounted), list(account.unknown)
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _KINDS)
 @pytest.mark.parametrize("stated_first", [True, False])
 async def test_a_deleted_job_is_unaccounted_whatever_another_consumers_worker_states(
@@ -79,7 +79,7 @@ async def test_a_deleted_job_is_unaccounted_whatever_another_consumers_worker_st
     assert _numbers(await account_for_jobs(connection, queue)) == (1, [], [])
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _KINDS)
 @pytest.mark.parametrize("stated_first", [True, False])
 async def test_without_an_archive_it_is_not_known_whether_a_deleted_job_has_ended(
@@ -100,6 +100,7 @@ async def test_without_an_archive_it_is_not_known_whether_a_deleted_job_has_ende
     assert _numbers(await account_for_jobs(connection, queue)) == _numbers(account)
 
 
+@pytest.mark.slow
 async def test_what_is_stated_of_an_unaccounted_job_makes_its_end_unknown_at_most(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -112,6 +113,7 @@ async def test_what_is_stated_of_an_unaccounted_job_makes_its_end_unknown_at_mos
     assert _numbers(await account_for_jobs(connection, queue)) == (0, [(1, 1)], [(2, 2)])
 
 
+@pytest.mark.slow
 async def test_the_audits_copy_of_a_termination_by_another_consumer_ends_no_job(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -123,6 +125,7 @@ async def test_the_audits_copy_of_a_termination_by_another_consumer_ends_no_job(
     assert _numbers(await account_for_jobs(connection, queue)) == (0, [(1, 1)], [])
 
 
+@pytest.mark.slow
 async def test_a_job_that_comes_after_the_queue_was_read_is_judged_as_any_other(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -138,6 +141,7 @@ async def test_a_job_that_comes_after_the_queue_was_read_is_judged_as_any_other(
     assert _numbers(await account_for_jobs(connection, queue)) == (0, [(1, 2)], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize("what", _KINDS)
 async def test_a_job_that_was_done_has_ended_whatever_another_consumers_worker_states(
@@ -153,6 +157,7 @@ async def test_a_job_that_was_done_has_ended_whatever_another_consumers_worker_s
     assert _numbers(await account_for_jobs(connection, queue)) == (2, [], [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _KINDS)
 async def test_what_the_jobs_own_worker_states_counts(connection: NatsPyConnection, name: str, what: str) -> None:
     queue = await _queue(connection, name)
@@ -173,6 +178,7 @@ async def _unsampled(connection: NatsPyConnection, name: str) -> dict[str, objec
     return {key: value for key, value in info["config"].items() if key != "sample_freq"}
 
 
+@pytest.mark.slow
 async def test_an_acknowledgement_of_another_consumers_job_makes_no_metric(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -74,6 +74,7 @@ async def publish_try(connection: NatsPyConnection, queue: WorkQueue, jobs: Iter
     return await publish_prepared(connection, prepared, known=AskedForEach(log.sequence_of))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [b"*", b">", b"a b", b"a.b", b"", b"\xff", b"x" * 60_000])
 async def test_a_redrive_of_jobs_with_other_keys_leaves_the_records_of_tasks_alone(
     nats: NatsServer, connection: NatsPyConnection, name: str, key: bytes
@@ -97,6 +98,7 @@ async def test_keys_that_no_task_has_are_not_remembered(connection: NatsPyConnec
     assert origins._requested == set()  # noqa: SLF001
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"{}", b"[" * 100_000, b'{"type":"io.airflow.jetstream.v1.published"}', b"forged"]
 )
@@ -120,6 +122,7 @@ async def test_garbage_in_the_place_of_a_record_keeps_no_task_from_publishing(
     assert ORIGIN in await resolved(connection, queue)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forged",
     [
@@ -147,6 +150,7 @@ async def test_a_record_of_impossible_numbers_is_no_record(
     assert (again.round, again.queue_from, len(stored)) == (0, 1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mark", [{"events_from": "x"}, {"events_from": 10**30}, {"stream": "other"}, {"events_from": -1}, {}]
 )
@@ -195,6 +199,7 @@ async def test_a_retry_within_the_duplicate_window_finds_jobs_that_the_restarted
         assert (await stream_info(connection, name))["state"]["last_seq"] == 3
 
 
+@pytest.mark.slow
 async def test_a_record_that_is_lost_while_its_task_publishes_is_stored_again(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -288,6 +293,7 @@ async def test_records_that_parked_letters_need_do_not_keep_all_later_ones(
     assert [json.loads(message.data)["map_index"] for message in left] == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_margin")
 async def test_the_record_of_a_killed_task_stays_while_a_job_that_it_stored_later_waits(
     connection: NatsPyConnection, name: str

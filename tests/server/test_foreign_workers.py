@@ -306,6 +306,7 @@ async def test_a_parked_record_that_contradicts_the_archive_does_not_count(admin
     assert [body for _, body in await _redriven(admin, queue, parked=True)] == expected
 
 
+@pytest.mark.slow
 async def test_a_parked_record_beside_a_stored_letter_changes_nothing(admin: NatsPyConnection) -> None:
     queue = await _made(admin, "fkept")
     await make_dead_letters(admin, queue, ["true"])

@@ -114,6 +114,7 @@ async def answer_on(admin: NatsPyConnection, target: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _TARGETS)
 async def test_an_answer_that_a_publisher_directs_to_a_subject_proves_nothing(
     server: NatsServer, admin: NatsPyConnection, what: str

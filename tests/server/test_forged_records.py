@@ -52,6 +52,7 @@ async def _jobs(connection: NatsPyConnection, queue: str) -> list[tuple[str, byt
     return [(job.subject, job.data) for job in await stream_messages(connection, queue)]
 
 
+@pytest.mark.slow
 async def test_letters_with_control_characters_in_their_subjects_are_redriven_there(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -75,6 +76,7 @@ async def test_letters_with_control_characters_in_their_subjects_are_redriven_th
     assert connection.reconnects == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _FORGED)
 async def test_an_archived_job_is_redriven_as_it_was_stored_whatever_a_record_states(
     connection: NatsPyConnection, nats: NatsServer, name: str, what: str
@@ -89,6 +91,7 @@ async def test_an_archived_job_is_redriven_as_it_was_stored_whatever_a_record_st
     assert await _jobs(connection, name) == [(f"{name}.jobs.plain", b"true")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _UNUSABLE)
 async def test_where_only_a_forged_record_is_left_its_letter_fails_alone_and_the_failure_names_the_record(
     connection: NatsPyConnection, nats: NatsServer, name: str, what: str
@@ -121,6 +124,7 @@ async def test_a_record_with_a_subject_of_the_queue_comes_before_a_later_one_wit
     assert await _jobs(connection, name) == [(f"{name}.jobs.plain", b"true")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", ["2020-01-01T00:00:00Z", "now", "rounded"])
 async def test_a_record_counts_whatever_time_its_worker_states(
     connection: NatsPyConnection, nats: NatsServer, name: str, time: str

@@ -82,6 +82,7 @@ async def test_a_stream_of_events_that_drops_what_it_acknowledges_is_refused(
             await use(connection, queue)
 
 
+@pytest.mark.slow
 async def test_the_open_deliveries_of_a_paused_consumer_count_as_uncertain(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -145,6 +146,7 @@ async def test_a_scan_beside_a_redrive_in_place_that_waits_for_a_worker_finds_no
     assert list((await redrive).redriven) == [1]
 
 
+@pytest.mark.slow
 async def test_the_open_deliveries_of_a_push_consumer_without_a_subscriber_count_as_uncertain(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -190,6 +192,7 @@ async def test_a_dead_letter_queue_that_drops_entries_is_warned_of_with_figures(
     assert [risk.name for risk in risks if risk.name.startswith("dead-letter-")] == expected
 
 
+@pytest.mark.slow
 async def test_nothing_is_parked_where_it_would_not_be_stored(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     config = (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]
@@ -209,6 +212,7 @@ async def test_nothing_is_parked_where_it_would_not_be_stored(connection: NatsPy
     assert len((await find_dead_letters(connection, queue)).letters) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize(
     ("change", "expected"),

@@ -75,6 +75,7 @@ async def statuses(connection: NatsPyConnection, queue: WorkQueue) -> tuple[list
     return [letter.sequence for letter in found.letters], {job.sequence: job.status for job in found.dismissed}
 
 
+@pytest.mark.slow
 async def test_a_handler_that_only_acknowledges_has_handled_its_letters(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -97,6 +98,7 @@ async def test_a_handler_that_only_acknowledges_has_handled_its_letters(
     assert await statuses(connection, queue) == ([], handled)
 
 
+@pytest.mark.slow
 async def test_a_handler_that_ends_an_entry_otherwise_has_not_handled_it(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -108,6 +110,7 @@ async def test_a_handler_that_ends_an_entry_otherwise_has_not_handled_it(
     assert await statuses(connection, queue) == ([1, 3], {2: Status.HANDLED})
 
 
+@pytest.mark.slow
 async def test_a_dead_letter_queue_that_was_purged_has_handled_nothing(connection: NatsPyConnection, name: str) -> None:
     queue = await orders(connection, name)
     await make_dead_letters(connection, queue, "abc")
@@ -119,6 +122,7 @@ async def test_a_dead_letter_queue_that_was_purged_has_handled_nothing(connectio
     assert (await redrive_dead_letters(connection, queue)).redriven.keys() == {1, 2, 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "handled"),
     [
@@ -157,6 +161,7 @@ async def test_without_a_consumer_of_the_dead_letter_queue_nothing_is_handled(
     assert await statuses(connection, queue) == ([1, 2], {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
 async def test_a_handler_can_report_what_it_has_handled(
     connection: NatsPyConnection, name: str, retention: str
@@ -177,6 +182,7 @@ async def test_a_handler_can_report_what_it_has_handled(
     assert (await process_all(connection, queue)).total() == len(left)
 
 
+@pytest.mark.slow
 async def test_a_report_counts_only_after_the_job_was_stored_and_dead(connection: NatsPyConnection, name: str) -> None:
     queue = await orders(connection, name)
     jetstream = connection.client.jetstream()
@@ -192,6 +198,7 @@ async def test_a_report_counts_only_after_the_job_was_stored_and_dead(connection
     assert await stored_count(connection, name) == 2
 
 
+@pytest.mark.slow
 async def test_a_job_that_dies_again_after_its_redrive_is_a_letter_again(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -211,6 +218,7 @@ async def test_a_job_that_dies_again_after_its_redrive_is_a_letter_again(
     await eventually(dead)
 
 
+@pytest.mark.slow
 async def test_a_redrive_in_place_is_refused_beside_a_handler(connection: NatsPyConnection, name: str) -> None:
     queue = await orders(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -248,6 +256,7 @@ async def test_copies_that_contradict_each_other_prove_nothing(connection: NatsP
     assert await statuses(connection, queue) == ([1, 2], {})
 
 
+@pytest.mark.slow
 async def test_entries_of_an_earlier_dead_letter_queue_or_work_queue_do_not_count(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -265,6 +274,7 @@ async def test_entries_of_an_earlier_dead_letter_queue_or_work_queue_do_not_coun
     assert await statuses(connection, queue) == ([1], {})
 
 
+@pytest.mark.slow
 async def test_an_existing_dead_letter_queue_is_adopted_and_discovered_with_its_copies(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -333,6 +343,7 @@ async def test_what_was_found_handled_stays_so_whatever_becomes_of_the_handler(
     assert (again.dead, again.dismissed) == (0, {"handled": 3})
 
 
+@pytest.mark.slow
 async def test_a_redrive_records_what_it_finds_handled(connection: NatsPyConnection, name: str) -> None:
     queue = await orders(connection, name)
     await make_dead_letters(connection, queue, "abc")
@@ -343,6 +354,7 @@ async def test_a_redrive_records_what_it_finds_handled(connection: NatsPyConnect
     assert await process_all(connection, queue) == {"c": 1}
 
 
+@pytest.mark.slow
 async def test_a_handled_job_that_a_recreated_consumer_delivers_again_can_die_again(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -388,6 +400,7 @@ async def test_what_a_handler_did_before_its_queue_was_adopted_is_uncertain_and_
     assert (await process_all(connection, declared))["b"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["full", "created anew"])
 async def test_what_was_handled_while_the_audit_took_no_copies_is_uncertain_and_not_done_again(
     connection: NatsPyConnection, name: str, lost: str
@@ -415,6 +428,7 @@ async def test_what_was_handled_while_the_audit_took_no_copies_is_uncertain_and_
     assert (await process_all(connection, queue)).total() == 1
 
 
+@pytest.mark.slow
 async def test_a_dead_job_that_never_had_an_entry_is_found_beside_a_handler(
     connection: NatsPyConnection, name: str
 ) -> None:

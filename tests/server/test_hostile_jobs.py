@@ -164,6 +164,7 @@ async def test_no_job_disturbs_the_next_ones_or_ends_the_worker(
     assert longest < 10.0
 
 
+@pytest.mark.slow
 async def test_a_worker_reads_the_id_that_everybody_else_reads(
     connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str
 ) -> None:
@@ -183,6 +184,7 @@ async def test_a_worker_reads_the_id_that_everybody_else_reads(
     assert [message and stated_job_id(message.headers, message.data) for message in stored] == ["one"] * 3
 
 
+@pytest.mark.slow
 async def test_subjects_on_the_events_do_not_end_the_connection_of_whoever_waits(
     connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str
 ) -> None:

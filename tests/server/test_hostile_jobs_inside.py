@@ -6,17 +6,18 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.logs import TextFormatter
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker
 
 if TYPE_CHECKING:
-    import pytest
-
     from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.face import NatsPyConnection
 
 
+@pytest.mark.slow
 async def test_no_job_forges_a_line_of_the_log(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,6 +52,7 @@ async def finish_all(connection: NatsPyConnection, queue: WorkQueue, count: int)
         await job.ack_sync()
 
 
+@pytest.mark.slow
 async def test_another_run_publishes_nothing_however_late_it_comes(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False, **WINDOW)
     first = await run(connection, queue, "monday", named("abc"))
@@ -81,6 +82,7 @@ async def test_another_key_another_task_and_a_run_of_that_name_are_others(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_run", ["first", "second"])
 async def test_what_a_killed_run_has_stored_is_not_published_by_the_next(
     connection: NatsPyConnection, name: str, killed_run: str
@@ -134,6 +136,7 @@ async def test_a_queue_made_anew_gets_the_jobs_again(connection: NatsPyConnectio
     assert (list(again.sequences), again.duplicates) == ([1, 2], 0)
 
 
+@pytest.mark.slow
 async def test_each_run_renews_the_pages_of_its_key(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

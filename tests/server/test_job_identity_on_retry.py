@@ -72,6 +72,7 @@ async def bodies_of(connection: NatsPyConnection, name: str) -> list[bytes]:
     return [message.data async for message in read_range(connection, name, ">")]
 
 
+@pytest.mark.slow
 async def test_a_retry_in_another_order_stores_what_is_missing(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, **WINDOW)
     await run_try(connection, queue, "abcdef", killed_after=3)
@@ -82,6 +83,7 @@ async def test_a_retry_in_another_order_stores_what_is_missing(connection: NatsP
     assert (list(report.sequences), report.duplicates) == ([4, 5, 6, 3, 2, 1], 3)
 
 
+@pytest.mark.slow
 async def test_a_retry_of_a_recorded_try_in_another_order_stores_what_is_missing(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -206,6 +208,7 @@ async def test_stored_jobs_that_a_retry_no_longer_lists_are_extra(connection: Na
     assert sorted(sequences) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 async def test_a_retry_after_success_publishes_nothing_and_a_clear_everything(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -315,7 +318,7 @@ async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_excha
     assert len(set(stored)) == 7, "two of them are equal, and no other is twice"
 
 
-@pytest.mark.slow_after(2)
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "schedules")
 @pytest.mark.parametrize("found", ["in the queue", "done", "due, and not taken by a full queue"])
 @pytest.mark.parametrize("job_id", [None, "7"])
@@ -351,6 +354,7 @@ async def test_a_schedule_that_has_fired_is_not_stored_again(
     assert await bodies_of(connection, f"{name}-schedules") in ([b"b"], [b"b", b"a"])
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "schedules")
 @pytest.mark.parametrize("killed_after", [2, None])
 async def test_sequences_of_schedules_are_never_taken_for_those_of_the_queue(
@@ -373,6 +377,7 @@ async def test_sequences_of_schedules_are_never_taken_for_those_of_the_queue(
     assert (list(report.sequences), report.scheduled, report.duplicates) == ([1, 4, 5], {0}, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "schedules")
 @pytest.mark.parametrize("window", ["100ms", "1m"])
 @pytest.mark.parametrize("killed", [True, False])
@@ -401,6 +406,7 @@ async def test_a_schedule_with_another_body_that_nothing_records_is_refused(
     assert await bodies_of(connection, f"{name}-schedules") == [b"charge"]
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "schedules")
 async def test_a_trace_or_another_time_of_the_try_is_no_other_job(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True, **WINDOW)
@@ -568,6 +574,7 @@ async def test_a_manifest_whose_waiting_is_over_is_continued_by_a_clear_until_it
         await last.mark_over()
 
 
+@pytest.mark.slow
 async def test_a_try_that_was_given_up_does_not_say_that_the_manifest_of_the_next_one_is_complete(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -94,6 +94,7 @@ async def test_each_job_is_reported_with_its_id_attempts_error_and_result(
     assert reports[2].describe() == f"job alan (sequence 2): {__name__}.AddressError: no such address: x@"
 
 
+@pytest.mark.slow
 async def test_a_failed_wait_for_a_handle_names_jobs_and_errors(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -102,6 +102,7 @@ async def test_a_completion_after_the_last_delivery_has_run_out_is_warned_of(
     assert len(late((await preview(connection, queue, RedriveRequest())).risks)) == 1
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_stopped_between_completion_and_acknowledgement_is_not_late(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -115,6 +116,7 @@ async def test_a_worker_that_is_stopped_between_completion_and_acknowledgement_i
     assert (len(findings.dismissed), late(findings.risks)) == (1, [])
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_is_done_after_it_was_requeued_in_place_is_not_late(
     connection: NatsPyConnection, name: str

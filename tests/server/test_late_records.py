@@ -36,6 +36,7 @@ async def _store_record(connection: NatsPyConnection, queue: WorkQueue, sequence
     await connection.client.jetstream().publish(f"dead.{queue.name}.{CONSUMER}.{sequence}", body, headers=headers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False])
 async def test_a_record_that_is_stored_after_the_redrive_makes_no_second_letter(
     connection: NatsPyConnection, name: str, *, archive: bool
@@ -51,6 +52,7 @@ async def test_a_record_that_is_stored_after_the_redrive_makes_no_second_letter(
     assert [job.data for job in await stream_messages(connection, name)] == [b"a"]
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "consumers that can be reset")
 async def test_a_job_that_was_requeued_in_place_and_then_terminated_is_a_letter_again(
     connection: NatsPyConnection, name: str

@@ -100,6 +100,7 @@ async def die(connection: NatsPyConnection, queue: WorkQueue, *reasons: str) -> 
         await job.respond(f"+TERM {reason}".encode())
 
 
+@pytest.mark.slow
 async def test_a_watcher_goes_on_and_reports_each_letter_once(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await die(connection, queue, "gone", "gone")
@@ -146,6 +147,7 @@ async def test_a_new_triggerer_knows_from_the_assets_store_what_was_told(
         assert (await events.next())["sequences"] == [[2, 2]]
 
 
+@pytest.mark.slow
 async def test_groups_count_by_themselves(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     async with Events(watcher(queue, group_by=["fingerprint"], min_count=2)) as events:

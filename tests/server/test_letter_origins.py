@@ -53,6 +53,7 @@ async def forget_tasks(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await connection.api(f"STREAM.PURGE.{queue.name}-events", {"filter": f"published.{queue.name}.*"})
 
 
+@pytest.mark.slow
 async def test_a_key_stands_for_the_task_in_letters_selections_and_groups(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -82,6 +83,7 @@ async def test_a_key_stands_for_the_task_in_letters_selections_and_groups(
     }
 
 
+@pytest.mark.slow
 async def test_a_job_that_a_task_published_has_its_origin_also_after_a_redrive(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -96,6 +98,7 @@ async def test_a_job_that_a_task_published_has_its_origin_also_after_a_redrive(
     assert (again.sequence, again.origin, again.redrives) == (2, SHOP, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forged",
     [
@@ -120,6 +123,7 @@ async def test_a_record_that_somebody_stored_under_another_tasks_key_names_nobod
         assert await letters(connection, queue, Selection.of(selection)) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "key", [b"*", b">", b"", b" ", b"\xff\xfe", b"a.b", b"F" * 32, b"0" * 65, b"0" * 31, b"0" * 32]
 )
@@ -148,6 +152,7 @@ async def test_without_a_stream_of_events_a_key_names_nobody(connection: NatsPyC
     assert (letter.origin, dict(letter.headers)[AIRFLOW_TASK]) == (None, task_key(SHOP))
 
 
+@pytest.mark.slow
 async def test_the_origin_outlives_the_tasks_record_in_a_scans_copy(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await store_task(connection, queue, SHOP)
@@ -170,6 +175,7 @@ async def test_the_origin_outlives_the_tasks_record_in_a_scans_copy(connection: 
     assert (letter.origin, letter.body) == (SHOP, b"publish")
 
 
+@pytest.mark.slow
 async def test_the_origin_outlives_the_tasks_record_in_a_parked_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await store_task(connection, queue, SHOP)

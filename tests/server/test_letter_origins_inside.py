@@ -6,6 +6,8 @@ import asyncio
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import (
     Origin,
 )
@@ -17,8 +19,6 @@ from testbed.face import Scan
 from testbed.queues import exhaust_deliveries, make_queue, publish_jobs
 
 if TYPE_CHECKING:
-    import pytest
-
     from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
 
@@ -42,6 +42,7 @@ async def make_letters_of(
     await exhaust_deliveries(connection, queue, len(origins))
 
 
+@pytest.mark.slow
 async def test_a_view_that_reads_ahead_and_letters_proved_again_have_the_origins_too(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -97,6 +97,7 @@ async def test_a_wait_for_a_group_and_an_age(connection: NatsPyConnection, name:
     assert group["oldest_age_seconds"] >= 2.5
 
 
+@pytest.mark.slow
 async def test_a_wait_sees_deaths_that_nothing_reports(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     waiting = wait(connection, queue, interval=0.5)

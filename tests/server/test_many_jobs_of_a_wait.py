@@ -21,6 +21,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams.AWAITED_JOBS_MANY, 10)
 
 
+@pytest.mark.slow
 async def test_waits_for_many_and_for_few_jobs_get_the_ends_of_their_jobs(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

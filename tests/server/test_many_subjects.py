@@ -49,6 +49,7 @@ async def metrics(connection: NatsPyConnection, name: str) -> dict[str, float]:
     return {sample.metric: sample.value for sample in queue_samples(overview) if sample.metric in _METRICS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("waiting", "unmatched"), [(2_050, 3), (0, 2_100), (2_050, 0)])
 async def test_dead_and_undeliverable_jobs_are_counted_beyond_2000_subjects(
     nats: NatsServer, connection: NatsPyConnection, name: str, waiting: int, unmatched: int

@@ -125,6 +125,7 @@ async def test_following_two_concurrent_publishers_gives_each_message_once_and_i
         assert bodies == list(range(1000))
 
 
+@pytest.mark.slow
 async def test_following_misses_nothing_over_a_kill_and_a_restart_of_the_server(
     own_nats: NatsServer, name: str
 ) -> None:

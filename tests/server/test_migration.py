@@ -187,6 +187,7 @@ async def test_a_migration_that_is_killed_anywhere_is_continued_by_the_next(
     assert set(report.killed_calls) == changes
 
 
+@pytest.mark.slow
 async def test_partitions_become_one_consumer_without_a_filter(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, partitioned(name))
     await publish(connection, name, range(30))
@@ -201,6 +202,7 @@ async def test_partitions_become_one_consumer_without_a_filter(connection: NatsP
     assert await consumer_names(connection, name) == ["worker"]
 
 
+@pytest.mark.slow
 async def test_a_declared_consumer_that_gives_jobs_up_hands_them_over(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, unfiltered(name))
     await publish(connection, name, range(30))
@@ -339,6 +341,7 @@ async def test_a_job_that_stays_in_flight_stops_the_migration_and_nothing_is_cha
     assert workers.done == Counter(map(str, range(12)))
 
 
+@pytest.mark.slow
 async def test_a_cancelled_migration_leaves_the_consumer_as_it_was(connection: NatsPyConnection, name: str) -> None:
     queue = unfiltered(name, consumer={"max_ack_pending": 7})
     await provision(connection, queue)
@@ -371,6 +374,7 @@ async def test_an_interrupted_migration_is_continued_or_undone_but_never_ignored
     assert await state(connection, name) == before
 
 
+@pytest.mark.slow
 async def test_a_worker_that_creates_its_consumer_meanwhile_does_not_disturb(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -470,6 +474,7 @@ async def test_a_scheduled_job_keeps_a_consumer(connection: NatsPyConnection, na
     assert workers.by_consumer == {"worker": 1, "worker-0": 1}
 
 
+@pytest.mark.slow
 async def test_two_migrations_at_once_do_no_harm(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

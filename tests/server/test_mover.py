@@ -68,6 +68,7 @@ async def _is_moved(connection: NatsPyConnection, name: str) -> bool:
     return await _due(connection, name) == 0
 
 
+@pytest.mark.slow
 async def test_two_movers_move_each_job_once(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     async with running_mover(connection, queue) as one, running_mover(connection, queue) as other:
@@ -92,6 +93,7 @@ async def _store_as_mover(connection: NatsPyConnection, name: str) -> None:
         await connection.client.jetstream().publish(subject, message.data, headers=headers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", ["100ms", "2m"])
 @pytest.mark.parametrize("is_done", [False, True])
 @pytest.mark.parametrize("archive", [True, False])
@@ -311,6 +313,7 @@ async def test_a_mover_refuses_a_consumer_that_another_tool_has_edited(
     assert await _bodies(connection, name) == {b"job": 1}
 
 
+@pytest.mark.slow
 async def test_a_mover_stores_no_job_that_it_gets_without_its_body(connection: NatsPyConnection, name: str) -> None:
     """Another tool edits the consumer while the mover runs."""
     queue = await make_queue(connection, name, schedules=True)
@@ -448,6 +451,7 @@ async def test_what_a_mover_needs_is_refused_with_what_to_do(connection: NatsPyC
         await move_due_jobs(connection, small_queue(name, schedules=True))
 
 
+@pytest.mark.slow
 async def test_only_the_role_mover_takes_jobs_that_are_due() -> None:
     queue = small_queue("orders", schedules=True)
     policies = [permissions(queue, role) for role in ("publisher", "scheduler", "worker", "mover")]
@@ -474,6 +478,7 @@ def _settings_of(server: NatsServer, policy: Policy) -> ConnectionSettings:
     return connection_settings({"servers": (server.url,), "timeout": 5, **user})
 
 
+@pytest.mark.slow
 async def test_the_command_moves_jobs_and_ends_cleanly(own_nats: NatsServer, name: str, tmp_path: Path) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queues = [await make_queue(connection, f"{name}{end}", schedules=True) for end in "ab"]

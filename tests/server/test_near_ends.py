@@ -74,6 +74,7 @@ async def test_it_ends_where_nobody_has_begun_a_job(connection: NatsPyConnection
     assert not await stays(connection, queue, WaitReport({1, 2, 3}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ended", "near"), [(2, True), (1, False)])
 async def test_it_goes_by_the_pace_where_some_jobs_have_ended(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, *, ended: int, near: bool

@@ -103,6 +103,7 @@ async def do_all(connection: NatsPyConnection, queue: WorkQueue, count: int) -> 
         await message.ack_sync()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("events", [True, False])
 @pytest.mark.parametrize("done", [True, False])
 async def test_a_run_that_was_deleted_and_made_again_publishes_its_jobs(
@@ -127,6 +128,7 @@ async def test_a_run_made_again_with_the_same_start_is_another_one_as_dag_test_m
         assert await counts(queue, Try().retried()) == ([[first, first + 1]], 2)
 
 
+@pytest.mark.slow
 async def test_two_deployments_have_their_own_jobs_however_their_tries_alternate(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -95,6 +95,7 @@ NAMED: dict[str, dict[str, Any]] = {
 NOT_SCANNED = {"max_waiting", "max_expires"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", NAMED)
 async def test_what_other_tools_set_on_a_consumer_is_named(
     connection: NatsPyConnection,
@@ -138,7 +139,7 @@ def named_after(value: Any, name: str) -> Any:
     return value.replace("{name}", name) if isinstance(value, str) else value
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("field", STREAM)
 async def test_what_other_tools_set_on_a_stream_is_named(
     connection: NatsPyConnection,
@@ -174,6 +175,7 @@ async def test_what_other_tools_set_on_a_stream_is_named(
         assert says(note for step in planned.steps for note in step.notes)
 
 
+@pytest.mark.slow
 async def test_a_marker_of_an_expired_job_is_no_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,6 +214,7 @@ async def test_a_marker_of_an_expired_job_is_no_job(
     assert (await find_dead_letters(connection, queue)).letters == ()
 
 
+@pytest.mark.slow
 async def test_a_queue_that_other_streams_feed_is_discovered_provisioned_and_worked(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -285,6 +288,7 @@ async def test_filters_are_compared_with_what_is_stored(
     ]
 
 
+@pytest.mark.slow
 async def test_a_filter_that_matches_nothing_is_named_by_lint_and_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

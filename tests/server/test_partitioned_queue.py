@@ -41,6 +41,7 @@ async def _by_hand(connection: NatsPyConnection, name: str, *partitions: int) ->
         await connection.api(f"CONSUMER.CREATE.{name}.worker-{number}.{name}.{number}.>", body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4, 10, 97])
 async def test_the_partition_function_of_the_server_agrees(connection: NatsPyConnection, name: str, count: int) -> None:
     transform = {"src": f"{name}.*.*", "dest": f"{name}.{{{{partition({count},1,2)}}}}.{{{{wildcard(1)}}}}"}

@@ -70,6 +70,7 @@ async def test_a_message_is_acknowledged_after_its_event_is_stored(connection: N
     }
 
 
+@pytest.mark.slow
 async def test_watchers_of_one_consumer_share_one_pull_and_each_gets_every_message(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -230,6 +231,7 @@ BENIGN: dict[str, bytes] = {
 }
 
 
+@pytest.mark.slow
 async def test_hostile_messages_are_passed_on_as_text(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT)
     bodies = HOSTILE | BENIGN
@@ -288,6 +290,7 @@ async def test_a_large_message_without_a_copy_is_a_dead_letter(connection: NatsP
     assert "raise max_size, or declare an archive" in str(death.explanation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_flight", [-1, 1_024, 5_000])
 async def test_a_consumer_that_could_overflow_a_watcher_is_refused_until_it_is_corrected(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture, in_flight: int

@@ -96,6 +96,7 @@ def small_consumer() -> dict[str, Any]:
     return {"name": "worker", "max_deliver": 2, "backoff": ["5s"]}
 
 
+@pytest.mark.slow
 @POLICIES
 @pytest.mark.parametrize("fallbacks", [(), (LOW,)], ids=["one lane", "two lanes"])
 async def test_a_worker_pulls_in_the_group_of_its_consumer(
@@ -127,6 +128,7 @@ class Hands:
         return handle
 
 
+@pytest.mark.slow
 async def test_a_consumers_own_worker_is_served_before_a_fallback_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -200,6 +202,7 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_runs(
     assert len((await find_dead_letters(connection, queue)).letters) == 3
 
 
+@pytest.mark.slow
 @POLICIES
 async def test_entries_are_acknowledged_through_a_consumer_with_groups(
     connection: NatsPyConnection, name: str, policy: str

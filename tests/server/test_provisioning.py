@@ -205,6 +205,7 @@ async def test_a_consumer_with_another_ack_policy_is_refused(connection: Connect
     assert await _configs(connection, name) == before
 
 
+@pytest.mark.slow
 async def test_concurrent_provisioning_succeeds(settings: ConnectionSettings, name: str) -> None:
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(4)]

@@ -114,6 +114,7 @@ async def test_a_job_whose_headers_are_conditions_on_the_queue_alone_has_no_copy
     assert await _archived(connection, name) == ["id", "first"]
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.11", "messages with a time to live")
 async def test_the_copy_of_a_job_with_a_time_to_live_has_the_same_one(connection: NatsPyConnection, name: str) -> None:
     queue = _queue(name)
@@ -140,6 +141,7 @@ async def test_jobs_of_an_atomic_batch_have_copies(connection: NatsPyConnection,
     assert await _archived(connection, name) == ["marker", "copy"]
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_stored_again_after_the_queue_forgot_its_id_has_a_copy_again(
     connection: NatsPyConnection, name: str
 ) -> None:

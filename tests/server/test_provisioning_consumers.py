@@ -42,6 +42,7 @@ _FILTERS: dict[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", _FILTERS)
 @pytest.mark.parametrize("before", _FILTERS)
 async def test_a_filter_is_changed_into_any_other_kind(

@@ -81,6 +81,7 @@ async def _stored(connection: NatsPyConnection) -> dict[str, int]:
     return {name: await stored_count(connection, name) for name in STREAMS}
 
 
+@pytest.mark.slow
 async def test_no_header_of_a_publisher_removes_or_places_anything_else(server: NatsServer) -> None:
     settings = connection_settings({"servers": (server.url,), "user": "admin", "password": _SECRET})
     async with connect(settings) as connection:
@@ -126,6 +127,7 @@ async def _copied(connection: NatsPyConnection) -> bool:
     return [await stored_count(connection, f"{queue.name}-archive") for queue in (QUEUE, OTHER)] == [3, 3]
 
 
+@pytest.mark.slow
 async def test_who_may_schedule_places_jobs_on_the_subjects_of_the_queue_only(server: NatsServer) -> None:
     settings = connection_settings({"servers": (server.url,), "user": "admin", "password": _SECRET})
     async with connect(settings) as connection:

@@ -79,6 +79,7 @@ async def test_a_callback_that_fails_costs_its_message_only(connection: NatsPyCo
     assert received == others == [b"a", b"bad", b"b"]
 
 
+@pytest.mark.slow
 async def test_a_raw_subscription_outlives_the_loss_of_its_connection(own_nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 30})) as connection:
         received: list[bytes] = []

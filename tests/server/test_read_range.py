@@ -46,6 +46,7 @@ async def test_a_range_is_read(connection: NatsPyConnection, name: str) -> None:
     assert await read_sequences(connection, name, start=99, stop=1_000) == [99, 100]
 
 
+@pytest.mark.slow
 async def test_other_subjects_and_deleted_messages_are_skipped(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name, ["a" if number % 7 == 0 else "b" for number in range(1, 501)])
     matching = [number for number in range(1, 501) if number % 7 == 0]

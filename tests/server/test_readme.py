@@ -122,6 +122,7 @@ def test_the_dag_has_its_two_tasks_in_a_row(dag_block: dict[str, Any]) -> None:
     assert len(_readme_block("A DAG").split("\n\n")[-1].splitlines()) <= 10
 
 
+@pytest.mark.slow
 async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
     dag_block: dict[str, Any], connection: NatsPyConnection, name: str
 ) -> None:
@@ -191,7 +192,7 @@ def test_the_session_without_airflow_prints_what_it_did(nats: NatsServer) -> Non
     assert "0 dead letters" in done.stdout
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 async def test_the_code_of_a_page_runs(
     page: str, own_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
 from testbed.face import take_snapshot
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 
+@pytest.mark.slow
 async def test_a_death_after_the_count_makes_no_consumer_inconsistent(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await publish_jobs(connection, queue, "abc")

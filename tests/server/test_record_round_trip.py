@@ -24,6 +24,7 @@ async def stored(connection: NatsPyConnection, stream: str, sequence: int) -> St
     return message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", bytes(range(256))], ids=["empty", "binary"])
 @pytest.mark.parametrize(
     "headers",

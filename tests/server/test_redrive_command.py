@@ -118,6 +118,7 @@ async def test_ctrl_c_stops_a_redrive_which_goes_on_and_brings_each_letter_back_
     assert done == dict.fromkeys(bodies, 1)
 
 
+@pytest.mark.slow
 async def test_a_redrive_right_after_a_death_says_until_when_it_waits(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:

@@ -66,6 +66,7 @@ async def three_kinds(connection: NatsPyConnection, name: str, **fields: Any) ->
     return queue
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("fields", [{}, {"deny_delete": True}, {"discard": "new", "max_msgs": 6}])
 async def test_all_letters_of_all_consumers_are_requeued_in_place(
@@ -92,6 +93,7 @@ async def test_all_letters_of_all_consumers_are_requeued_in_place(
     assert await stored_count(connection, name) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_is_no_dead_letter_is_reported_once_and_not_delivered_again(
     connection: NatsPyConnection, name: str
@@ -105,6 +107,7 @@ async def test_a_job_that_is_no_dead_letter_is_reported_once_and_not_delivered_a
         assert await acknowledge_jobs(connection, queue, len(sequences), consumer=kind) == sequences
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
@@ -140,6 +143,7 @@ async def test_jobs_in_flight_prevent_the_reset(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("in_flight", [1, 3])
 async def test_jobs_that_die_while_their_workers_are_waited_for_are_reported_and_recorded(
@@ -165,6 +169,7 @@ async def at_once(*_: object) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_no_letter_is_delivered_before_its_ack_wait_has_passed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
@@ -176,6 +181,7 @@ async def test_no_letter_is_delivered_before_its_ack_wait_has_passed(connection:
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("moment", ["_wait_until_idle", "record"])
 async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paused(
@@ -206,6 +212,7 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("minutes", [1, 60])
 async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnection, name: str, minutes: int) -> None:
@@ -219,6 +226,7 @@ async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnect
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_pause_that_a_killed_redrive_left_is_not_restored(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
@@ -228,6 +236,7 @@ async def test_a_pause_that_a_killed_redrive_left_is_not_restored(connection: Na
     assert not await paused(connection, queue)
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnection, name: str) -> None:
     queue = await three_kinds(connection, name)
@@ -244,6 +253,7 @@ async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnec
         assert len(await acknowledge_jobs(connection, queue, 2, consumer=kind)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
@@ -263,6 +273,7 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_letters_that_cannot_be_recorded_are_not_requeued(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order_key", "keys"),
     [

@@ -45,6 +45,7 @@ async def records(connection: NatsPyConnection, queue: WorkQueue, sequence: int)
     return await audit.last_record(sequence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminated", [False, True])
 async def test_letters_that_fit_are_changed_and_the_others_stay_byte_for_byte(
     connection: NatsPyConnection, name: str, *, terminated: bool
@@ -89,6 +90,7 @@ async def test_letters_that_fit_are_changed_and_the_others_stay_byte_for_byte(
     assert (record.why, record.who["person"]) == ("the bank wants EUR", "Ann")
 
 
+@pytest.mark.slow
 async def test_a_letter_that_a_patch_does_not_change_comes_back_as_it_is(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -104,6 +106,7 @@ async def test_a_letter_that_a_patch_does_not_change_comes_back_as_it_is(
     assert (await records(connection, queue, 2)).changes is None
 
 
+@pytest.mark.slow
 async def test_a_redrive_that_goes_on_gets_its_patch_again(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, [b'{"a":1}', b'{"b":1}'])
@@ -121,6 +124,7 @@ async def test_a_redrive_that_goes_on_gets_its_patch_again(connection: NatsPyCon
     assert (await read_redrive(connection, queue, rest.redrive)).plan["patch"] == other
 
 
+@pytest.mark.slow
 async def test_a_patched_copy_that_is_too_large_is_not_brought_back_unchanged(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import (
     Protocol,
     RedriveRequest,
@@ -42,6 +44,7 @@ async def set_ack_wait(connection: NatsPyConnection, queue: WorkQueue, *, second
     await update_consumer(connection, queue.name, config | {"ack_wait": round(seconds * 1e9)})
 
 
+@pytest.mark.slow
 async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -92,6 +95,7 @@ async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     assert (len(report.redriven), len(report.parked), report.failed) == (8, 1, shown.failed)
 
 
+@pytest.mark.slow
 async def test_a_preview_counts_failures_beyond_those_it_names(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, map(str, range(120)))
@@ -104,6 +108,7 @@ async def test_a_preview_counts_failures_beyond_those_it_names(connection: NatsP
     assert (shown.as_json()["failed"], len(shown.as_json()["failures"])) == (120, 20)
 
 
+@pytest.mark.slow
 async def test_a_preview_groups_by_the_requested_fields(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab", headers={"Airflow-Dag-Id": "shop"})

@@ -42,6 +42,7 @@ async def assert_refused(
     assert await letter_records(connection, queue) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "requested", "protocol"),
     [
@@ -73,6 +74,7 @@ async def test_the_queue_decides_how_letters_come_back(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 async def test_an_atomic_redrive_leaves_a_marker_that_is_no_job(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
     await make_dead_letters(connection, queue, "ab")
@@ -89,6 +91,7 @@ async def test_an_atomic_redrive_leaves_a_marker_that_is_no_job(connection: Nats
     assert (findings.letters, findings.undeliverable) == ((), 0)
 
 
+@pytest.mark.slow
 async def test_letters_that_cannot_be_stored_do_not_stop_the_others_of_their_batch(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -124,6 +127,7 @@ async def test_letters_that_cannot_be_stored_do_not_stop_the_others_of_their_bat
     assert await process_all(connection, queue) == {"unknown subject": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "protocol", "expected"),
     [
@@ -151,6 +155,7 @@ async def test_a_protocol_that_the_server_is_too_old_for_is_refused(
     assert await process_all(connection, queue) == {"a": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.12", "atomic batches")
 async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_says_why(
     connection: NatsPyConnection, name: str
@@ -194,6 +199,7 @@ async def test_a_consumer_whose_filter_matches_the_markers_excludes_batches(
     await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
     connection: NatsPyConnection, name: str
@@ -208,6 +214,7 @@ async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
+@pytest.mark.slow
 async def test_letters_go_to_another_subject_of_their_queue(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -217,6 +224,7 @@ async def test_letters_go_to_another_subject_of_their_queue(connection: NatsPyCo
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [Protocol.AUTO, Protocol.COPY])
 async def test_a_subject_without_a_consumer_is_refused(
     connection: NatsPyConnection, name: str, protocol: Protocol

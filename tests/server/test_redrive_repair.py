@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
 async def test_the_repaired_job_is_stored_and_the_audit_records_the_difference(
     connection: NatsPyConnection, name: str, protocol: Protocol
@@ -63,6 +64,7 @@ async def test_the_repaired_job_is_stored_and_the_audit_records_the_difference(
     }
 
 
+@pytest.mark.slow
 async def test_a_transform_that_raises_or_returns_an_invalid_repair_fails_only_its_letter(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -110,6 +112,7 @@ async def test_a_transform_that_raises_or_returns_an_invalid_repair_fails_only_i
     assert await process_all(connection, queue) == dict.fromkeys(jobs[:5], 1)
 
 
+@pytest.mark.slow
 async def test_text_that_utf_8_cannot_represent_is_repaired_and_recorded(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -129,6 +132,7 @@ async def test_text_that_utf_8_cannot_represent_is_repaired_and_recorded(
     }
 
 
+@pytest.mark.slow
 async def test_a_change_of_many_fields_still_fits_the_audit(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     body = json.dumps({f"field{number}": "x" * 50 for number in range(8_000)})

@@ -50,6 +50,7 @@ async def make_terminated(connection: NatsPyConnection, name: str, **fields: Any
     return queue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "stored"), [({}, 2), ({"atomic_redrive": True}, 1)])
 async def test_only_as_many_terminated_letters_come_back_as_max_msgs_allows(
     connection: NatsPyConnection, name: str, fields: dict[str, Any], stored: int
@@ -72,6 +73,7 @@ async def test_only_as_many_terminated_letters_come_back_as_max_msgs_allows(
     assert stored == LETTERS
 
 
+@pytest.mark.slow
 async def test_only_as_many_terminated_letters_come_back_as_max_bytes_allows(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -84,6 +86,7 @@ async def test_only_as_many_terminated_letters_come_back_as_max_bytes_allows(
     assert await process_all(connection, queue) == dict.fromkeys([*JOBS, *DEAD[: len(report.redriven)]], 1)
 
 
+@pytest.mark.slow
 async def test_stored_letters_come_back_one_after_the_other_where_there_is_room_for_one(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -95,6 +98,7 @@ async def test_stored_letters_come_back_one_after_the_other_where_there_is_room_
     assert await process_all(connection, queue) == dict.fromkeys("abcdexyz", 1)
 
 
+@pytest.mark.slow
 async def test_a_copy_drops_only_its_own_original_of_its_subject(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, discard="old")
     await make_dead_letters(connection, queue, "ab", kind="one")
@@ -106,6 +110,7 @@ async def test_a_copy_drops_only_its_own_original_of_its_subject(connection: Nat
     assert await process_all(connection, queue) == dict.fromkeys(["a", "b", "c", "live"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("discard", ["old", "new"])
 async def test_a_copy_that_would_drop_a_live_job_of_its_subject_is_refused(
     connection: NatsPyConnection, name: str, discard: str

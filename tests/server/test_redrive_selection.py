@@ -65,6 +65,7 @@ async def five_letters(connection: NatsPyConnection, name: str) -> WorkQueue:
     return queue
 
 
+@pytest.mark.slow
 async def test_letters_are_selected_by_each_field(connection: NatsPyConnection, name: str) -> None:
     queue = await five_letters(connection, name)
     letters = {letter.sequence: letter for letter in (await find_dead_letters(connection, queue)).letters}
@@ -103,6 +104,7 @@ async def drain_of(connection: NatsPyConnection, queue: WorkQueue, consumer: str
     return len(messages)
 
 
+@pytest.mark.slow
 async def test_sequences_that_the_rest_of_the_selection_excludes_are_named(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -124,6 +126,7 @@ async def test_sequences_that_the_rest_of_the_selection_excludes_are_named(
     assert await process_all(connection, queue) == {"c": 1}
 
 
+@pytest.mark.slow
 async def test_vanished_letters_come_back_only_when_they_are_selected(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -151,6 +154,7 @@ async def with_undeliverable(connection: NatsPyConnection, name: str, **fields: 
     return queue
 
 
+@pytest.mark.slow
 async def test_selected_undeliverable_jobs_are_redriven_to_a_subject_with_a_consumer(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -172,6 +176,7 @@ async def test_selected_undeliverable_jobs_are_redriven_to_a_subject_with_a_cons
     assert await stored_count(connection, name) == 0
 
 
+@pytest.mark.slow
 async def test_undeliverable_jobs_can_be_parked(connection: NatsPyConnection, name: str) -> None:
     queue = await with_undeliverable(connection, name)
     report = await redrive_dead_letters(connection, queue, RedriveRequest(UNDELIVERABLE, max_redrives=0))

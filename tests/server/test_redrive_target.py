@@ -52,6 +52,7 @@ async def make_queues(connection: NatsPyConnection, name: str, **fields: Any) ->
     return await make_queue(connection, name), await make_queue(connection, f"{name}-other", **fields)
 
 
+@pytest.mark.slow
 async def test_letters_become_jobs_of_another_queue_and_keep_their_identity(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -123,6 +124,7 @@ async def test_the_room_of_the_target_counts(connection: NatsPyConnection, name:
     assert dict((await redrive_dead_letters(connection, queue, to(other))).redriven) == {3: 4, 4: 5}
 
 
+@pytest.mark.slow
 async def test_copies_have_the_size_that_the_target_takes(connection: NatsPyConnection, name: str) -> None:
     queue, other = await make_queues(connection, name, max_msg_size=300)
     await make_dead_letters(connection, queue, ["a" * 290, "b"])
@@ -190,6 +192,7 @@ async def test_a_target_that_changes_subjects_or_only_mirrors_is_refused(
     assert dict((await redrive_dead_letters(connection, queue, to(other, "fast"))).redriven) == {1: 1}
 
 
+@pytest.mark.slow
 async def test_a_repair_names_subjects_of_the_target(connection: NatsPyConnection, name: str) -> None:
     queue, other = await make_queues(connection, name)
     await make_dead_letters(connection, queue, "abc")
@@ -203,6 +206,7 @@ async def test_a_repair_names_subjects_of_the_target(connection: NatsPyConnectio
     assert await process_all(connection, other) == {"a": 1}
 
 
+@pytest.mark.slow
 async def test_the_ends_of_the_new_jobs_are_awaited_in_the_target(connection: NatsPyConnection, name: str) -> None:
     queue, other = await make_queues(connection, name)
     await publish_jobs(connection, other, ["live"])
@@ -217,6 +221,7 @@ async def test_the_ends_of_the_new_jobs_are_awaited_in_the_target(connection: Na
     assert (await wait(connection, cursor, report.awaited_sequences())).completed == {2, 3}
 
 
+@pytest.mark.slow
 async def test_an_interrupted_redrive_to_a_target_goes_on(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +245,7 @@ async def test_an_interrupted_redrive_to_a_target_goes_on(
     assert await stored_count(connection, name) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", ["own queue", "target", "parked"])
 async def test_a_new_job_that_was_stored_but_not_recorded_is_found_in_the_target(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: str
@@ -263,6 +269,7 @@ async def test_a_new_job_that_was_stored_but_not_recorded_is_found_in_the_target
     assert await stored_count(connection, name) == 0
 
 
+@pytest.mark.slow
 async def test_the_page_shows_no_record_of_a_letter_of_another_queue(connection: NatsPyConnection, name: str) -> None:
     queue, other = await make_queues(connection, name)
     await make_dead_letters(connection, other, "x")
@@ -275,6 +282,7 @@ async def test_the_page_shows_no_record_of_a_letter_of_another_queue(connection:
     assert await read_records(letter, await open_audit(connection, other)) == []
 
 
+@pytest.mark.slow
 async def test_the_task_that_published_a_job_is_known_in_the_target(connection: NatsPyConnection, name: str) -> None:
     queue, other = await make_queues(connection, name)
     origin = Origin("dag", "run", "task", 3)
@@ -288,6 +296,7 @@ async def test_the_task_that_published_a_job_is_known_in_the_target(connection: 
     assert [letter.origin for letter in (await find_dead_letters(connection, other)).letters] == [origin]
 
 
+@pytest.mark.slow
 async def test_the_letters_own_queue_as_the_target_is_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])

@@ -118,6 +118,7 @@ async def test_finding_two_dead_letters_takes_at_most_ten_requests(
     assert len(subjects) <= 10
 
 
+@pytest.mark.slow
 async def test_jobs_in_flight_take_one_request_more_that_says_since_when_the_server_has_been_up(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ async def test_jobs_in_flight_take_one_request_more_that_says_since_when_the_ser
     assert [subject for subject in rest if f"{name}-audit" in subject] == [uptime]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 9])
 async def test_the_letters_of_two_tasks_take_five_requests_and_three_for_each_letter_and_one_for_each_task(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, count: int
@@ -181,6 +183,7 @@ def without_operation(subjects: list[str]) -> list[str]:
     return [re.sub(r"(?<=intents\.)[0-9a-f]{32}$|(?<=redrives\.)[0-9T]+-[0-9a-f]{8}$", "*", s) for s in subjects]
 
 
+@pytest.mark.slow
 async def test_redriving_two_dead_letters_takes_at_most_twenty_nine_requests(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +212,7 @@ async def test_redriving_two_dead_letters_takes_at_most_twenty_nine_requests(
     assert len(subjects) <= 29
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 20])
 async def test_a_redrive_takes_one_message_for_the_intents_of_a_batch(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, count: int
@@ -221,6 +225,7 @@ async def test_a_redrive_takes_one_message_for_the_intents_of_a_batch(
     assert without_operation(subjects).count(f"audit.{name}.intents.*") == 1
 
 
+@pytest.mark.slow
 async def test_a_redrive_that_waits_for_workers_reads_the_consumers_and_proves_the_letters_once_more(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

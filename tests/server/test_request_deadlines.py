@@ -63,6 +63,7 @@ async def test_nothing_that_is_requested_while_the_connection_is_lost_is_sent_la
         assert await stored_count(connection, name) == 3
 
 
+@pytest.mark.slow
 async def test_a_read_waits_until_the_connection_is_restored(nats: NatsServer, name: str) -> None:
     async with through_proxy(nats) as (proxy, connection):
         await make_queue(connection, name)
@@ -108,6 +109,7 @@ async def test_a_silent_connection_with_tls_is_ended_and_restored(tmp_path: Path
                 assert connection.reconnects == 1
 
 
+@pytest.mark.slow
 async def test_a_read_that_is_not_answered_leaves_the_connection_alone(nats: NatsServer, name: str) -> None:
     async with through_proxy(nats) as (proxy, connection):
         await make_queue(connection, name)
@@ -119,6 +121,7 @@ async def test_a_read_that_is_not_answered_leaves_the_connection_alone(nats: Nat
         assert connection.reconnects == 0
 
 
+@pytest.mark.slow
 async def test_a_change_that_nobody_answers_leaves_a_connection_alone_that_is_alive(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -48,6 +48,7 @@ async def proxied(nats: NatsServer) -> AsyncIterator[tuple[TcpProxy, NatsPyConne
         yield proxy, connection
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.usefixtures("short_times")
 async def test_a_reset_whose_answer_is_late_is_found_to_be_done(
@@ -93,6 +94,7 @@ async def test_a_reset_that_never_arrives_leaves_the_consumer_paused_for_as_long
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_nothing_is_reset_in_a_pause_that_is_too_short(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch

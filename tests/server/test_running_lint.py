@@ -100,6 +100,7 @@ async def test_the_ack_wait_is_compared_with_the_times_of_handlers(
     assert [(warning.name, str(warning)) for warning in measured] == [(name_of_warning, sentence)]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_reports_progress_may_take_longer_than_the_ack_wait(
     connection: NatsPyConnection, name: str
 ) -> None:

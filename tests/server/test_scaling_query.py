@@ -66,6 +66,7 @@ async def test_live_work_counts_and_dead_letters_do_not(own_nats: NatsServer, na
             assert load_of_keda(own_nats, name, CONSUMER) == 3
 
 
+@pytest.mark.slow
 async def test_a_death_that_nobody_pulls_for_counts_until_the_first_pull(
     connection: NatsPyConnection, name: str
 ) -> None:

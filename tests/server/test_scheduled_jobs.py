@@ -72,6 +72,7 @@ async def _publish(
     return report
 
 
+@pytest.mark.slow
 async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their_schedules_removed(
     connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
@@ -162,6 +163,7 @@ async def test_schedules_outlive_a_kill_of_the_server(own_nats: NatsServer, name
             assert message.data == b"later"
 
 
+@pytest.mark.slow
 async def test_a_scheduled_job_that_a_worker_terminates_is_redriven_from_its_archive_copy(
     connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
@@ -184,6 +186,7 @@ async def _has_entry(connection: NatsPyConnection, queue: WorkQueue) -> bool:
     return bool((await find_dead_letters(connection, queue)).letters)
 
 
+@pytest.mark.slow
 async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(
     connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:
@@ -200,6 +203,7 @@ async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(
     assert [letter.body for letter in findings.letters] == [b"poison"]
 
 
+@pytest.mark.slow
 async def test_an_existing_queue_gets_schedules_and_keeps_them_when_the_flag_is_dropped(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -47,6 +47,7 @@ async def queue_of(server: NatsServer) -> WorkQueue:
     return queue
 
 
+@pytest.mark.slow
 async def test_a_worker_that_gets_too_few_subscriptions_ends_at_once(own_nats: NatsServer) -> None:
     queue = await queue_of(own_nats)
     ran: list[Any] = []
@@ -132,6 +133,7 @@ async def test_requests_beyond_the_limit_fail_at_once(own_nats: NatsServer) -> N
             await asyncio.wait_for(connection.request_batch("$JS.API.INFO", b""), SOON)
 
 
+@pytest.mark.slow
 async def test_a_server_with_as_many_connections_as_it_takes_is_transient(own_nats: NatsServer) -> None:
     own_nats.config = "max_connections: 1"
     own_nats.restart()
@@ -144,6 +146,7 @@ async def test_a_server_with_as_many_connections_as_it_takes_is_transient(own_na
             NatsSocket(settings_of(own_nats, timeout=1))
 
 
+@pytest.mark.slow
 async def test_another_port_of_the_server_is_a_wrong_address(own_nats: NatsServer) -> None:
     (number,) = free_ports(1)
     own_nats.config = f'leafnodes {{ listen: "127.0.0.1:{number}" }}'
@@ -178,6 +181,7 @@ def test_every_report_of_the_server_is_known_as_what_it_is() -> None:
     assert error_kind("something new") is None
 
 
+@pytest.mark.slow
 async def test_credentials_that_expire_in_time_are_refused_and_a_slow_handshake_is_not() -> None:
     assert is_refusal("'User Authentication Expired'")
     assert not is_refusal("'Authentication Timeout'")

@@ -162,6 +162,7 @@ async def test_the_table_has_every_field_that_a_server_reports(version: str) -> 
         assert known - reported[kind] <= unset[kind]
 
 
+@pytest.mark.slow
 async def test_the_table_has_every_field_of_a_cluster() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls})) as connection:

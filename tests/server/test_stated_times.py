@@ -51,7 +51,7 @@ async def publish_advisory(
     )
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.IN_PLACE])
 @pytest.mark.parametrize("timestamp", TIMES)
 async def test_an_advisory_of_any_date_neither_stops_nor_delays_anything(
@@ -103,7 +103,7 @@ async def test_a_record_of_any_date_neither_stops_nor_delays_anything(
     assert report.failed == {}
 
 
-@pytest.mark.slow_after(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("time", [b"", b"x", b"9999-12-31T23:59:59Z", b"2026-01-01T00:00:00", b"2099-01-01T00:00:00Z"])
 @pytest.mark.parametrize("sequence", [b"5", b"9" * 5_000, b"x"])
 async def test_a_forged_copy_in_the_archive_hides_no_other(

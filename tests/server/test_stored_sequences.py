@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 
+@pytest.mark.slow
 async def test_stored_sequences_are_read_without_messages(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -34,6 +35,7 @@ async def test_stored_sequences_are_read_without_messages(
     assert ([sequence for sequence in range(10) if sequence in stored], stored.exact) == ([3, 4, 5, 6, 7], False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counted", ["by sequences", "one by one"])
 @pytest.mark.parametrize("busy", [False, True])
 async def test_letters_are_counted_equally_by_sequences_and_one_by_one(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 TAIL = "airflow_provider_jetstream.jetstream.client.stream_tail"
 
 
+@pytest.mark.slow
 async def test_messages_that_are_lost_on_their_way_are_read_again(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

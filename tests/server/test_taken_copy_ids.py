@@ -95,6 +95,7 @@ async def _copies(connection: NatsPyConnection, queue: WorkQueue, foreign: int) 
     return [(job.data, job.header("Kind")) for job in jobs if job.sequence != foreign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _FOREIGN)
 async def test_a_letter_whose_new_id_is_taken_is_redriven_at_once(
     connection: NatsPyConnection, name: str, what: str
@@ -119,6 +120,7 @@ async def test_so_is_one_whose_new_job_is_stored_in_a_batch(
     assert await _copies(connection, queue, foreign) == [(b"true", "one")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False])
 async def test_a_foreign_job_that_is_done_is_not_taken_for_the_new_one(
     connection: NatsPyConnection, name: str, *, archive: bool
@@ -131,6 +133,7 @@ async def test_a_foreign_job_that_is_done_is_not_taken_for_the_new_one(
     assert await _copies(connection, queue, foreign) == [(b"true", "one")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False])
 @pytest.mark.parametrize("what", ["the body", "the subject", "an empty body"])
 async def test_nor_is_one_that_came_and_was_done_after_the_redrive_began(
@@ -152,6 +155,7 @@ async def test_nor_is_one_that_came_and_was_done_after_the_redrive_began(
     assert await _copies(connection, queue, foreign[0]) == [(b"true", "one")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("archive", [True, False])
 async def test_nor_is_one_that_came_and_was_done_after_the_redrive_was_killed(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, *, archive: bool
@@ -178,6 +182,7 @@ async def test_of_many_letters_the_one_whose_id_is_taken_comes_back_too(
     assert sorted(body for body, _ in await _copies(connection, queue, foreign)) == [b"b", b"c", b"true"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", _FOREIGN)
 async def test_a_recovery_takes_no_foreign_job_for_the_new_one(
     connection: NatsPyConnection, name: str, what: str, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +196,7 @@ async def test_a_recovery_takes_no_foreign_job_for_the_new_one(
     assert await _copies(connection, queue, foreign) == [(b"true", "one")]
 
 
+@pytest.mark.slow
 async def test_a_recovery_finds_the_new_job_under_its_other_id(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +213,7 @@ async def test_a_recovery_finds_the_new_job_under_its_other_id(
     assert {len(message_id) for message_id in ids} == {len(ids.pop())}
 
 
+@pytest.mark.slow
 async def test_a_recovery_repeats_nothing_where_the_new_job_under_its_other_id_is_done(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +226,7 @@ async def test_a_recovery_repeats_nothing_where_the_new_job_under_its_other_id_i
     assert b"true" not in [job.data for job in await stream_messages(connection, name) if job.sequence > foreign]
 
 
+@pytest.mark.slow
 async def test_a_recovery_finds_a_repaired_job_whatever_the_request_says_now(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

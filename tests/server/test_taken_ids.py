@@ -142,6 +142,7 @@ _FORGED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("result", [None, {"ok": 1}], ids=["plain", "result"])
 @pytest.mark.parametrize(
     ("user", "subject"),
@@ -165,6 +166,7 @@ async def test_completions_are_stored_whoever_has_taken_their_ids(
     assert [message.subject.rpartition(".")[2] for message in stored] == [str(sequence) for sequence in sequences]
 
 
+@pytest.mark.slow
 async def test_the_end_of_a_cancelled_job_is_stored_whoever_has_taken_its_id(
     admin: NatsPyConnection, server: NatsServer, queue: WorkQueue
 ) -> None:
@@ -180,6 +182,7 @@ async def test_the_end_of_a_cancelled_job_is_stored_whoever_has_taken_its_id(
     )
 
 
+@pytest.mark.slow
 async def test_the_end_of_a_job_of_an_earlier_stream_is_none_of_the_new_one_also_under_another_id(
     admin: NatsPyConnection, server: NatsServer, queue: WorkQueue
 ) -> None:
@@ -211,6 +214,7 @@ async def test_the_end_of_a_job_of_an_earlier_stream_is_none_of_the_new_one_also
         await job.ack_sync()
 
 
+@pytest.mark.slow
 async def test_a_record_is_stored_before_its_job_is_terminated_whoever_has_taken_its_id(
     admin: NatsPyConnection, server: NatsServer, queue: WorkQueue
 ) -> None:
@@ -245,6 +249,7 @@ async def test_a_scan_stores_its_copies_whoever_has_taken_their_ids(
     assert await last_message(admin, f"{queue.name}-dead", f"dead.{queue.name}._.{sequence}")
 
 
+@pytest.mark.slow
 async def test_a_redrive_is_recorded_whoever_has_taken_the_ids_of_its_records(
     admin: NatsPyConnection, server: NatsServer, queue: WorkQueue
 ) -> None:
@@ -261,6 +266,7 @@ async def test_a_redrive_is_recorded_whoever_has_taken_the_ids_of_its_records(
     assert [job.data for job in await pull_jobs(admin, queue, 2)] == [b"0", b"1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["same subject", "other subject", "done"])
 async def test_no_letter_is_lost_to_a_message_under_the_id_of_its_copy(
     admin: NatsPyConnection, server: NatsServer, queue: WorkQueue, kind: str

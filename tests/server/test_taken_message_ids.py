@@ -88,7 +88,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow_after(8)
+@pytest.mark.slow
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("archive", [False, True])
@@ -112,6 +112,7 @@ async def test_jobs_whose_message_ids_are_taken_are_stored(
     assert own[report.sequences[0]].header("Job-Id") == "p1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["acknowledged", "purged", "deleted", "expired"])
 async def test_a_message_that_took_an_id_before_the_task_began_and_is_gone_is_nobody_s_job(
     connection: NatsPyConnection, name: str, how: str
@@ -146,6 +147,7 @@ async def cut_off(connection: NatsPyConnection, queue: WorkQueue, jobs: Sequence
     await publish_until_killed(connection, queue, jobs[:count], ORIGIN, subject=f"{queue.name}.jobs.x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("window", ["2m", "100ms"])
 async def test_ids_that_are_taken_between_two_tries_are_no_jobs_of_the_first(
@@ -222,6 +224,7 @@ async def test_a_job_of_which_nothing_tells_what_became_is_not_verified_and_neve
     assert (list(report.sequences), report.duplicates) == ([2, 1], 2)
 
 
+@pytest.mark.slow
 async def test_a_completion_makes_a_job_that_is_gone_the_tasks_own(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
     await cut_off(connection, queue, [b"pay", Job(b"named", id="n")], 2)
@@ -287,6 +290,7 @@ async def test_jobs_without_ids_of_a_program_are_new_ones_at_each_call(connectio
         assert (list(report.sequences), report.duplicates) == ([2 * number - 1, 2 * number], 0)
 
 
+@pytest.mark.slow
 async def test_hook_and_operator_store_jobs_whose_ids_are_taken(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

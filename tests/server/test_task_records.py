@@ -86,6 +86,7 @@ async def removable(connection: NatsPyConnection, queue: WorkQueue) -> int:
     return await remove_unneeded_manifests(connection, queue)
 
 
+@pytest.mark.slow
 async def test_a_record_outlives_the_events_and_is_stored_once(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, **forgetful(name))
     await connection.client.jetstream().publish(f"completed.{name}.worker.1", b"an end")
@@ -171,6 +172,7 @@ async def is_empty(connection: NatsPyConnection, stream: str) -> bool:
     return await stored_count(connection, stream) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_margin")
 async def test_a_record_is_kept_while_the_archive_names_the_task(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=True, **forgetful(name))
@@ -243,6 +245,7 @@ async def test_tasks_remove_the_records_of_others_that_nothing_needs(
     assert await resolved(connection, queue) == {OTHER.key: OTHER}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_margin")
 async def test_provisioning_removes_the_records_that_nothing_needs(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False, **forgetful(name))
@@ -254,6 +257,7 @@ async def test_provisioning_removes_the_records_that_nothing_needs(connection: N
     assert await subject_counts(connection, f"{name}-events", manifest_filter(name)) == {}
 
 
+@pytest.mark.slow
 async def test_a_redrive_leaves_the_log_of_a_task_that_waits_as_it_is(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     log = Manifest(connection, queue, ORIGIN)
@@ -315,6 +319,7 @@ async def test_an_older_server_is_warned_of(
     assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"deny_delete": True}, {"deny_purge": True}])
 async def test_events_that_allow_no_removal_are_no_error(
     connection: NatsPyConnection, name: str, change: dict[str, Any]
@@ -326,6 +331,7 @@ async def test_events_that_allow_no_removal_are_no_error(
     assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
 
 
+@pytest.mark.slow
 async def test_a_job_is_never_stored_before_its_task_is_known(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     seen: list[bool] = []

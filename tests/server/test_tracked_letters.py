@@ -154,6 +154,7 @@ async def test_after_a_gap_a_look_says_that_it_cannot_tell(
     assert not await letters.update(connection)
 
 
+@pytest.mark.slow
 async def test_entries_that_are_no_records_are_counted_as_unreadable_once(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -233,6 +234,7 @@ async def test_copies_that_the_server_has_lost_and_replaced_are_read(connection:
     assert (index.read_to, [len(entries) for _, entries in index.jobs()]) == (80, [2] * 40)
 
 
+@pytest.mark.slow
 async def test_an_entry_about_a_job_that_cannot_be_does_not_stop_the_ledger(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:

@@ -130,7 +130,7 @@ async def apply_change(connection: NatsPyConnection, name: str, change: Change) 
     return f"{name}{change.stream}"
 
 
-@pytest.mark.slow_after(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 async def test_scans_lint_and_page_name_each_change_until_it_is_provisioned_again(
     connection: NatsPyConnection, name: str, change: Change
@@ -155,7 +155,7 @@ async def test_scans_lint_and_page_name_each_change_until_it_is_provisioned_agai
     assert changes_in((await find_dead_letters(connection, await discover_queue(connection, name))).risks) == []
 
 
-@pytest.mark.slow_after(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["letters' subjects", "events' subjects", "audit's subjects", "max deliver"])
 @pytest.mark.parametrize("own_first", [True, False], ids=["own first", "the other first"])
 @pytest.mark.parametrize("wide", ["{}-advisory.>", "{}-reports.*.>"])
@@ -177,6 +177,7 @@ def changes_in(risks: Any) -> list[str]:
     return [str(risk) for risk in risks if risk.name == "not-as-declared"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["republish", "duplicate window", "subjects narrowed"])
 async def test_a_publisher_names_what_its_queue_lacks_without_another_request(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture, kind: str
@@ -197,6 +198,7 @@ async def test_a_publisher_names_what_its_queue_lacks_without_another_request(
     assert len([record for record in caplog.records if "isn't as declared" in record.getMessage()]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["max deliver", "sampling", "filter", "ack wait", "republish", "letters' subjects"])
 async def test_a_wait_names_what_its_queue_lacks_as_it_begins(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture, kind: str
@@ -214,6 +216,7 @@ async def test_a_wait_names_what_its_queue_lacks_as_it_begins(
     assert named(change.found, name) in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["max deliver", "ack wait", "backoff", "republish", "events' subjects", "letters' age"]
 )
@@ -268,6 +271,7 @@ async def test_a_declaration_that_has_changed_since_is_told_from_a_change_of_the
     assert "isn't as declared" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "note",
     ["{", "[]", "[" * 20_000, '{"name": 7}', '{"name": "other"}', '{"name": "{}", "max_msgs": 1e999}', "x" * 70_000],

@@ -64,6 +64,7 @@ async def redrive(connection: NatsPyConnection, queue: WorkQueue, **fields: Any)
     assert report.redriven or report.parked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 20], ids=["record", "range"])
 async def test_jobs_that_were_redriven_and_done_before_the_wait_are_completed_with_their_results(
     connection: NatsPyConnection, name: str, count: int
@@ -82,6 +83,7 @@ async def test_jobs_that_were_redriven_and_done_before_the_wait_are_completed_wi
     ]
 
 
+@pytest.mark.slow
 async def test_jobs_that_were_redriven_before_the_wait_and_are_done_while_it_lasts_are_completed(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -125,6 +127,7 @@ async def test_a_job_that_dies_and_is_redriven_while_others_are_awaited_is_compl
     assert report.completed == set(sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("died_again", ["", "died again"])
 async def test_a_job_that_was_redriven_twice_ends_as_its_last_copy(
     connection: NatsPyConnection, name: str, died_again: str
@@ -148,6 +151,7 @@ async def test_a_job_that_was_redriven_twice_ends_as_its_last_copy(
     assert (job.state, job.attempts) == ("dead", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_that_was_requeued_in_place_is_awaited_although_its_entry_is_kept(
     connection: NatsPyConnection, name: str
@@ -191,6 +195,7 @@ async def test_a_parked_job_is_dead_at_once_with_the_reason_and_completed_when_i
     assert (await ended(connection, cursor, sequences)).completed == set(sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("retention", "note"),
     [
@@ -249,6 +254,7 @@ async def test_a_job_that_was_redriven_into_a_queue_without_events_is_dead_and_t
     assert "expected events" in report.dead[1]
 
 
+@pytest.mark.slow
 async def test_a_handle_leads_to_the_copies_of_its_jobs(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     published = await publish_with_handle(connection, queue, ["a", "b"], subject=f"{name}.jobs.plain")
@@ -261,6 +267,7 @@ async def test_a_handle_leads_to_the_copies_of_its_jobs(connection: NatsPyConnec
     assert (report.completed, list(report.dead)) == ({1}, [2])
 
 
+@pytest.mark.slow
 async def test_without_an_audit_a_redriven_job_is_gone_as_before(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,6 +282,7 @@ async def test_without_an_audit_a_redriven_job_is_gone_as_before(
     assert f"Whether jobs of {name} were redriven isn't known" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_job_is_not_taken_for_one_of_an_earlier_queue_that_was_redriven(
     connection: NatsPyConnection, name: str
 ) -> None:

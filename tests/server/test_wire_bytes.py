@@ -66,6 +66,7 @@ async def delivered_subjects(connection: NatsPyConnection, queue: Any, count: in
     return {message.data: message.subject for message in messages}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
 async def test_a_job_comes_back_byte_by_byte(
     connection: NatsPyConnection, nats: NatsServer, name: str, protocol: Protocol
@@ -88,6 +89,7 @@ async def test_a_job_comes_back_byte_by_byte(
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 async def test_a_parked_job_comes_back_byte_by_byte(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
     queue = await make_queue(connection, name)
     subject = f"{name}.jobs.K\udcf6ln"
@@ -103,6 +105,7 @@ async def test_a_parked_job_comes_back_byte_by_byte(connection: NatsPyConnection
     assert await delivered_subjects(connection, queue, 1) == {b"odd": subject}
 
 
+@pytest.mark.slow
 async def test_a_line_that_hides_a_header_of_the_server_has_no_effect(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
@@ -208,6 +211,7 @@ async def test_the_archive_shows_the_exact_subject_of_a_job_that_used_up_its_del
     assert [letter.subject for letter in findings.letters] == [f"{name}.jobs.plain", f"{name}.jobs.plain", odd]
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.11", "the exact subject in direct gets")
 async def test_direct_gets_show_the_exact_subject(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **NO_ARCHIVE)
@@ -217,6 +221,7 @@ async def test_direct_gets_show_the_exact_subject(connection: NatsPyConnection, 
     assert [message.subject for message in await stream_messages(connection, name)] == [f"{name}.jobs.K\udcf6ln"]
 
 
+@pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_the_jobs_of_an_odd_subject_can_be_requeued_in_place(
     connection: NatsPyConnection, nats: NatsServer, name: str
@@ -244,6 +249,7 @@ async def test_an_odd_subject_whose_jobs_cannot_be_counted_drops_none(
     assert await process_all(connection, queue) == {"alive": 1}
 
 
+@pytest.mark.slow
 async def test_odd_subjects_among_events_stop_neither_a_waiter_nor_a_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str
 ) -> None:

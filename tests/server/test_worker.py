@@ -76,6 +76,7 @@ async def in_flight(connection: NatsPyConnection, queue: WorkQueue) -> int:
     return int((await consumer_info(connection, queue.name, "worker"))["num_ack_pending"])
 
 
+@pytest.mark.slow
 async def test_a_job_reaches_its_handler_with_everything_that_was_published(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -161,6 +162,7 @@ async def test_no_more_jobs_are_pulled_than_can_be_started(
     assert (gate.max_running, len(gate.jobs)) == (concurrency, 10)
 
 
+@pytest.mark.slow
 async def test_plain_functions_run_in_parallel_threads_up_to_the_concurrency(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -183,6 +185,7 @@ async def test_plain_functions_run_in_parallel_threads_up_to_the_concurrency(
     assert len(names) == slots
 
 
+@pytest.mark.slow
 async def test_a_job_starts_at_once_even_where_more_could_be_started(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -223,6 +226,7 @@ async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies
     assert await completion_count(connection, name) == 0
 
 
+@pytest.mark.slow
 async def test_a_failure_is_tried_again_at_once_where_its_handler_requests_that(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -241,6 +245,7 @@ async def test_a_failure_is_tried_again_at_once_where_its_handler_requests_that(
     assert (event["result"], event["deliveries"]) == (3, 3)
 
 
+@pytest.mark.slow
 async def test_a_completion_is_stored_with_its_worker_its_result_and_a_message_id(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -267,6 +272,7 @@ async def test_a_completion_is_stored_with_its_worker_its_result_and_a_message_i
     assert (message.header("Nats-Msg-Id") or "").startswith(f"done:{name}:1:")
 
 
+@pytest.mark.slow
 async def test_a_completion_is_also_published_on_the_jobs_advisory_subject(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -279,6 +285,7 @@ async def test_a_completion_is_also_published_on_the_jobs_advisory_subject(
     assert report == await completion(connection, queue, 1)
 
 
+@pytest.mark.slow
 async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -298,6 +305,7 @@ async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion
     assert report.headers == trace
 
 
+@pytest.mark.slow
 async def test_an_invalid_advisory_subject_does_not_fail_the_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -319,6 +327,7 @@ async def test_without_events_a_job_is_done_and_no_completion_is_stored(
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("result", "message"),
     [(object(), "Unable to serialize unknown type"), ("x" * 2_000_000, "return a reference instead of the data")],
@@ -358,6 +367,7 @@ async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
     assert (await completion(connection, queue, 1))["deliveries"] == 2
 
 
+@pytest.mark.slow
 async def test_a_redriven_job_is_completed_like_any_other(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from airflow_provider_jetstream.jetstream import WaitPolicy, cancel, find_dead_letters, take_cursor, wait
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 
+@pytest.mark.slow
 async def test_a_job_cancelled_before_it_starts_is_never_started(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -34,6 +37,7 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
     assert (await find_dead_letters(connection, queue)).letters == ()
 
 
+@pytest.mark.slow
 async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_later_one_of_its_id_is_new(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -166,6 +166,7 @@ async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_rea
     assert death.error_message == "expected the handler to be done within 0.3 s, found it running"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("header", "own", "seconds"), [("200ms", 30, 0.2), ("0.2", 30, 0.2), ("60", 0.2, 0.2), ("soon", 0.2, 0.2)]
 )
@@ -246,6 +247,7 @@ async def test_an_expired_job_is_not_started_and_becomes_a_dead_letter(
     assert await get_message(connection, name, 1) is None
 
 
+@pytest.mark.slow
 async def test_the_record_of_an_expired_job_proves_nothing_where_terminations_are_not_captured(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

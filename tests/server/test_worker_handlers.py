@@ -180,6 +180,7 @@ async def test_a_handler_annotated_with_a_model_gets_the_body_as_one_and_invalid
     assert "s3cret" not in "".join(explanations)
 
 
+@pytest.mark.slow
 async def test_an_async_handler_may_take_a_model_alone(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

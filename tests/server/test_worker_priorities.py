@@ -63,6 +63,7 @@ def empty(connection: NatsPyConnection, *refs: ConsumerRef) -> Callable[[], obje
     return is_empty
 
 
+@pytest.mark.slow
 @BOTH
 async def test_urgent_jobs_run_first_and_others_when_there_are_none(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
@@ -150,6 +151,7 @@ async def test_no_more_jobs_are_pulled_in_total_than_can_be_started(
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (20, 22)
 
 
+@pytest.mark.slow
 @BOTH
 async def test_a_job_of_any_consumer_starts_at_once_on_an_idle_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
@@ -173,6 +175,7 @@ async def test_a_job_of_any_consumer_starts_at_once_on_an_idle_worker(
             assert started[-1] - published < 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 20])
 @pytest.mark.parametrize("names", [(HIGH, LOW), (HIGH, "mid", LOW)], ids=["two consumers", "three consumers"])
 async def test_of_ten_jobs_at_least_one_is_of_each_consumer_that_has_jobs(
@@ -225,6 +228,7 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
     assert await completion_count(connection, low.queue.name) == 0
 
 
+@pytest.mark.slow
 @BOTH
 async def test_jobs_of_every_consumer_can_be_cancelled_before_and_while_they_run(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
@@ -253,6 +257,7 @@ async def test_jobs_of_every_consumer_can_be_cancelled_before_and_while_they_run
     assert (sorted(started), sorted(ended)) == (["high running", "low running"],) * 2
 
 
+@pytest.mark.slow
 async def test_a_stopped_worker_ends_promptly_without_pulling_more_jobs(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

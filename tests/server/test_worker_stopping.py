@@ -53,6 +53,7 @@ async def test_jobs_that_arrive_after_the_stop_are_handed_back_and_not_pulled_ag
     assert {job.attempt for job in jobs} <= {1, 2}
 
 
+@pytest.mark.slow
 async def test_a_worker_that_its_handler_stops_pulls_no_other_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -71,6 +72,7 @@ async def test_a_worker_that_its_handler_stops_pulls_no_other_job(
     assert (await consumer_info(connection, name, "worker"))["delivered"]["consumer_seq"] == 1
 
 
+@pytest.mark.slow
 async def test_a_job_that_arrives_after_the_stop_on_its_last_delivery_is_run_rather_than_handed_back(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -120,6 +122,7 @@ async def test_after_the_grace_time_a_cancelled_job_is_redelivered_at_once_and_o
         release.set()
 
 
+@pytest.mark.slow
 async def test_many_threads_that_go_on_after_the_stop_raise_no_error(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -38,6 +38,7 @@ async def test_every_urgent_job_is_started_before_any_other(
     assert started == [kind for kind in names for _ in range(100)]
 
 
+@pytest.mark.slow
 async def test_urgent_jobs_that_keep_coming_starve_the_others(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -60,6 +61,7 @@ async def test_urgent_jobs_that_keep_coming_starve_the_others(
     assert started == [HIGH] * 55 + [LOW] * 5
 
 
+@pytest.mark.slow
 async def test_a_job_of_any_consumer_starts_on_an_idle_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -76,6 +78,7 @@ async def test_a_job_of_any_consumer_starts_on_an_idle_worker(
             await eventually(lambda: started == expected, within=2)
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_has_all_its_jobs_in_flight_does_not_hold_up_the_others(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -81,6 +81,7 @@ async def test_a_process_records_the_same_digest_as_a_thread(
     assert records["thread"] == records["process"]
 
 
+@pytest.mark.slow
 async def test_letters_are_grouped_selected_and_parked_by_where_their_handler_failed(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:

@@ -51,6 +51,7 @@ def days(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return off
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("days")
 async def test_scans_redrives_and_previews_select_by_the_ages_that_letters_have_on_the_server(
     connection: NatsPyConnection, name: str
@@ -67,6 +68,7 @@ async def test_scans_redrives_and_previews_select_by_the_ages_that_letters_have_
     assert list((await redrive_dead_letters(connection, queue, RedriveRequest(selection=YOUNG))).redriven) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("days")
 async def test_waits_for_letters_select_by_the_ages_that_letters_have_on_the_server(
     connection: NatsPyConnection, name: str
@@ -89,6 +91,7 @@ async def test_waits_for_letters_select_by_the_ages_that_letters_have_on_the_ser
         task.cancel()
 
 
+@pytest.mark.slow
 async def test_a_worker_starts_and_expires_jobs_by_the_time_of_the_server(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, days: int
 ) -> None:

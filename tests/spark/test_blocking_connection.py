@@ -68,6 +68,7 @@ async def read(connection: Connection, name: str, subject: str = ">", *bounds: i
     return [message async for message in read_range(connection, name, subject, *bounds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direct", [True, False])
 async def test_every_reader_reads_the_same_range(
     blocking: BlockingConnection, settings: ConnectionSettings, name: str, *, direct: bool
@@ -84,6 +85,7 @@ async def test_every_reader_reads_the_same_range(
     ]
 
 
+@pytest.mark.slow
 async def test_reading_continues_after_an_answer_that_ends_early_for_its_size(
     blocking: BlockingConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -108,6 +110,7 @@ async def test_reading_continues_after_an_answer_that_ends_early_for_its_size(
     assert await run(blocking, read_prefetched()) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("sequences", [range(200, 400), range(1, COUNT + 10, 17)])
 async def test_prefetched_messages_equal_the_stored_ones_and_are_dropped_afterwards(
@@ -151,6 +154,7 @@ async def test_an_answer_with_another_spelling_is_decoded_as_json(blocking: Bloc
     assert (message.subject, json.loads(message.data)) == (subject, {"not": "plain"})
 
 
+@pytest.mark.slow
 async def test_requests_without_an_answer_end_in_time(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:

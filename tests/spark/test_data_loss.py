@@ -19,6 +19,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
     return [int(row["value"]) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_gaps_are_skipped(stream_options: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
@@ -73,6 +74,7 @@ def test_messages_purged_after_planning_are_reported(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_messages_purged_during_the_read_are_reported(
     stream_options: dict[str, str], stream: SourceStream, method: str, caplog: pytest.LogCaptureFixture

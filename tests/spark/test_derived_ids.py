@@ -68,6 +68,7 @@ def _encode(
     return found
 
 
+@pytest.mark.slow
 @given(st.lists(_ROWS, max_size=12), st.randoms(use_true_random=False), _OPTIONS)
 def test_rows_in_any_order_have_the_same_ids(rows: list[Row], dice: random.Random, options: Mapping[str, Any]) -> None:
     other = dice.sample(rows, len(rows))
@@ -120,6 +121,7 @@ def test_rows_that_make_the_same_message_are_numbered() -> None:
     assert len({row_id.split(":")[3] for row_id in ids if row_id != "mine"}) == 1
 
 
+@pytest.mark.slow
 def test_many_rows_in_another_order_and_in_other_batches_have_the_same_ids() -> None:
     rows: list[Row] = [{"value": str(number % 40_000).encode()} for number in range(60_000)]
     other = random.SystemRandom().sample(rows, len(rows))

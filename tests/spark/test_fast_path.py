@@ -118,6 +118,7 @@ def test_few_letters_among_many_jobs_are_left_to_the_classifier(queue: ScannedQu
     assert letter_rows(task.classify(iter(few))) == classified
 
 
+@pytest.mark.slow
 def test_the_classifier_continues_after_an_interruption_of_the_fast_path(nats: NatsServer) -> None:
     options, count = {"servers": nats.url, "timeout": "10"}, 12_000
     queue = make_letters(options, "cutoff", count, allow_direct=True)
@@ -164,6 +165,7 @@ def test_both_agree_on_properties_that_all_jobs_share(
 _FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @_FEW
 @given(st.data())
 def test_both_agree_on_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:

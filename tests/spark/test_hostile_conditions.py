@@ -271,6 +271,7 @@ def test_rows_are_stored_once_where_the_servers_limit_changes_while_they_are_wri
         assert _stored(options) == list(enumerate(_bodies(), 1))
 
 
+@pytest.mark.slow
 def test_rows_above_a_lowered_limit_are_named_and_stored_by_a_later_try(name: str) -> None:
     with NatsServer(config="max_payload: 1MB") as server:
         options = {"servers": server.url, "stream": name, "timeout": "3"}

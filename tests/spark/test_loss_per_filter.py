@@ -183,6 +183,7 @@ def test_a_purge_under_a_reader_is_lost_to_those_who_asked_for_it(
         assert list(batches) == list(range(1502, 1551))
 
 
+@pytest.mark.slow
 def test_expired_messages_are_lost(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, max_age=1_000_000_000, max_msgs_per_subject=1, duplicate_window=100_000_000)
     query = ReaderQuery(stream_options)

@@ -167,6 +167,7 @@ def test_credentials_are_never_sent_in_plaintext_where_tls_was_requested(tls: Tl
         assert "CONNECT" not in server.log()
 
 
+@pytest.mark.slow
 def test_an_unreachable_server_is_skipped(nats: NatsServer) -> None:
     for _ in range(6):
         assert _open(servers=f"{LOOPBACK}:{free_port()},{nats.url}")
@@ -195,6 +196,7 @@ def test_an_old_server_is_refused() -> None:
         assert "expected nats-server 2.10.27 or later" in _refused(ServerTooOldError, servers=server.url)
 
 
+@pytest.mark.slow
 def test_a_silent_server_is_reported(nats: NatsServer) -> None:
     # The monitoring endpoint sends nothing before a request.
     message = _refused(UnreachableError, servers=f"{LOOPBACK}:{nats.monitor_port}", timeout="1")

@@ -30,6 +30,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
     return [int(row["value"]) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_fetch_method_reads_the_same_messages(
     stream_options: dict[str, str], stream: SourceStream, method: str
@@ -100,6 +101,7 @@ def test_only_requested_columns_are_read(
         assert [tuple(row) for row in rows] == [names] * 20
 
 
+@pytest.mark.slow
 def test_messages_beyond_the_servers_limit_of_today_are_read(own_nats: NatsServer, name: str) -> None:
     own_nats.stop()
     own_nats.config = "max_payload: 32MB"
@@ -177,6 +179,7 @@ def test_ack_subjects_of_the_second_version_are_parsed(name: str) -> None:
         assert _numbers(read_all(stream_options)) == list(range(100))
 
 
+@pytest.mark.slow
 def test_a_read_continues_after_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
     stream_options = {"servers": own_nats.url, "stream": name, "fetchBatch": "50", "timeout": "3"}
     with open_stream(stream_options) as stream:
@@ -209,6 +212,7 @@ def test_a_read_fails_where_the_server_stays_away(
             read_all(stream_options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_read_tries_five_connections(
     stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch, method: str
@@ -281,6 +285,7 @@ def test_direct_gets_need_the_streams_permission(stream_options: dict[str, str],
         read_all({**stream_options, "fetchMethod": "direct"})
 
 
+@pytest.mark.slow
 def test_a_message_that_ends_like_an_answer_is_detected(
     stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

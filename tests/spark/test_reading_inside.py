@@ -35,6 +35,7 @@ print(rows, "pandas" in sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_a_new_process_reads_without_pandas_whose_import_takes_longer_than_the_read(
     stream_options: dict[str, str], stream: SourceStream, method: str

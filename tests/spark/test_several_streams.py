@@ -185,6 +185,7 @@ def test_a_pattern_selects_the_streams_of_the_time_of_loading(
         _load({**options, "startingOffsets": _per_stream(pair[:1], 2)}).partitions()
 
 
+@pytest.mark.slow
 def test_a_pattern_looks_at_all_pages_of_names(own_nats: NatsServer) -> None:
     options = {"servers": own_nats.url, "streamPattern": "many-10??"}
     with open_stream({**options, "stream": "many"}) as stream:

@@ -64,6 +64,7 @@ def _headers(options: Mapping[str, str], **others: str) -> dict[str, str]:
     return {"Nats-Msg-Id": "row-1", "Nats-Expected-Stream": options["stream"], **others}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "foreign",
     [
@@ -108,6 +109,7 @@ def _publish_raw(stream: SourceStream, subject: str, headers: Mapping[str, str],
         pass
 
 
+@pytest.mark.slow
 def test_a_row_is_stored_where_its_next_ids_are_taken_too(stream_options: dict[str, str], stream: SourceStream) -> None:
     taken = ["row-1"]
     for number in range(10):
@@ -125,6 +127,7 @@ def test_a_row_is_stored_where_its_next_ids_are_taken_too(stream_options: dict[s
     assert all(len(message_id) < 50 for message_id in taken)
 
 
+@pytest.mark.slow
 def test_rows_among_taken_ones_are_stored_each_once(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = [{"value": b"%d" % number, "msg_id": f"row-{number}"} for number in range(3000)]
@@ -135,6 +138,7 @@ def test_rows_among_taken_ones_are_stored_each_once(stream_options: dict[str, st
     assert _stored(stream_options) == {b"other": len(taken), **dict.fromkeys((row["value"] for row in rows), 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_purged", [False, True])
 def test_a_task_that_runs_again_after_its_jobs_were_done_stores_nothing(
     stream_options: dict[str, str], stream: SourceStream, *, is_purged: bool

@@ -28,6 +28,7 @@ def _size(stream: SourceStream, body: int) -> int:
     return len(f"{stream.name}.a") + body
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("headers", [None, {"Name": "\u00e9", "Nats-Msg-Size": "1"}])
 def test_a_batch_has_no_more_bytes_than_the_limit(
@@ -43,6 +44,7 @@ def test_a_batch_has_no_more_bytes_than_the_limit(
         assert [len(query.batch()) for _ in range(5)] == [29, 29, 29, 13, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_message_larger_than_the_limit_is_a_batch_of_its_own(
     stream_options: dict[str, str], stream: SourceStream, method: str
@@ -79,6 +81,7 @@ def test_a_work_queue_is_limited_without_a_consumer(stream_options: dict[str, st
     assert stream.api(f"STREAM.INFO.{stream.name}")["state"]["consumer_count"] == 0
 
 
+@pytest.mark.slow
 def test_looking_for_the_limit_leaves_no_consumer(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     publish_numbers(stream, 50_000)
@@ -107,6 +110,7 @@ def test_an_empty_stream_has_no_batch(stream_options: dict[str, str], stream: So
         assert query.offset == before
 
 
+@pytest.mark.slow
 def test_a_batch_waits_for_enough_sequences_and_no_longer_than_the_delay(
     stream_options: dict[str, str], stream: SourceStream
 ) -> None:
