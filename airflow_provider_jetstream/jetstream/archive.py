@@ -107,7 +107,8 @@ class ArchiveReader:
             copy = await self._first_copy(lambda candidate: job_sequence(candidate) >= sequence)
         if copy is None or job_sequence(copy) != sequence:
             return None
-        self._offset = copy.sequence - sequence
+        # Never lower: after a loss of power other jobs had the same sequences before, and their copies come first.
+        self._offset = max(self._offset, copy.sequence - sequence)
         return copy
 
     async def _copy_at(self, position: int) -> StoredMessage | None:
