@@ -329,11 +329,6 @@ def manifest_subject(queue: str, key: str) -> str:
     return f"published.{queue}.{key}"
 
 
-def manifest_page_subject(queue: str, key: str, number: int | None = None) -> str:
-    """Return the subject of a manifest's pages; with a number, of jobs whose ends workers report on advisories."""
-    return f"published.{queue}.{key}-{'jobs' if number is None else number}"
-
-
 def document_subject(queue: str, key: str, kind: str) -> str:
     """Return the subject of the parts of a document.
 

@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_page_subject
+from airflow_provider_jetstream.jetstream.contract import document_subject, manifest_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.job_reader import read_all
 
@@ -227,14 +227,14 @@ class AdvisoryPages:
     async def remove(self) -> None:
         """Remove the pages, if there are any."""
         (first,) = await _last_messages(
-            self._connection, self._events, [manifest_page_subject(self._queue, self._key, 0)]
+            self._connection, self._events, [document_subject(self._queue, self._key, "0")]
         )
         if page := _parse(first):
             await self._purge(page.pages * self._rows, {})
 
     async def _purge(self, jobs: int, limits: Mapping[str, int]) -> None:
         for number in range(-(-jobs // self._rows)):
-            subject = manifest_page_subject(self._queue, self._key, number)
+            subject = document_subject(self._queue, self._key, str(number))
             # A stream that denies purges keeps its pages: they count only as long as their jobs are stored.
             with suppress(ApiError):
                 await self._connection.api(f"STREAM.PURGE.{self._events}", {"filter": subject, **limits})
@@ -245,7 +245,7 @@ class AdvisoryPages:
         pages = [dict(rows[start : start + self._rows]) for start in range(0, len(rows), self._rows)]
         stored_at = 0
         for number, page in enumerate(pages):
-            subject = manifest_page_subject(self._queue, self._key, number)
+            subject = document_subject(self._queue, self._key, str(number))
             content = AdvisoryPage(
                 stream=self._queue, created=self._created, task=self._task, pages=len(pages), jobs=page
             )
@@ -288,11 +288,11 @@ async def read_advisory_pages(
 
     :param created: when the queue's stream was created, in the server's own text; other pages don't count
     """
-    (first,) = await _last_messages(connection, events, [manifest_page_subject(queue, key, 0)])
+    (first,) = await _last_messages(connection, events, [document_subject(queue, key, "0")])
     page = _parse(first)
     if page is None or page.created != created or page.stream != queue:
         return {}
-    others = [manifest_page_subject(queue, key, number) for number in range(1, page.pages)]
+    others = [document_subject(queue, key, str(number)) for number in range(1, page.pages)]
     jobs = dict(page.jobs)
     for message in await _last_messages(connection, events, others):
         other = _parse(message)

@@ -8,8 +8,8 @@ isn't stored.
 An entry is a row of 32 bytes: the 16 of the message id, the first 8 of the SHA-256 of the body, and the sequence,
 big-endian. The highest bit of the sequence is set where it isn't known whether the message of that sequence was the
 job, and the next one where the sequence is that of a schedule, which another stream than the queue has. The record
-holds the last rows; those before are in parts, messages of up to a few thousand rows each, which the record names by
-their sequences in the events stream. Nobody else can add one.
+holds the last rows; those before are a document, of parts of up to 4,096 rows, to which the record has the references.
+Nobody else can add a row.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from pydantic import TypeAdapter
+
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_page_subject, manifest_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
+from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.origin import TaskTry, digest_of
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisoryPages
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.documents import DocumentPart
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
@@ -65,7 +68,7 @@ if TYPE_CHECKING:
 
 # For the page: many publishers at once scatter a task's jobs over more runs than a record should hold.
 _MAX_RUNS = 5_000
-# Seconds after which the jobs of a slow source are recorded, though they fill no page.
+# Seconds after which the jobs of a slow source are recorded, though they fill no part.
 _SAVE_INTERVAL = 10.0
 # Most tasks spare the request for records that nothing needs any more; the others examine as many as these leave.
 _REMOVAL_INTERVAL = 32
@@ -82,13 +85,15 @@ ROW_BYTES: Final = 32
 UNVERIFIED: Final = 1 << 63
 _KEY_BYTES: Final = DIGEST_BYTES + BODY_DIGEST_BYTES
 _PART_ROWS: Final = 4_096
+# The rows that a line of a part has in base64.
+_LINE_ROWS: Final = 16
 _INLINE_ROWS: Final = 256
-# The headers of a part; the other fields of a head. Both with what the server adds to a message.
-_PART_RESERVE: Final = 512
+# The other fields of a record, with what the server adds to a message.
 _HEAD_RESERVE: Final = 2_048
-# A sequence in the text of a head, with its comma.
+# A number, and a reference to a part, in the text of a record.
 _NUMBER_BYTES: Final = 12
-_READ_AT_ONCE: Final = 8
+_REFERENCE_BYTES: Final = 72
+_LINES: Final = TypeAdapter(list[str])
 
 
 class _TaskRecord:
@@ -214,13 +219,16 @@ class Manifest(_TaskRecord):
         # That of the first run of this name; another run of the same name has one of its own.
         self._first_key = self._key
         self._is_shared = origin.idempotency_key is not None
-        self._rows = ManifestRows(connection, queue, self._key)
+        self._rows = ManifestRows(connection, queue, self._document(""))
         self.known = StoredJobs()
         self._begun: ManifestHead | None = None
         self._is_of_other_runs = False
         self._takes_extra = False
         self.unrecorded_from = 1
         self._save_at = time.monotonic() + _SAVE_INTERVAL
+
+    def _document(self, created: str) -> DocumentName:
+        return DocumentName(self._events, self._queue.name, "jobs", self._key, created)
 
     # Whether this try goes on with the jobs of an earlier one.
 
@@ -243,6 +251,7 @@ class Manifest(_TaskRecord):
         if is_first is None:
             return None
         self.unrecorded_from = record.queue_from
+        self._rows = ManifestRows(self._connection, self._queue, self._document(record.created))
         self._begun = record if is_first else await self._resumed(record, have_ended)
         return self._begun
 
@@ -258,6 +267,7 @@ class Manifest(_TaskRecord):
             record = record.model_copy(update={"is_further_run": self._origin.is_further_run})
         else:
             record, stored = await self._begin_further_run(record, stored), None
+        self._rows = ManifestRows(self._connection, self._queue, self._document(record.created))
         before = stored.record if stored and stored.record.created == record.created else None
         # All of its jobs have ended by now, though its waiting was over before.
         ended_at = before.began_at if before and before.over and have_ended and await have_ended(before) else None
@@ -297,7 +307,7 @@ class Manifest(_TaskRecord):
         known.salts, known.of_any_task = earlier.salts, self._is_shared
         # The events stream keeps the record of a key for its max_age after the last run, and so must its rows be kept.
         self._rows.resume(earlier, renews_parts=self._is_shared)
-        async for part in read_rows(self._connection, self._events, self._queue.name, self._key, earlier):
+        async for part in read_rows(self._connection, self._document(earlier.created), earlier):
             if part is None:
                 # The events stream has forgotten it.
                 search_from = earlier.queue_from
@@ -381,7 +391,6 @@ class Manifest(_TaskRecord):
     def _become_further_run(self, mark: str) -> None:
         self._origin = replace(self._origin, run=mark, is_further_run=True)
         self._key = self._origin.manifest_key
-        self._rows = ManifestRows(self._connection, self._queue, self._key)
 
     # What is known of jobs that are about to be sent.
 
@@ -548,47 +557,40 @@ def unpacked_rows(rows: bytes) -> Iterator[tuple[bytes, bytes, int]]:
         yield row[:DIGEST_BYTES], row[DIGEST_BYTES:_KEY_BYTES], int.from_bytes(row[_KEY_BYTES:])
 
 
-def inline_rows(head: ManifestHead) -> bytes:
-    """Return the rows that a manifest's head holds itself."""
-    try:
-        rows = b64decode(head.rows, validate=True)
-    except (Base64Error, ValueError):
-        return b""
-    return rows if len(rows) % ROW_BYTES == 0 else b""
-
-
 class ManifestRows:
-    """The rows that a try adds to a manifest: in parts, and the last of them in its head.
+    """The rows that a try adds to a manifest: in parts, and the last of them in its record.
 
-    :param key: the manifest's key, one token
+    :param name: the document of the parts
     """
 
-    def __init__(self, connection: Connection, queue: WorkQueue, key: str) -> None:
-        self._connection = connection
-        self._events = str(queue.events.name if queue.events else "")
-        self._subject = manifest_page_subject(queue.name, key)
+    def __init__(self, connection: Connection, queue: WorkQueue, name: DocumentName) -> None:
+        self._writer = DocumentWriter(connection, name)
         limit = connection.max_payload
         if queue.events and (queue.events.max_msg_size or 0) > 0:
             limit = min(limit, queue.events.max_msg_size or limit)
-        self._part_bytes = max(1, min(_PART_ROWS, (limit - _PART_RESERVE) // ROW_BYTES)) * ROW_BYTES
         self._head_bytes = max(0, limit - _HEAD_RESERVE)
-        # Base64 makes four bytes of three, and a head may get the rows of two tries at once.
+        # Base64 makes four bytes of three, and a record may get the rows of two tries at once.
         self._inline_bytes = min(_INLINE_ROWS, self._head_bytes // ROW_BYTES // 4) * ROW_BYTES
-        self._parts: list[int] = []
-        self._replaced: set[int] = set()
+        self._earlier: list[DocumentPart] = []
+        self._replaced: set[DocumentPart] = set()
         self._inline = bytearray()
-        # Those of the head as this try stored it last.
+        # Those of the record as this try stored it last.
         self._recorded: set[bytes] = set()
         # By position: message id and body digest of each job that isn't known to be stored yet.
         self._noted: dict[int, bytes] = {}
         self._runs: list[_NotedRun] = []
-        self._fills_at = self._part_bytes // ROW_BYTES
+        self._fills_at = _PART_ROWS
         self.added = 0
+
+    @property
+    def _parts(self) -> list[DocumentPart]:
+        return sorted({*self._earlier, *self._writer.parts})
 
     @property
     def overflows(self) -> bool:
         """Whether no head that the events stream takes can name the parts: its messages are too small."""
-        return _NUMBER_BYTES * len(self._parts) + 2 * len(self._inline) > max(self._head_bytes, ROW_BYTES)
+        references = _REFERENCE_BYTES * (len(self._earlier) + len(self._writer.parts))
+        return references + 2 * len(self._inline) > max(self._head_bytes, ROW_BYTES)
 
     @property
     def max_runs(self) -> int:
@@ -602,7 +604,7 @@ class ManifestRows:
 
     def postpone(self) -> None:
         """Store no part until as many further jobs were noted."""
-        self._fills_at = self._noted_jobs + self._part_bytes // ROW_BYTES
+        self._fills_at = self._noted_jobs + _PART_ROWS
 
     @property
     def _noted_jobs(self) -> int:
@@ -614,8 +616,8 @@ class ManifestRows:
         :param renews_parts: whether its rows will be added again, so that their parts stay as long as the head
         """
         self._replaced = set(head.parts) if renews_parts else set()
-        self._parts = [] if renews_parts else list(head.parts)
-        rows = inline_rows(head)
+        self._earlier = [] if renews_parts else list(head.parts)
+        rows = _decoded(head.rows) or b""
         self._recorded = set(_split(rows))
         self._inline = bytearray() if renews_parts else bytearray(rows)
 
@@ -650,12 +652,11 @@ class ManifestRows:
             self._inline += self._noted.pop(index) + place.to_bytes(8)
             self.added += 1
         self.postpone()
-        stored = False
-        while len(self._inline) >= self._part_bytes or (not only_full and len(self._inline) > self._inline_bytes):
-            part = bytes(self._inline[: self._part_bytes])
-            ack = await store(self._connection, self._subject, part, {"Nats-Expected-Stream": self._events})
-            self._parts.append(ack.sequence)
-            del self._inline[: self._part_bytes]
+        stored, part_bytes = False, _PART_ROWS * ROW_BYTES
+        while len(self._inline) >= part_bytes or (not only_full and len(self._inline) > self._inline_bytes):
+            await self._writer.add(_lines(self._inline[:part_bytes]))
+            await self._writer.finish()
+            del self._inline[:part_bytes]
             stored = True
         return stored
 
@@ -673,16 +674,16 @@ class ManifestRows:
 
     def recorded(self, head: ManifestHead) -> ManifestHead:
         """Return a head with the rows, and with those that another run of its idempotency key has added meanwhile."""
-        for row in _split(inline_rows(head)):
+        for row in _split(_decoded(head.rows) or b""):
             if row not in self._recorded:
                 self._recorded.add(row)
                 self._inline += row
-        self._parts += sorted({*head.parts} - {*self._parts} - self._replaced)
+        self._earlier += {*head.parts} - {*self._earlier} - {*self._writer.parts} - self._replaced
         self._recorded = set(_split(self._inline))
         if self.overflows:
             # A retry searches for the jobs.
             return head.model_copy(update={"rows": "", "parts": [], "unrecorded_from": head.queue_from})
-        return head.model_copy(update={"rows": b64encode(self._inline).decode(), "parts": sorted(self._parts)})
+        return head.model_copy(update={"rows": b64encode(self._inline).decode(), "parts": self._parts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -721,22 +722,33 @@ def _split(rows: bytes | bytearray) -> Iterator[bytes]:
     return (bytes(rows[start : start + ROW_BYTES]) for start in range(0, len(rows) - ROW_BYTES + 1, ROW_BYTES))
 
 
+def _lines(rows: bytearray) -> Iterator[str]:
+    """Yield rows as lines of a part."""
+    for start in range(0, len(rows), _LINE_ROWS * ROW_BYTES):
+        yield b64encode(rows[start : start + _LINE_ROWS * ROW_BYTES]).decode()
+
+
+def _decoded(text: str) -> bytes | None:
+    """Return rows in base64; ``None`` where the text holds no whole rows."""
+    try:
+        rows = b64decode(text, validate=True)
+    except (Base64Error, ValueError):
+        return None
+    return rows if len(rows) % ROW_BYTES == 0 else None
+
+
 async def read_rows(
-    connection: Connection, events: str, queue: str, key: str, head: ManifestHead
+    connection: Connection, name: DocumentName, head: ManifestHead
 ) -> AsyncGenerator[bytes | None, None]:
-    """Yield the rows of a manifest, part by part, and at last those of its head; ``None`` for a part that is gone."""
-    subject = manifest_page_subject(queue, key)
+    """Yield the rows of a manifest, part by part, and at last those of its record; ``None`` for a part that is gone.
 
-    async def read(sequence: int) -> bytes | None:
-        message = await get_message(connection, events, sequence)
-        if message is None or message.subject != subject or len(message.data) % ROW_BYTES:
-            return None
-        return message.data
-
-    for start in range(0, len(head.parts), _READ_AT_ONCE):
-        for rows in await map_concurrently(read, head.parts[start : start + _READ_AT_ONCE]):
-            yield rows
-    yield inline_rows(head)
+    :param name: the document of the parts
+    """
+    async for lines in read_parts(connection, name, head.parts, _LINES):
+        decoded = [_decoded(line) for line in lines or ()]
+        rows = b"".join(filter(None, decoded))
+        yield None if lines is None or None in decoded else rows
+    yield _decoded(head.rows) or b""
 
 
 async def read_manifest_sequences(connection: Connection, events: str, queue: str, key: str) -> array[int] | None:
@@ -758,7 +770,7 @@ async def read_manifest_sequences(connection: Connection, events: str, queue: st
         # A try was cut off, or its jobs don't fit.
         return None
     sequences = array("Q")
-    async for rows in read_rows(connection, events, queue, key, head):
+    async for rows in read_rows(connection, DocumentName(events, queue, "jobs", key, head.created), head):
         if rows is None:
             return None
         sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < SCHEDULED)

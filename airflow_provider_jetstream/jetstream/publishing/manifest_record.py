@@ -30,6 +30,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import last_with
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.contract import copy_filter, manifest_filter, manifest_subject, parked_filter
+from airflow_provider_jetstream.jetstream.documents import DocumentParts
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry, is_task_key
 from airflow_provider_jetstream.jetstream.publishing.schedules import find_schedules
@@ -82,7 +83,7 @@ class ManifestHead(BaseModel):
     :param idempotency_key: the key under which all runs of the task publish the same jobs; this record is theirs
     :param operation: the call of the task that published them, where it has several
     :param rows: the last of its jobs in base64
-    :param parts: the sequences in the events stream of the parts with the jobs before those
+    :param parts: the references to the parts of the document that has the jobs before those
     :param unrecorded_from: the first sequence of the queue that may have a job which isn't in the manifest; ``None``
         where all of them are
     :param begun_by: the try that began last; only this one knows when all of its jobs are in the manifest
@@ -118,7 +119,7 @@ class ManifestHead(BaseModel):
     idempotency_key: str | None = None
     operation: str | None = None
     rows: str
-    parts: list[_Count] = Field(default_factory=list)
+    parts: DocumentParts = Field(default_factory=list)
     unrecorded_from: _Count | None = None
     begun_by: str = ""
     published: _Count | None = None
