@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, AdvisoryPages
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, Reservations
 from airflow_provider_jetstream.jetstream.publishing.due_jobs import warn_unless_moved
 from airflow_provider_jetstream.jetstream.publishing.job_content import named_identity
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, NamedTask, read_manifest_sequences
@@ -239,17 +239,17 @@ class Publication:
             self._connection, rate=rate, room_timeout=room_timeout, destination=self.destination, stopped=stopped
         )
         prepared = self._prepare(jobs, subject, job_id)
-        pages: AdvisoryPages | None = None
+        reservations: Reservations | None = None
         reserved: Iterable[OutgoingJob] = prepared
         if self.cursor and self._waits:
             prepared.then(_refuse_schedule)
             if self._queue and self._origin and self._manifest:
-                pages = AdvisoryPages(self._connection, self._queue, self._origin.manifest_key, self._origin)
-                reserved = await pages.reserve(self._advised, prepared, self.cursor.created)
+                reservations = Reservations(self._connection, self._queue, self._origin.manifest_key, self._origin)
+                reserved = await reservations.reserve(self._advised, prepared, self.cursor.created)
         self.report = report = await outbox.send(reserved, self, self._save_progress)
         await self._complete(report, outbox)
-        if pages:
-            await pages.record(report.advised)
+        if reservations:
+            await reservations.record(report.advised)
         await self._record(report, is_incomplete=stopped())
         report.raise_for_failures()
         return report

@@ -12,7 +12,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledError, TerminalError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.advised_jobs import read_advisory_pages
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import read_advised_jobs
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, WaitPolicy
@@ -205,7 +205,7 @@ class JobCompletionTrigger(BaseTrigger):
             return advised
         if self.advised_by is None:
             return {}
-        return await read_advisory_pages(connection, cursor.events, cursor.queue, self.advised_by, cursor.created)
+        return await read_advised_jobs(connection, cursor.events, cursor.queue, self.advised_by, cursor.created)
 
     async def _read_jobs(self) -> None:
         if not self._is_read:

@@ -20,8 +20,9 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import (
     AdvisedJobs,
-    AdvisoryPages,
-    read_advisory_pages,
+    Reservations,
+    advised_job_digest,
+    read_advised_jobs,
     reported_job,
 )
 from airflow_provider_jetstream.worker import Worker
@@ -290,13 +291,13 @@ async def test_a_thousand_jobs_of_many_waiters_end_once_each(connection: NatsPyC
     assert sorted(sequence for outcome in outcomes for sequence in outcome.completed) == sorted(report.sequences)
 
 
-def task_pages(connection: NatsPyConnection, queue: WorkQueue, task_id: str) -> AdvisoryPages:
+def task_reservations(connection: NatsPyConnection, queue: WorkQueue, task_id: str) -> Reservations:
     origin = Origin("dag", "run", task_id)
-    return AdvisoryPages(connection, queue, origin.key, origin)
+    return Reservations(connection, queue, origin.key, origin)
 
 
-async def pages_of(connection: NatsPyConnection, name: str) -> list[int]:
-    """Return for each stored page of any task how many messages are stored under its subject."""
+async def stored_reservations(connection: NatsPyConnection, name: str) -> list[int]:
+    """Return how many messages each subject of reservations has, and of their parts."""
     stored = await subject_counts(connection, f"{name}-events", f"published.{name}.*")
     return [count for subject, count in stored.items() if "-" in subject.rpartition(".")[2]]
 
@@ -306,15 +307,15 @@ async def publish_reserved(
 ) -> PublishReport:
     """Publish as a waiting task does."""
     created = (await take_cursor(connection, queue)).created
-    pages, advised = task_pages(connection, queue, task_id), AdvisedJobs.of(queue)
+    reservations, advised = task_reservations(connection, queue, task_id), AdvisedJobs.of(queue)
     prepared = prepare_jobs(
         jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id), batch="", queue=queue
     )
-    await pages.reserve(advised, prepared.then(advised.note), created)
+    await reservations.reserve(advised, prepared.then(advised.note), created)
     report = await publish(
         connection, queue, jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id)
     )
-    await pages.record(report.advised)
+    await reservations.record(report.advised)
     return report
 
 
@@ -328,7 +329,9 @@ async def test_a_task_can_not_wait_for_a_job_whose_id_another_one_awaits_on_that
         await publish_reserved(connection, queue, "two", [image(name, "a")])
     assert await stored_count(connection, name) == 2
     # What another task that was killed for good has reserved can be released.
-    with pytest.raises(JobError, match=rf"purge published\.{name}\.[0-9a-f]{{32}}-0 from {name}-events, which ends"):
+    with pytest.raises(
+        JobError, match=rf"purge published\.{name}\.[0-9a-f]{{32}}-reserved from {name}-events, which ends"
+    ):
         await publish_reserved(connection, queue, "two", [image(name, "a")])
     # A retry of the same task goes on, and other ids are free.
     again = await publish_reserved(connection, queue, "one", [image(name, "z"), image(name, "a")])
@@ -341,8 +344,30 @@ async def test_a_task_can_not_wait_for_a_job_whose_id_another_one_awaits_on_that
     await publish_reserved(connection, queue, "two", [image(name, "a")])
     with pytest.raises(JobError, match="that dag/run/one awaits"):
         await publish_reserved(connection, queue, "four", [image(name, "z")])
-    await task_pages(connection, queue, "one").remove()
+    await task_reservations(connection, queue, "one").remove()
     await publish_reserved(connection, queue, "four", [image(name, "z")])
+
+
+@pytest.mark.parametrize("sequence", [10**30, 2**64, -1, True, "7", None, 1.5, [1], {"a": 1}], ids=json.dumps)
+async def test_a_forged_reservation_of_no_job_keeps_nobody_from_publishing(
+    connection: NatsPyConnection, name: str, sequence: object
+) -> None:
+    queue = await advised_queue(connection, name)
+    created = (await take_cursor(connection, queue)).created
+    digest = advised_job_digest(f"{name}-advisory.a", "a")
+    forged = {"type": "io.airflow.jetstream.v1.reserved", "stream": name, "created": created}
+    bodies = [
+        json.dumps(forged | {"jobs": {digest: sequence}}),
+        json.dumps(forged | {"jobs": {}, "parts": [[1, sequence, "0" * 32]]}),
+        json.dumps(forged | {"jobs": {}, "parts": [[7, 1, "0" * 32]]}),
+        json.dumps(forged) + "[" * 100_000,
+        "\udcff",
+    ]
+    for number, body in enumerate(bodies):
+        subject = f"published.{name}.{number:032x}-reserved"
+        await connection.client.jetstream().publish(subject, body.encode(errors="surrogateescape"))
+    report = await publish_reserved(connection, queue, "one", [image(name, "a")])
+    assert (report.stored, list(report.advised)) == (1, [digest])
 
 
 async def test_of_tasks_that_reserve_the_same_at_once_at_most_one_publishes(
@@ -358,21 +383,21 @@ async def test_of_tasks_that_reserve_the_same_at_once_at_most_one_publishes(
     assert await stored_count(connection, name) == 2
 
 
-async def test_a_triggerer_finds_the_jobs_by_the_tasks_key_in_as_many_pages_as_they_need(
+async def test_a_triggerer_finds_the_jobs_by_the_tasks_key_in_as_many_parts_as_they_need(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await advised_queue(connection, name, events={"name": f"{name}-events", "max_msg_size": 3_072})
     created = (await take_cursor(connection, queue)).created
     report = await publish_reserved(connection, queue, "many", [image(name, n) for n in range(50)])
     key = Origin("dag", "run", "many").key
-    found = await read_advisory_pages(connection, f"{name}-events", name, key, created)
+    found = await read_advised_jobs(connection, f"{name}-events", name, key, created)
     assert found == report.advised
     assert len(found) == 50
-    assert await pages_of(connection, name) == [1, 1, 1]
-    assert await read_advisory_pages(connection, f"{name}-events", name, key, "2026-01-01T00:00:00Z") == {}
-    assert await read_advisory_pages(connection, f"{name}-events", name, "other", created) == {}
-    await task_pages(connection, queue, "many").remove()
-    assert await pages_of(connection, name) == []
+    assert await stored_reservations(connection, name) == [2, 1]
+    assert await read_advised_jobs(connection, f"{name}-events", name, key, "2026-01-01T00:00:00Z") == {}
+    assert await read_advised_jobs(connection, f"{name}-events", name, "other", created) == {}
+    await task_reservations(connection, queue, "many").remove()
+    assert await stored_reservations(connection, name) == []
 
 
 @pytest.mark.parametrize("second_cursor", ["the same", "its own"])

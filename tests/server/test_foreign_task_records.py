@@ -133,8 +133,9 @@ async def test_garbage_in_the_place_of_a_record_keeps_no_task_from_publishing(
         {"last_job": -1},
         {"runs": [[0, 1, -3]]},
         {"map_index": [1]},
-        {"parts": [-1]},
-        {"parts": [2**70]},
+        {"parts": [[-1, 1, "0" * 32]]},
+        {"parts": [[2**70, 1, "0" * 32]]},
+        {"parts": [7]},
         {"rows": 7},
     ],
 )

@@ -137,7 +137,7 @@ async def test_a_queue_made_anew_gets_the_jobs_again(connection: NatsPyConnectio
 
 
 @pytest.mark.slow
-async def test_each_run_renews_the_pages_of_its_key(
+async def test_each_run_renews_the_parts_of_its_key(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_PART_ROWS", "_INLINE_ROWS"):

@@ -267,7 +267,7 @@ async def test_a_job_that_another_stream_has_stored_fails_and_ends_publishing(
     assert await stored_count(connection, other) < len(report.sequences)
 
 
-async def test_pages_that_the_events_have_forgotten_are_made_up_for_by_a_search(
+async def test_parts_that_the_events_have_forgotten_are_made_up_for_by_a_search(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_PART_ROWS", "_INLINE_ROWS"):
@@ -419,7 +419,7 @@ async def test_a_trace_or_another_time_of_the_try_is_no_other_job(connection: Na
         await asyncio.sleep(AFTER_WINDOW)
 
 
-async def test_what_somebody_stores_among_the_pages_is_not_read(
+async def test_what_somebody_stores_among_the_parts_is_not_read(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("_PART_ROWS", "_INLINE_ROWS"):

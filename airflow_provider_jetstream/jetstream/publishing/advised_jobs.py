@@ -3,22 +3,23 @@
 A worker that knows nothing of this package publishes ``{"id": …}`` to the ``advisory`` of the job that it has finished.
 Anybody may publish there, so a message counts only by subject and id together; hence a task waits for one job of each.
 
-Which awaited jobs those are is stored in pages beside the task's record, so that a triggerer, which has only the task's
-key, can find each job by subject and id. A page holds digests of these, and the jobs' sequences once they are stored.
-While a task waits, its pages keep other tasks from waiting for a job of the same id on the same subject. They are
-removed once the record is closed.
+Which awaited jobs those are is stored as the task's reservation beside its record, so that a triggerer, which has only
+the task's key, can find each job by subject and id. It holds digests of these, and the jobs' sequences once they are
+stored; where they are many, the others are a document, to whose parts it refers. While a task waits, its reservation
+keeps other tasks from waiting for a job of the same id on the same subject. It is removed once the record is closed.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from base64 import urlsafe_b64encode
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
@@ -26,6 +27,7 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import document_subject, manifest_filter
+from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentParts, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.job_reader import read_all
 
@@ -39,10 +41,14 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
+log = logging.getLogger(__name__)
+
 _DIGEST_BYTES = 16
+# The kind in the subject of reservations.
+_KIND = "reserved"
 # A digest, a sequence of up to 20 digits and the punctuation.
 _ROW_BYTES = 50
-# The other fields of a page, its headers, and what the server adds to a message.
+# The other fields of a reservation, its headers, and what the server adds to a message.
 _RESERVE = 2048
 
 
@@ -147,28 +153,32 @@ def _id_of(body: Mapping[str, Any]) -> str | None:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
-class AdvisoryPage(BaseModel):
-    """Some of the awaited jobs of a task.
+_Sequence = Annotated[int, Field(strict=True, ge=0, lt=2**64)]
+_ROWS: TypeAdapter[list[tuple[str, _Sequence]]] = TypeAdapter(list[tuple[str, _Sequence]])
+
+
+class Reservation(BaseModel):
+    """The awaited jobs of a task.
 
     :param stream: the work queue
     :param created: when its stream was created, in the server's own text
     :param task: the publishing task, for messages
-    :param pages: how many pages the task has
     :param jobs: stream sequences by the jobs' digests; 0 for a job that isn't known to be stored yet
+    :param parts: references to the parts of the document that has the others
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    type: Literal["io.airflow.jetstream.v1.advised"] = "io.airflow.jetstream.v1.advised"
+    type: Literal["io.airflow.jetstream.v1.reserved"] = "io.airflow.jetstream.v1.reserved"
     stream: str
     created: str
     task: str = ""
-    pages: int
-    jobs: dict[str, int]
+    jobs: dict[str, _Sequence]
+    parts: DocumentParts = []
 
 
-class AdvisoryPages:
-    """The pages of one task.
+class Reservations:
+    """The reservation of one task.
 
     :param key: the task's key, one token
     :param origin: the task, for messages
@@ -183,14 +193,15 @@ class AdvisoryPages:
             limit = min(limit, queue.events.max_msg_size or limit)
         self._rows = max(1, (limit - _RESERVE) // _ROW_BYTES)
         self._key = key
+        self._subject = document_subject(self._queue, key, _KIND)
         self._task = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}" if origin else ""
         self._created = ""
 
     async def reserve(self, jobs: AdvisedJobs, prepared: Iterable[OutgoingJob], created: str) -> Iterable[OutgoingJob]:
         """Reserve the subjects and ids of jobs that are about to be published, and return all of the jobs.
 
-        Stored first and compared afterwards: of two tasks that reserve the same at once, the one whose page has the
-        higher sequence sees the other's.
+        Stored first and compared afterwards: of two tasks that reserve the same at once, the one whose reservation has
+        the higher sequence sees the other's.
 
         :param jobs: collects the advised ones among ``prepared``
         :param created: when the queue's stream was created, in the server's own text
@@ -202,103 +213,109 @@ class AdvisoryPages:
         if not jobs.indexes:
             return prepared
         self._created = created
-        known = await read_advisory_pages(self._connection, self._events, self._queue, self._key, self._created)
+        known = await read_advised_jobs(self._connection, self._events, self._queue, self._key, self._created)
         reserved_at = await self._store({digest: known.get(digest, 0) for digest in jobs.indexes})
         wanted = {digest for digest in jobs.indexes if not known.get(digest)}
         if conflict := await self._conflict(wanted, reserved_at):
-            digest, sequence, page, subject = conflict
+            digest, sequence, reservation, subject = conflict
             await self.remove()
             where = f"sequence {sequence}" if sequence else "not known to be stored yet"
             raise JobError(
                 f"job {jobs.indexes[digest]} has {jobs.names[digest]}, as has a job of {self._queue} ({where}) that"
-                f" {page.task or 'another task'} awaits, and a message there wouldn't say which of them has ended: give"
-                " it another id or subject, or publish once the other has ended; if that task was killed and won't run"
-                f" again, purge {subject} from {self._events}, which ends its claim"
+                f" {reservation.task or 'another task'} awaits, and a message there wouldn't say which of them has"
+                " ended: give it another id or subject, or publish once the other has ended; if that task was killed"
+                f" and won't run again, purge {subject} from {self._events}, which ends its reservation"
             )
         return prepared
 
     async def record(self, sequences: Mapping[str, int]) -> None:
         """Record the stream sequences of the reserved jobs, by their digests."""
-        if not self._created:
-            return
-        await self._store(sequences)
-        await self._purge(len(sequences), {"keep": 1})
+        if self._created:
+            await self._store(sequences)
+            # Its parts expire: who has read the reservation before may still read them.
+            await self._purge(self._subject, {"keep": 1})
 
     async def remove(self) -> None:
-        """Remove the pages, if there are any."""
-        (first,) = await _last_messages(
-            self._connection, self._events, [document_subject(self._queue, self._key, "0")]
-        )
-        if page := _parse(first):
-            await self._purge(page.pages * self._rows, {})
+        """Remove the reservation, if there is one."""
+        (message,) = await _last_messages(self._connection, self._events, [self._subject])
+        if reservation := _parse(message):
+            await self._purge(self._subject, {})
+            if reservation.parts:
+                await self._purge(_name(self._events, self._queue, self._key, "").subject, {})
 
-    async def _purge(self, jobs: int, limits: Mapping[str, int]) -> None:
-        for number in range(-(-jobs // self._rows)):
-            subject = document_subject(self._queue, self._key, str(number))
-            # A stream that denies purges keeps its pages: they count only as long as their jobs are stored.
-            with suppress(ApiError):
-                await self._connection.api(f"STREAM.PURGE.{self._events}", {"filter": subject, **limits})
+    async def _purge(self, subject: str, limits: Mapping[str, int]) -> None:
+        # A stream that denies purges keeps its reservations: they count only as long as their jobs are stored.
+        with suppress(ApiError):
+            await self._connection.api(f"STREAM.PURGE.{self._events}", {"filter": subject, **limits})
 
     async def _store(self, jobs: Mapping[str, int]) -> int:
-        """Store the pages, and return the sequence of the last."""
+        """Store the reservation, and return its sequence."""
         rows = list(jobs.items())
-        pages = [dict(rows[start : start + self._rows]) for start in range(0, len(rows), self._rows)]
-        stored_at = 0
-        for number, page in enumerate(pages):
-            subject = document_subject(self._queue, self._key, str(number))
-            content = AdvisoryPage(
-                stream=self._queue, created=self._created, task=self._task, pages=len(pages), jobs=page
-            )
-            headers = {"Nats-Expected-Stream": self._events}
-            ack = await store(self._connection, subject, content.model_dump_json().encode(), headers)
-            stored_at = ack.sequence
-        return stored_at
+        writer = DocumentWriter(self._connection, _name(self._events, self._queue, self._key, self._created))
+        await writer.add(rows[self._rows :])
+        reservation = Reservation(
+            stream=self._queue,
+            created=self._created,
+            task=self._task,
+            jobs=dict(rows[: self._rows]),
+            parts=await writer.finish(),
+        )
+        headers = {"Nats-Expected-Stream": self._events}
+        return (await store(self._connection, self._subject, reservation.model_dump_json().encode(), headers)).sequence
 
-    async def _conflict(self, wanted: set[str], reserved_at: int) -> tuple[str, int, AdvisoryPage, str] | None:
-        for message in await _last_messages(self._connection, self._events, await self._pages_of_others()):
-            page = _parse(message)
-            if message is None or page is None or page.created != self._created:
+    async def _conflict(self, wanted: set[str], reserved_at: int) -> tuple[str, int, Reservation, str] | None:
+        for message in await _last_messages(self._connection, self._events, await self._others()):
+            reservation = _parse(message)
+            if message is None or reservation is None or reservation.created != self._created:
                 continue
-            for digest in wanted & page.jobs.keys():
-                sequence = page.jobs[digest]
+            key = message.subject.rpartition(".")[2].removesuffix(f"-{_KIND}")
+            jobs = await _all_jobs(self._connection, self._events, self._queue, key, reservation)
+            for digest in wanted & jobs.keys():
+                sequence = jobs[digest]
                 if sequence and await get_message(self._connection, self._queue, sequence) is None:
                     # It has ended, and only the other jobs of its task haven't.
                     continue
-                if not any(page.jobs.values()) and message.sequence > reserved_at:
+                if not any(jobs.values()) and message.sequence > reserved_at:
                     # It was reserved later, and its task sees this one.
                     continue
-                return digest, sequence, page, message.subject
+                return digest, sequence, reservation, message.subject
         return None
 
-    async def _pages_of_others(self) -> list[str]:
-        """Return the subjects of the pages of other tasks."""
-        subjects: list[str] = []
+    async def _others(self) -> list[str]:
+        """Return the subjects of the reservations of other tasks."""
         stored = subject_counts(self._connection, self._events, manifest_filter(self._queue))
-        async for subject, _ in stored:
-            key, dash, number = subject.rpartition(".")[2].rpartition("-")
-            if dash and number.isdecimal() and key != self._key:
-                subjects.append(subject)
-        return subjects
+        return [subject async for subject, _ in stored if subject.endswith(f"-{_KIND}") and subject != self._subject]
 
 
-async def read_advisory_pages(
-    connection: Connection, events: str, queue: str, key: str, created: str
-) -> dict[str, int]:
+async def read_advised_jobs(connection: Connection, events: str, queue: str, key: str, created: str) -> dict[str, int]:
     """Return the awaited jobs of a task that end by a message on an advisory subject: sequences by their digests.
 
-    :param created: when the queue's stream was created, in the server's own text; other pages don't count
+    :param created: when the queue's stream was created, in the server's own text; other reservations don't count
     """
-    (first,) = await _last_messages(connection, events, [document_subject(queue, key, "0")])
-    page = _parse(first)
-    if page is None or page.created != created or page.stream != queue:
+    (message,) = await _last_messages(connection, events, [document_subject(queue, key, _KIND)])
+    reservation = _parse(message)
+    if reservation is None or reservation.created != created or reservation.stream != queue:
         return {}
-    others = [document_subject(queue, key, str(number)) for number in range(1, page.pages)]
-    jobs = dict(page.jobs)
-    for message in await _last_messages(connection, events, others):
-        other = _parse(message)
-        if other and other.created == created:
-            jobs |= other.jobs
+    jobs = await _all_jobs(connection, events, queue, key, reservation)
     return {digest: sequence for digest, sequence in jobs.items() if sequence}
+
+
+async def _all_jobs(
+    connection: Connection, events: str, queue: str, key: str, reservation: Reservation
+) -> dict[str, int]:
+    jobs = dict(reservation.jobs)
+    async for rows in read_parts(connection, _name(events, queue, key, reservation.created), reservation.parts, _ROWS):
+        if rows is None:
+            log.warning(
+                "%s doesn't store all of %s any more: ends of its jobs on advisory subjects aren't recognised",
+                *(events, document_subject(queue, key, _KIND)),
+            )
+        jobs.update(rows or ())
+    return jobs
+
+
+def _name(events: str, queue: str, key: str, created: str) -> DocumentName:
+    return DocumentName(events, queue, "advised", key, created)
 
 
 async def _last_messages(connection: Connection, stream: str, subjects: Iterable[str]) -> list[StoredMessage | None]:
@@ -311,8 +328,8 @@ async def _last_messages(connection: Connection, stream: str, subjects: Iterable
     return await map_concurrently(read, subjects)
 
 
-def _parse(message: StoredMessage | None) -> AdvisoryPage | None:
+def _parse(message: StoredMessage | None) -> Reservation | None:
     try:
-        return AdvisoryPage.model_validate_json(message.data) if message else None
+        return Reservation.model_validate_json(message.data) if message else None
     except ValidationError:
         return None

@@ -36,7 +36,7 @@ from airflow_provider_jetstream.jetstream.contract import manifest_filter, manif
 from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.origin import TaskTry, digest_of
-from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisoryPages
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import Reservations
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
@@ -512,7 +512,7 @@ class Manifest(_TaskRecord):
             return head.model_copy(update={"closed": True, "over": False, "runs": None})
 
         if await self._conclude(closed, report) and self._queue.advisory_subjects:
-            await AdvisoryPages(self._connection, self._queue, self._key).remove()
+            await Reservations(self._connection, self._queue, self._key).remove()
 
     async def mark_over(self) -> None:
         """Record that waiting is over for good although jobs may still run: a clear waits for them again."""
