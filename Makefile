@@ -34,7 +34,7 @@ test: $(UV) chromium ## the quick tests, and one of each real thing
 test-changed: $(UV) ## the tests that run the lines changed since SINCE (HEAD), for some 50 s
 	$(RUN) python -m tools.changed_tests $(SINCE)
 test-rest: $(UV) chromium ## of the other tests as many as WITHIN seconds, in the order of .ci/order
-	$(TESTED) --processes=4 -m "slow and not smoke and not nightly" --order=.ci/order \
+	$(TESTED) --processes=6 -m "slow and not smoke and not nightly" --order=.ci/order \
 		--start-within=$(or $(WITHIN),2400)
 test-all: test-all-server test-all-airflow test-all-spark ## every test, in three parts for three machines
 test-all-server: $(UV)

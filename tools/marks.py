@@ -21,6 +21,7 @@ _MARK_OF_FIXTURE = {"airflow": "airflow", "spark": "jvm", "browser": "browser"}
 # What these start takes longer than a quick test may.
 _SLOW_MARKS = ("airflow", "browser", "jvm", "registry", "nightly")
 _GROUP_OF_MARK = {"browser": "page", "airflow": "Airflow", "jvm": "JVM"}
+SHARED = frozenset(_GROUP_OF_MARK.values())
 
 # Seconds after which a test is ended as failed, its fixtures included. They end a hang; they don't judge speed.
 _LIMIT = 60

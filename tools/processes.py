@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tools.marks import group_of
+from tools.marks import SHARED, group_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -53,12 +53,17 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def turns(items: Iterable[pytest.Item], *, in_order: bool) -> deque[list[int]]:
-    """Return the numbers of the tests that run one after the other in one process; the longest first."""
+    """Return the numbers of the tests that run one after the other in one process.
+
+    Those that share what is slow to start begin first. The others begin in their order where there is one, else the
+    longest first.
+    """
     groups: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         groups.setdefault(group_of(item) or item.nodeid, []).append(number)
-    found = list(groups.values())
-    return deque(found if in_order else sorted(found, key=len, reverse=True))
+    if in_order:
+        return deque(numbers for _, numbers in sorted(groups.items(), key=lambda group: group[0] not in SHARED))
+    return deque(sorted(groups.values(), key=len, reverse=True))
 
 
 class _Process:
