@@ -107,8 +107,10 @@ async def _lose_power(world: Stage) -> None:
     touched |= {body for stream in server.streams.values() for body in _bodies(stream.messages.values(), began)}
     world.account.excuse(touched)
     was = _bodies(server.streams[world.queue.name].messages.values())
+    copied = server.streams[f"{world.queue.name}-archive"].messages.values()
 
     def go_back() -> None:
+        tail = _bodies(copied, copies[world.queue.name]["last_time"])
         for name, copy in copies.items():
             server.streams[name].restore(copy)
         # Other jobs get the sequences of the tail, or those of it are stored again.
@@ -119,7 +121,7 @@ async def _lose_power(world: Stage) -> None:
         world.account.deleted -= {sequence for sequence in world.account.deleted if sequence > queue.last}
         # What is stored nowhere any more, or was lost with the queue's tail, is lost by the server.
         left, now = world.bodies_stored(), _bodies(queue.messages.values())
-        gone = {body for body in was | touched if body not in left} | (was - now)
+        gone = {body for body in was | touched if body not in left} | ((was | tail) - now)
         world.account.removed |= {body for body in gone if not world.account.done[body]}
         world.account.excuse(now - was)
 

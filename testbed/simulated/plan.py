@@ -16,6 +16,8 @@ CLOCK: Final = 2.0
 _CLUSTERED = 0.3
 _LOSING: Final = {"power", "purge", "delete", "republish"}
 _ROUGH = 0.6
+_PACE = 0.3
+_SLOW = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Plan:
     :param watchers: how many watch dead letters
     :param people: how many cancel jobs and park letters
     :param atomic: whether the queue allows atomic batches
+    :param pace: the longest time that work takes, in seconds
     :param consumers: how many consumers the queue has, each with subjects of its own
     :param faults: the share of seconds in which something goes wrong; 0 in a calm world
     :param kinds: what may go wrong
@@ -62,6 +65,7 @@ class Plan:
     seconds: float
     handlers: int = 0
     later: str = ""
+    pace: float = _PACE
 
     @classmethod
     def draw(cls, rng: random.Random, *, calm: bool = False) -> Plan:
@@ -97,6 +101,7 @@ class Plan:
             room=rng.randint(3, 12),
             seconds=rng.uniform(3.0, 20.0),
             handlers=0 if rough else rng.choice([0, 0, 1]),
+            pace=rng.choice([_PACE, _PACE, _SLOW]) if rough else _PACE,
         )
         if plan.full or _LOSING.intersection(kinds):
             # What comes later has the bodies of what was before: the two aren't told apart where jobs are lost.

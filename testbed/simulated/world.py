@@ -188,7 +188,7 @@ class World:
         self.touch(body)
         chance = 1.0 if self.settling else self.rng.random()
         try:
-            await asyncio.sleep(self.rng.uniform(0.0, 0.3))
+            await asyncio.sleep(self.rng.uniform(0.0, self.plan.pace))
             if chance < self.plan.terminates + self.plan.fails:
                 self.actors.note_failed(body)
             if chance < self.plan.terminates:
@@ -423,6 +423,7 @@ class World:
         breaking = asyncio.create_task(faults.play_faults(self))
         await asyncio.sleep(self.plan.seconds)
         await self._end(breaking)
+        await self._repair()
         for name in [name for name in names if name.startswith("publisher")]:
             if name in self.tasks:
                 await self.tasks[name]
@@ -442,18 +443,25 @@ class World:
             if isinstance(result, Exception):
                 raise result
 
-    async def _settle(self) -> None:
-        """Let everything end: redrive, and have a person bring back what nobody else may."""
+    async def _repair(self) -> None:
+        """End what is broken, and give each stream room: a queue that is full of dead letters takes no job."""
         if not self.server.is_up:
             self.server.start()
         for stream in self.server.streams.values():
             stream.led = True
         for connection in self.connections:
             self.restore(connection)
+        self.queue = _declared(self.plan, is_full=False)
+        if self.plan.full:
+            with suppress(*ERRORS):
+                async with self.connected() as connection:
+                    await provision(connection, self.queue)
+
+    async def _settle(self) -> None:
+        """Let everything end: redrive, and have a person bring back what nobody else may."""
         self.settling = True
         self.tell("settling")
         await self.actors.compare_watchers()
-        self.queue = _declared(self.plan, is_full=False)
         account: JobAccount | None = None
         until, left, rounds = self.server.loop.time() + _SETTLED_WITHIN, frozenset[str](), 0
         while self.server.loop.time() < until:
