@@ -76,7 +76,10 @@ class _Process:
         # What an earlier buffer holds would be written by both.
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
+        with warnings.catch_warnings():
+            # Of a process with several threads: the other one is that of pyarrow's allocator, which knows forks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
         if not self.pid:
             self.connection.close()
             _run_tests(session, number, inner)
