@@ -50,7 +50,7 @@ SERVER_CASES = (
         FLOW,
         "wait",
         "every end is seen, nothing is missed, nothing foreign is believed",
-        "wait advisory_ends ack_metrics end_evidence handles reconciler drained",
+        "wait advisory_ends ack_metrics end_evidence handles comparison_of_waits drained",
     ),
     _server(
         FLOW,
