@@ -9,8 +9,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
-from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    PermissionDeniedError,
+    TransientError,
+    UnreachableError,
+)
+from airflow_provider_jetstream.worker.dead_letter_target import is_same_message
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -43,6 +50,42 @@ async def send_until_confirmed(send: Callable[[], Awaitable[object]], what: str)
             await asyncio.sleep(PAUSE_AFTER_FAILURE)
         else:
             return
+
+
+async def is_still_stored(connection: Connection, message: PulledMessage) -> bool:
+    """Return whether a pulled message is still stored; if not, its sequence may be another job's.
+
+    The server takes what is sent to an acknowledgement subject for whatever job has the sequence. After a loss of power
+    that is one which was stored since: it would be lost, or run twice.
+    """
+    try:
+        stored = await get_message(connection, message.stream, message.sequence)
+    except PermissionDeniedError:
+        # An older user of the worker may not read it.
+        return True
+    return stored is not None and is_same_message(stored, message)
+
+
+async def end_delivery(
+    connection: Connection, message: PulledMessage, payload: bytes, what: str, *, reconnects: int | None
+) -> None:
+    """Acknowledge or terminate a message until that is confirmed, or the message isn't stored any more.
+
+    :param what: names the request in the log
+    :param reconnects: those of the connection when the message was delivered; ``None`` where the request may have been
+        sent before
+    """
+
+    async def send() -> None:
+        nonlocal reconnects
+        await connection.wait_until_connected(ANSWER_TIMEOUT)
+        if connection.reconnects != reconnects and not await is_still_stored(connection, message):
+            log.info("%s isn't needed: the job is no longer stored", what)
+            return
+        reconnects = None
+        await connection.request(message.reply, payload, time_limit=ANSWER_TIMEOUT)
+
+    await send_until_confirmed(send, what)
 
 
 def acknowledge_markers(connection: Connection, messages: Sequence[PulledMessage]) -> Sequence[PulledMessage]:

@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.line_text import one_line
-from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, PAUSE_AFTER_FAILURE, send_until_confirmed
+from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, PAUSE_AFTER_FAILURE, end_delivery
 from airflow_provider_jetstream.worker.dead_letter_target import (
     DeadLetterTarget,
     archive_exists,
@@ -132,8 +132,8 @@ class DeadLetterWriter:
                 problem,
             )
         payload = f"+TERM {one_line(death.explanation) or ''}".rstrip().encode()
-        terminate = partial(self._connection.request, message.reply, payload, time_limit=ANSWER_TIMEOUT)
-        await send_until_confirmed(terminate, f"the termination of job {death.sequence}")
+        what = f"the termination of job {death.sequence}"
+        await end_delivery(self._connection, message, payload, what, reconnects=None)
         return True
 
     def _death(

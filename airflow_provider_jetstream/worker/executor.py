@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_EXPIRES
-from airflow_provider_jetstream.jetstream.errors import UnreachableError
-from airflow_provider_jetstream.worker.acknowledgement import nak
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
+from airflow_provider_jetstream.worker.acknowledgement import is_still_stored, nak
 from airflow_provider_jetstream.worker.batch_call import BatchCall
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
@@ -115,6 +115,7 @@ class JobExecutor:
         job, now = Delivery.of(message), asyncio.get_running_loop().time()
         ack_wait = self.redelivery.ack_wait_seconds(job.attempt)
         run = JobRun(self, message, job, ack_wait, attempt_seconds(job, self.deadline), now)
+        run.reconnects = self.connection.reconnects
         self.settlement.jobs.add(run)
         return run
 
@@ -196,7 +197,7 @@ class JobExecutor:
                 return DeliveryOutcome.LEFT, error
             case NotDueError():
                 run.stop_signals()
-                await nak(self.connection, message, self.redelivery.nak_delay(error.seconds, job.attempt))
+                await self._nak(run, self.redelivery.nak_delay(error.seconds, job.attempt))
                 return DeliveryOutcome.DELAYED, None
             case HandlerCutOffError():
                 delay, outcome = self.redelivery.nak_delay(0, job.attempt), DeliveryOutcome.HANDED_BACK
@@ -208,7 +209,7 @@ class JobExecutor:
             await self.dead_letters.record_failure(message, error)
         finally:
             run.stop_signals()
-            await nak(self.connection, message, delay)
+            await self._nak(run, delay)
         return (DeliveryOutcome.DEAD if self.redelivery.is_last(job.attempt) else outcome), error
 
     async def _attempt(self, run: JobRun) -> HandlerResult:
@@ -251,5 +252,12 @@ class JobExecutor:
         if await self.dead_letters.terminate(run.message, error):
             return DeliveryOutcome.EXPIRED if isinstance(error, JobExpiredError) else DeliveryOutcome.GIVEN_UP
         run.stop_signals()
-        await nak(self.connection, run.message, self.redelivery.backoff_delay(run.job.attempt))
+        await self._nak(run, self.redelivery.backoff_delay(run.job.attempt))
         return DeliveryOutcome.RETRIED
+
+    async def _nak(self, run: JobRun, delay: int | None) -> None:
+        try:
+            if run.reconnects == self.connection.reconnects or await is_still_stored(self.connection, run.message):
+                await nak(self.connection, run.message, delay)
+        except (ApiError, TransientError) as error:
+            log.warning("the nak of job %d isn't sent: %s", run.message.sequence, error)

@@ -42,6 +42,7 @@ class JobRun:
     :ivar task: what does the rest, where more than the next answer of the server is awaited
     :ivar payload: its encoded completion; empty until that is sent, where it has no result
     :ivar is_stored: whether the completion is
+    :ivar reconnects: how often the connection was lost before the delivery
     :ivar request: the number of its unconfirmed request
     :ivar due: the earliest of the times below
     :ivar signal_at: when the server is told next that the job is in progress
@@ -63,6 +64,7 @@ class JobRun:
         "job",
         "message",
         "payload",
+        "reconnects",
         "request",
         "seconds",
         "signal_at",
@@ -84,6 +86,7 @@ class JobRun:
         self.task: asyncio.Task[None] | None = None
         self.payload = b""
         self.is_stored = False
+        self.reconnects = 0
         self.request = 0
         self.signal_at = now + self.interval
         self.deadline_at = self.answer_at = inf

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, UnreachableError
-from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
+from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, end_delivery
 from airflow_provider_jetstream.worker.confirmations import Confirmations
 from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome, is_outcome_logged, log_outcome
 
@@ -126,6 +125,12 @@ class JobSettlement:
                 run.is_stored = False
                 self._on_refused(run)
             return
+        reconnects = self._connection.reconnects
+        for run in runs:
+            if run.reconnects != reconnects:
+                self._on_refused(run)
+        if not (runs := [run for run in runs if run.reconnects == reconnects]):
+            return
         subjects = [run.message.ack_subject for run in runs]
         self._request(self._acknowledgements, runs, subjects, [b"+ACK"] * len(runs))
 
@@ -163,13 +168,16 @@ class JobSettlement:
             await self._connection.drop_unsent()
         if not run.is_stored:
             await self.completions.store(run.message, run.job, run.payload)
-        await self.acknowledge(run)
+        await self._acknowledge(run, None)
         return DeliveryOutcome.COMPLETED, None
 
     async def acknowledge(self, run: JobRun) -> None:
         """Acknowledge a job, until that is confirmed."""
-        acknowledge = partial(self._connection.request, run.message.reply, b"+ACK", time_limit=ANSWER_TIMEOUT)
-        await send_until_confirmed(acknowledge, f"the acknowledgement of job {run.job.shown_id}")
+        await self._acknowledge(run, run.reconnects)
+
+    async def _acknowledge(self, run: JobRun, reconnects: int | None) -> None:
+        what = f"the acknowledgement of job {run.job.shown_id}"
+        await end_delivery(self._connection, run.message, b"+ACK", what, reconnects=reconnects)
 
 
 def _any(_: Sequence[bytes]) -> bool:

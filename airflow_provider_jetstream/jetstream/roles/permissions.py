@@ -192,7 +192,7 @@ def _worker(queue: WorkQueue, consumer: str) -> Iterator[Permission]:
     if queue.dead_letters:
         yield _api("STREAM.INFO", queue.dead_letters.name, "where copies of dead letters are stored")
         yield _sends(f"{copy_filter(queue.name).removesuffix('>')}{consumer}.*", "copies of dead letters")
-        yield _api("STREAM.MSG.GET", queue.name, "whether a body is stored before its job is terminated")
+    yield _api("STREAM.MSG.GET", queue.name, "whether a job is still stored before its end is sent again")
 
 
 def _scan(queue: WorkQueue) -> Iterator[Permission]:
