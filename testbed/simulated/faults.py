@@ -148,6 +148,9 @@ async def _change_leader(world: Stage) -> None:
     await asyncio.sleep(world.rng.uniform(0.0, _UNREPLICATED))
     world.tell(f"{name} has no leader")
     stream.led = False
+    if name == f"{world.queue.name}-archive":
+        # What the server copies to a stream without a leader is dropped.
+        world.account.without_copies = True
     world.excuse_running()
     if name == world.queue.name:
         world.account.excuse(before)

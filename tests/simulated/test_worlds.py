@@ -38,6 +38,8 @@ REGRESSIONS: list[tuple[int, bool, dict[str, Any]]] = [
             "kinds": ("connection", "connection", "server", "power", "power"),
         },
     ),
+    # The archive had no leader when jobs were stored, which another program terminated: nothing has their bodies.
+    (331_000_370, False, {}),
 ]
 FIRST, LAST = map(int, os.environ.get("SEEDS", "0:8").split(":"))
 
