@@ -350,12 +350,12 @@ async def move(player: Player, rng: random.Random) -> None:
         config = {name: value for name, value in info["config"].items() if name != "metadata"}
         one, several = config.pop("filter_subject", None), config.pop("filter_subjects", None)
         filters[consumer], configs[consumer] = several or [one], config
-    giver, taker = rng.sample(["w", "v"], 2)
-    moved = rng.choice(filters[giver])
-    filters[giver].remove(moved)
+    before, after = rng.sample(["w", "v"], 2)
+    moved = rng.choice(filters[before])
+    filters[before].remove(moved)
     if _happens(rng, 0.8):
-        filters[taker].append(moved)
-    for consumer in (giver, taker):
+        filters[after].append(moved)
+    for consumer in (before, after):
         config = configs[consumer] | {"filter_subjects": filters[consumer] or [f"{player.name}.none.{consumer}"]}
         request = {"stream_name": player.name, "config": config, "action": "update"}
         await player.api(f"CONSUMER.CREATE.%.{consumer}", request)

@@ -97,8 +97,9 @@ def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
             yield Restriction(
                 "briefly-paused-consumer",
                 f"consumer {consumer.name} of {queue} is paused for {consumer.resumes_in.total_seconds():.0f} s more,"
-                f" as by a redrive in place, a census or a migration: which of its {consumer.in_flight} open deliveries"
-                " were the last ones of their jobs is known once it resumes; look again then",
+                " as by a redrive in place, a count under a pause or a migration: which of its"
+                f" {consumer.in_flight} open deliveries were the last ones of their jobs is known once it"
+                " resumes; look again then",
             )
     for name, in_flight in snapshot.census.incomplete.items() if snapshot.census else ():
         yield Restriction(
