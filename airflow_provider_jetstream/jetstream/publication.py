@@ -50,7 +50,7 @@ from airflow_provider_jetstream.jetstream.publishing.stored_jobs import (
 )
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, undeclared_changes
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, events_of, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
@@ -150,6 +150,8 @@ class Publication:
                 queue.name if queue else "a queue",
                 ["expected events, which record what is published for an idempotency_key: declare them"],
             )
+        if queue and waits:
+            events_of(queue)
 
     async def __aenter__(self) -> Self:
         """Begin: note that publishing begins, and read what is stored.

@@ -93,6 +93,18 @@ class Cursor(TaskValue):
         )
 
 
+def events_of(queue: WorkQueue) -> str:
+    """Return the name of the stream that stores how the queue's jobs end.
+
+    :raises QueueDeclarationError: the queue declares no events, so no completion is stored
+    """
+    if queue.events is None:
+        raise QueueDeclarationError(
+            queue.name, ["expected events, so that completions are stored and can be waited for: declare them"]
+        )
+    return queue.events.name
+
+
 async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[str, Any] | None = None) -> Cursor:
     """Record the current stream positions; do this before publishing.
 
@@ -101,12 +113,9 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
     :raises UnsuitableQueueError: jobs of the queue stay stored when they have ended, or their ends don't
     :raises NotFoundError: one of its streams doesn't exist
     """
-    if queue.events is None:
-        raise QueueDeclarationError(
-            queue.name, ["expected events, so that completions are stored and can be waited for: declare them"]
-        )
+    events_name = events_of(queue)
     info = info or await stream_info(connection, queue.name)
-    events = await stream_info(connection, queue.events.name)
+    events = await stream_info(connection, events_name)
     require_no_refusal(queue.name, [*field_findings("queue", info, "scan"), *field_findings("events", events, "scan")])
     dead_letters = queue.dead_letters.name if queue.dead_letters else None
     letters = await stream_info(connection, dead_letters) if dead_letters else None
@@ -116,7 +125,7 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
     return Cursor(
         queue=queue.name,
         created=info["created"],
-        events=queue.events.name,
+        events=events_name,
         events_from=_next_sequence(events),
         dead_letters=dead_letters,
         dead_letters_from=_next_sequence(letters) if letters else 1,
