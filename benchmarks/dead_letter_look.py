@@ -223,10 +223,9 @@ def _goals(table: Table, sizes: Mapping[int, int]) -> list[Goal]:
 
 
 def main() -> int:
-    """Measure, print the section, and write it to the page."""
+    """Measure and print the section."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--short", action="store_true", help="a small queue, which isn't written to the page")
-    parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
+    parser.add_argument("--short", action="store_true", help="a small queue")
     parser.add_argument("--letters", type=int, nargs="+", default=list(_ROUNDS))
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -237,8 +236,6 @@ def main() -> int:
     sizes = [1_000] if options.short else options.letters
     workload = measure({letters: 1 if options.short else _ROUNDS.get(letters, 1) for letters in sizes})
     print("\n".join(workload.lines()))
-    if not (options.short or options.print_only):
-        workload.write()
     return 0
 
 

@@ -73,7 +73,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--here", action="store_true", help="run this environment's command, install nothing")
-    parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -85,8 +84,6 @@ def main() -> int:
             rounds.append(asyncio.run(_round(own, python)))
     workload = _section(rounds, installed)
     print("\n".join(workload.lines()))
-    if not (options.print_only or options.here):
-        workload.write()
     return 0
 
 

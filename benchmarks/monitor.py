@@ -103,14 +103,13 @@ class Views:
 
 
 def main() -> int:
-    """Measure, print the section and write it to docs/benchmarks.md."""
+    """Measure and print the section."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--queues", type=int, default=100)
     parser.add_argument("--letters", type=int, default=100_000)
     parser.add_argument("--turns", type=int, default=25, help="how often each view is requested")
     parser.add_argument("--viewers", type=int, default=5, help="who poll meanwhile, besides the one who is measured")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name) / "nats") as server:
         began = time.monotonic()
@@ -130,8 +129,6 @@ def main() -> int:
                 measured += measure(airflow, views, options, workers, bare)
     workload = section(measured, options, bare, SHARE)
     print("\n".join(workload.lines()))
-    if not options.print_only:
-        workload.write()
     return 0
 
 

@@ -39,7 +39,6 @@ def main() -> int:
     parser.add_argument("--latency", type=float, default=400, help="milliseconds that each request takes longer")
     parser.add_argument("--queues", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, NatsServer(Path(name) / "nats") as server:
         asyncio.run(_fill(server.url, options.queues))
@@ -71,8 +70,6 @@ def main() -> int:
     )
     workload = PageWorkload("page load", "The page's first load", "page_load", text, (), [goal])
     print("\n".join(workload.lines()))
-    if not options.print_only:
-        workload.write()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What the workloads measured, and the sections of docs/benchmarks.md that are made of it.
+"""What the workloads measured, as sections in Markdown.
 
 A workload measures several ways of doing one thing, each in rounds of its own server, and compares their medians with
 its goals. A goal that is missed is written as missed, beside what limits the figure.
@@ -7,19 +7,16 @@ its goals. A goal that is missed is written as missed, beside what limits the fi
 import argparse
 import os
 import platform
-import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 
 from testbed.nats_server import NatsServer
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 ROUNDS = 5
 _SIGNIFICANT = 3
 
@@ -150,7 +147,7 @@ class Table:
 class Workload:
     """The results of a workload.
 
-    :param key: by which its section of the page is found, such as ``W1``
+    :param key: by which ``docs/benchmarks.md`` calls it, such as ``W1``
     :param title: of its section
     :param module: the module of this package that measures it
     :param text: what was done, and how it was verified
@@ -169,7 +166,7 @@ class Workload:
         """Return the section in Markdown."""
         counts = sorted(len(way.samples) for table in self.tables for way in table.ways) or [0]
         rounds = f"{counts[0]} to {counts[-1]}" if counts[0] != counts[-1] else f"{counts[0]}"
-        lines = [f"## {self.title}", "", *_wrapped(self.text), ""]
+        lines = [f"## {self.key}: {self.title}", "", *_wrapped(self.text), ""]
         lines += _wrapped(
             f"Measured by `python -m benchmarks.{self.module}`; medians of {rounds} {self.samples}. {machine()}"
         )
@@ -182,19 +179,6 @@ class Workload:
             expected = f"{'≤' if goal.at_most else '≥'} {_figure(goal.goal)}"
             lines.append(_row([goal.text, expected, _figure(goal.value), verdict]))
         return lines
-
-    def write(self, page: Path = PAGE) -> None:
-        """Replace the workload's section of the page, or append it."""
-        begin, end = f"<!-- {self.key}: written by benchmarks.{self.module} -->", f"<!-- end of {self.key} -->"
-        section = "\n".join([begin, "", *self.lines(), "", end])
-        text = page.read_text(encoding="utf-8")
-        place = re.compile(rf"<!-- {re.escape(self.key)}: .*?{re.escape(end)}", re.DOTALL)
-        text = place.sub(lambda _: section, text) if place.search(text) else f"{text.rstrip()}\n\n{section}\n"
-        page.write_text(text, encoding="utf-8")
-
-    def missed(self) -> list[Goal]:
-        """Return the goals that aren't reached."""
-        return [goal for goal in self.goals if not goal.is_hit]
 
 
 def measure_in_turns(
@@ -217,18 +201,15 @@ def server_cpu(server: NatsServer) -> float:
 
 
 def run_workload(measure: Callable[[bool], Workload], description: str | None) -> int:
-    """Run a workload as the command line says, print its section, and write it to the page.
+    """Run a workload as the command line says, and print its section.
 
     :param measure: returns the results; its argument is whether the short form was asked for
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--short", action="store_true", help="few and small rounds, which aren't written to the page")
-    parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
+    parser.add_argument("--short", action="store_true", help="few and small rounds")
     options = parser.parse_args()
     workload = measure(options.short)
     print("\n".join(workload.lines()))
-    if not (options.short or options.print_only):
-        workload.write()
     return 0
 
 

@@ -237,12 +237,11 @@ def workload(samples: list[SoakSample], messages: int, rate: int) -> Workload:
 
 
 def main() -> int:
-    """Run, print the section, and write it to the page."""
+    """Run and print the section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=int, default=5000, help="messages a second")
     parser.add_argument("--keep", type=Path, help="a file to which the samples are written as they come")
-    parser.add_argument("--print-only", action="store_true", help="don't write docs/benchmarks.md")
     options = parser.parse_args()
     session = new_session()
     session.conf.set("spark.sql.shuffle.partitions", "2")
@@ -250,8 +249,6 @@ def main() -> int:
     session.stop()
     section = workload(samples, messages, options.rate)
     print("\n".join(section.lines()))
-    if not options.print_only:
-        section.write()
     return 0
 
 

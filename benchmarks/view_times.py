@@ -1,4 +1,4 @@
-"""What was measured of the page's views, and its section of docs/benchmarks.md."""
+"""What was measured of the page's views, and its section in Markdown."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LatencyTable:
 
 
 def section(measured: list[Measured], options: argparse.Namespace, bare: float, share: float) -> Workload:
-    """Return the section of docs/benchmarks.md."""
+    """Return the section."""
     goals, load, cores = [], os.getloadavg()[1], os.cpu_count() or 1
     limit = f"the machine was shared, load {load:.0f} on {cores} cores" if load > 2 * cores else ""
     for each in measured:
