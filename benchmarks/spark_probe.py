@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Self
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
@@ -84,7 +83,7 @@ def _work(url: str, stream: str, latencies: list[float]) -> None:
         while not (latencies and latencies[-1] < 0):
             socket.receive(lambda _buffer, _filled: True, 600)
             position, acks = 0, b""
-            while frame := next_frame(socket.buffer, position, socket.filled):
+            while frame := socket.next_frame(position):
                 position = frame.end
                 _, _, reply, reply_end, _, body, end = frame.offsets
                 if reply_end > reply:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 
 # Digits at the start of each body: the message's number, from 1 on.
@@ -61,7 +60,7 @@ def _await_acknowledgements(socket: NatsSocket, expected: int) -> None:
     while expected:
         socket.receive(lambda _buffer, _filled: True)
         position = 0
-        while frame := next_frame(socket.buffer, position, socket.filled):
+        while frame := socket.next_frame(position):
             position = frame.end
             if not frame.sid:
                 socket.handle_control(frame)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream import provision
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from testbed.face import AuditLog, consumer_info, probe_consumer, read_range, store, stream_info
 from testbed.queues import CONSUMER, small_queue
 from testbed.spark_face import run_on_own_connection
@@ -61,7 +60,7 @@ def exhaust_deliveries(options: Mapping[str, str], queue: WorkQueue, count: int)
         while remaining:
             socket.receive(lambda _buffer, _filled: True)
             position = 0
-            while frame := next_frame(socket.buffer, position, socket.filled):
+            while frame := socket.next_frame(position):
                 position = frame.end
                 if not frame.sid:
                     socket.handle_control(frame)

@@ -86,6 +86,40 @@ class Frame(NamedTuple):
     offsets: tuple[int, int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0, 0)
 
 
+class Unfinished:
+    """What is known of a frame that hasn't arrived as a whole, so that a line in many pieces is read once.
+
+    Its positions are those of one buffer, whose frames are parsed from its start on.
+    """
+
+    __slots__ = ("_needed", "_searched")
+
+    def __init__(self) -> None:
+        # No line ends before the one position, and the last frame that was begun ends at the other.
+        self._searched = self._needed = 0
+
+    def drop(self, count: int) -> None:
+        """Take note that so many bytes at the start of the buffer are gone."""
+        self._searched, self._needed = self._searched - count, self._needed - count
+
+    def next_frame(self, buffer: bytearray | bytes, start: int, filled: int) -> Frame | None:
+        """Parse a frame as :func:`next_frame` does."""
+        if filled < self._needed or not self._has_line(buffer, start, filled):
+            return None
+        if (frame := _frame_at(buffer, start, filled)) is None or frame.end > filled:
+            self._needed = frame.end if frame else 0
+            return None
+        return frame
+
+    def _has_line(self, buffer: bytearray | bytes, start: int, filled: int) -> bool:
+        # The last byte may be the first one of a line's end.
+        if buffer.find(_END, max(start, self._searched - 1), filled) >= 0:
+            return True
+        self._searched = filled
+        # A line that is too long is refused before its end.
+        return filled - start > PROTOCOL_LINE
+
+
 def next_frame(buffer: bytearray | bytes, start: int, filled: int) -> Frame | None:
     """Parse the frame that begins at a position; ``None`` where it hasn't arrived as a whole.
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.client.message import NO_MESSAGE
-from airflow_provider_jetstream.jetstream.client.wire import encode_message, next_frame
+from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.spark.source.columns import SIZE, FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.source.source_stream import parse_time
@@ -87,7 +87,7 @@ class ApiFetch:
         while indexes:
             socket.receive(lambda _buffer, _filled: True)
             position = 0
-            while frame := next_frame(socket.buffer, position, socket.filled):
+            while frame := socket.next_frame(position):
                 position = frame.end
                 subject, subject_end, _, _, header, body_start, end = frame.offsets
                 if not frame.sid:

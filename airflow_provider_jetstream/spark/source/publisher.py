@@ -15,7 +15,6 @@ import numpy as np
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, publish_ack_frame
-from airflow_provider_jetstream.jetstream.client.wire import Frame, next_frame
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DeadlineError,
@@ -32,6 +31,7 @@ from airflow_provider_jetstream.spark.source.stored_rows import WRONG_LAST_SEQUE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from airflow_provider_jetstream.jetstream.client.wire import Frame
     from airflow_provider_jetstream.spark.source.options import WriteOptions
     from airflow_provider_jetstream.spark.source.row_encoder import EncodedRows
 
@@ -210,7 +210,7 @@ class Publisher:
                 for index, sequence in self._duplicate.findall(buffer, position, match.end()):
                     self._note_repeated(int(index), int(sequence), tries=0)
                 position = match.end()
-            if frame := next_frame(buffer, position, filled):
+            if frame := self.socket.next_frame(position):
                 position = frame.end
                 self._handle_frame(frame)
             else:

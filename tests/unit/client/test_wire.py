@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.client.wire import (
     FrameForm,
     HeaderBlock,
     SentFrameReader,
+    Unfinished,
     encode_message,
     encode_subject,
     next_frame,
@@ -51,6 +52,7 @@ class _Reader:
         self.frames: list[tuple[bytes, ...]] = []
         self._form = form
         self._data = b""
+        self._unfinished = Unfinished()
 
     def read(self, data: bytes, size: int = 1 << 30) -> None:
         for start in range(0, len(data), size):
@@ -59,7 +61,7 @@ class _Reader:
 
     def _read_whole(self) -> None:
         position = 0
-        while frame := next_frame(self._data, position, len(self._data)):
+        while frame := self._unfinished.next_frame(self._data, position, len(self._data)):
             if self._form and frame.sid == self._form[0]:
                 position, count, _ = self._form[1].take(self._data, position)
                 if count:
@@ -70,6 +72,7 @@ class _Reader:
             parts = [self._data[first:last] for first, last in places]
             self.frames.append((frame.sid, *parts) if frame.sid else (frame.op, frame.line))
         self._data = self._data[position:]
+        self._unfinished.drop(position)
 
 
 def reference(data: bytes) -> list[tuple[bytes, ...]]:
@@ -147,6 +150,19 @@ def test_what_no_server_sends_is_refused_before_it_is_waited_for(data: bytes, si
     with pytest.raises(WireError):
         reader.read(data, size)
     assert reader.frames == []
+
+
+@pytest.mark.parametrize("begun", [b"MSG " + b"x" * 90, b"INFO " + b"x" * 90, b"MSG a 1 200\r\n" + b"x" * 90], ids=str)
+@pytest.mark.parametrize("before", [b"", b"PING\r\n"])
+def test_a_frame_that_comes_in_pieces_is_read_once(before: bytes, begun: bytes) -> None:
+    # A long line in a thousand pieces would be searched a thousand times otherwise.
+    unfinished, data = Unfinished(), before + begun
+    if before:
+        assert unfinished.next_frame(data, 0, len(data))
+    assert unfinished.next_frame(data, len(before), len(data)) is None
+    unfinished.drop(len(before))
+    changed = begun[:50] + b"\r\n" + begun[52:] + b"x"
+    assert unfinished.next_frame(changed, 0, len(changed)) is None
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))

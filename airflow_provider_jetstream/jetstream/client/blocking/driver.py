@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.blocking.requests import Reques
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
-from airflow_provider_jetstream.jetstream.client.wire import encode_message, next_frame
+from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
@@ -274,8 +274,8 @@ class CoroutineDriver:
 
     def _read_answers(self) -> None:
         socket, position = self.socket, 0
-        buffer, filled = socket.buffer, socket.filled
-        while frame := next_frame(buffer, position, filled):
+        buffer = socket.buffer
+        while frame := socket.next_frame(position):
             position = frame.end
             if not frame.sid:
                 try:

@@ -31,7 +31,7 @@ from airflow_provider_jetstream.jetstream.client.tls import (
     tls_problem,
 )
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
-from airflow_provider_jetstream.jetstream.client.wire import Frame, new_sid, next_frame
+from airflow_provider_jetstream.jetstream.client.wire import Frame, Unfinished, new_sid
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     JetStreamProviderError,
@@ -72,6 +72,7 @@ class NatsSocket:
         self.server_info: dict[str, Any] = {}
         self.buffer = bytearray(_BUFFER_BYTES)
         self.filled = 0
+        self._unfinished = Unfinished()
         self._replies = 0
         self._pongs = 0
         self._socket = self._connect(settings)
@@ -164,6 +165,14 @@ class NatsSocket:
         rest = self.filled - end
         self.buffer[:rest] = self.buffer[end : self.filled]
         self.filled = rest
+        self._unfinished.drop(end)
+
+    def next_frame(self, start: int) -> Frame | None:
+        """Parse the frame that begins at a position of the buffer; ``None`` where it hasn't arrived as a whole.
+
+        :raises WireError: the bytes aren't a frame
+        """
+        return self._unfinished.next_frame(self.buffer, start, self.filled)
 
     def handle_control(self, frame: Frame) -> None:
         """Handle a frame that isn't a message.
@@ -192,7 +201,7 @@ class NatsSocket:
         deadline = time.monotonic() + self.timeout
         while True:
             position, answer = 0, None
-            while answer is None and (frame := next_frame(self.buffer, position, self.filled)):
+            while answer is None and (frame := self.next_frame(position)):
                 position = frame.end
                 if not frame.sid:
                     self.handle_control(frame)
@@ -229,7 +238,7 @@ class NatsSocket:
         address = urlsplit(server)
         host = str(address.hostname)
         deadline = time.monotonic() + timeout
-        self.filled = 0
+        self.filled, self._unfinished = 0, Unfinished()
         try:
             self._socket = socket.create_connection((host, address.port), timeout)
         except OSError as error:
@@ -314,7 +323,7 @@ class NatsSocket:
         return connection_error(server, text) or UnreachableError(f"{server} ended the connection: {text}")
 
     def _next_frame(self, deadline: float) -> Frame:
-        while (frame := next_frame(self.buffer, 0, self.filled)) is None:
+        while (frame := self.next_frame(0)) is None:
             self.receive(lambda _buffer, _filled: True, max(0.001, deadline - time.monotonic()))
             if time.monotonic() > deadline:
                 raise DeadlineError("the server hasn't sent a whole line of the NATS protocol in time")
