@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Job, Origin, PublishReport, publish
+from airflow_provider_jetstream.jetstream import Job, JobError, Origin, PublishReport, publish
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestStore, remove_unneeded_manifests
 from testbed import seams
@@ -100,6 +100,76 @@ async def test_what_a_killed_run_has_stored_is_not_published_by_the_next(
     stored = queue_info["state"]["last_seq"]
     assert sorted(last.sequences) == list(range(1, 5))
     assert last.duplicates == stored
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_a_changed_job_is_refused_that_a_killed_run_has_stored(
+    connection: NatsPyConnection, name: str, *, is_done: bool
+) -> None:
+    queue = await make_queue(connection, name, archive=is_done, **WINDOW)
+    await run(connection, queue, "monday", named("ab"), killed=True)
+    if is_done:
+        await finish_all(connection, queue, 2)
+    await asyncio.sleep(AFTER_WINDOW)
+    with pytest.raises(JobError, match="job 0 has the id 'a', under which"):
+        await run(connection, queue, "tuesday", [Job(b"changed", id="a"), *named("bc")])
+    # The refused run hasn't recorded what it found, and doesn't say that all is recorded.
+    again = await run(connection, queue, "wednesday", named("cba"))
+    assert (list(again.sequences), again.duplicates) == ([3, 2, 1], 2)
+
+
+def _broken(jobs: Iterable[Job]) -> Iterable[Job]:
+    yield from jobs
+    raise OSError("the source")
+
+
+@pytest.mark.parametrize(
+    ("second", "origin"),
+    [
+        ("another list", Origin.of_key("k")),
+        ("a source that fails", Origin.of_key("k")),
+        ("a source that fails", Origin("dag", "run", "task", operation="second call", max_tries=1)),
+        ("a source that fails", Origin("dag", "run", "task", max_tries=1)),
+    ],
+    ids=["key", "key, source fails", "one of several calls", "task"],
+)
+async def test_what_a_try_found_and_did_not_list_is_found_again(
+    connection: NatsPyConnection, name: str, second: str, origin: Origin
+) -> None:
+    queue, subject = await make_queue(connection, name, **WINDOW), f"{name}.jobs.x"
+    await publish_until_killed(connection, queue, named("ab"), origin, subject=subject)
+    await asyncio.sleep(AFTER_WINDOW)
+    if second == "another list":
+        await publish(connection, queue, named("c"), origin=origin, subject=subject)
+    else:
+        with pytest.raises(OSError, match="the source"):
+            await publish(connection, queue, _broken(named("c")), origin=origin, subject=subject)
+    await asyncio.sleep(AFTER_WINDOW)
+    last = await publish(connection, queue, named("abc"), origin=origin, subject=subject)
+    assert (list(last.sequences), last.duplicates) == ([1, 2, 3], 3)
+    assert await stored_count(connection, name) == 3
+
+
+async def test_a_program_that_was_killed_is_refused_a_changed_job_as_well(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=False, **WINDOW)
+    key = "daily import"
+
+    def stopping() -> Iterable[Job]:
+        yield Job({"id": "in the body", "n": 1}, id="a")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await publish(connection, queue, stopping(), idempotency_key=key, subject=f"{name}.jobs.x")
+    await asyncio.sleep(AFTER_WINDOW)
+    before = (await stream_info(connection, name))["state"]["last_seq"]
+    with pytest.raises(JobError, match="under which"):
+        await publish(connection, queue, [Job({"n": 2}, id="a")], idempotency_key=key, subject=f"{name}.jobs.x")
+    # Another job of another program under the same id isn't the key's.
+    again = await publish(connection, queue, [Job({"n": 2}, id="a")], idempotency_key="other", subject=f"{name}.jobs.x")
+    assert again.duplicates == 0
+    assert (await stream_info(connection, name))["state"]["last_seq"] == before + 1
 
 
 async def test_two_runs_at_once_store_each_job_once(connection: NatsPyConnection, name: str) -> None:

@@ -36,7 +36,7 @@ _DEEP = {
     # The stored form of these facts, who may change it, and when it can go.
     "jetstream.publishing.manifest_record": 580,
     # What a table of stored jobs, a search and an answer of the server prove about one job.
-    "jetstream.publishing.stored_jobs": 480,
+    "jetstream.publishing.stored_jobs": 520,
     # Cursor, manifest and handle of one publication, and what retry, clear and re-created run mean for them.
     "jetstream.publication": 720,
     # Each operation twice, blocking and awaited, with what it takes.

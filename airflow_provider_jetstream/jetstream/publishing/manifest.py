@@ -305,6 +305,8 @@ class Manifest(_TaskRecord):
         """
         known, search_from = self.known, earlier.unrecorded_from
         known.salts, known.of_any_task = earlier.salts, self._is_shared
+        # Other calls of the task, and other runs of its name, have jobs with its key too.
+        known.task_key = None if earlier.shares_task_key else self._origin.key
         # The events stream keeps the record of a key for its max_age after the last run, and so must its rows be kept.
         self._rows.resume(earlier, renews_parts=self._is_shared)
         async for part in read_rows(self._connection, self._document(earlier.created), earlier):
@@ -329,8 +331,6 @@ class Manifest(_TaskRecord):
             created=datetime.fromisoformat(earlier.created),
             queue_from=search_from,
             events_from=earlier.position("events_from") or 1,
-            # Other calls of the task, and other runs of its name, have jobs with its key too.
-            task_key=None if earlier.shares_task_key else self._origin.key,
         )
 
     async def _find_own(self, created: str | None = None) -> tuple[StoredHead | None, bool]:
@@ -544,7 +544,7 @@ class Manifest(_TaskRecord):
         count = len(self.known) + self._rows.added if self._is_shared else report.job_count
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
         recorded = self._rows.recorded(published_head(head, report))
-        has_all = self._takes_extra or next(self.known.not_listed(), None) is None
+        has_all = (self._takes_extra and self.known.are_named) or not self.known.may_have_others
         is_complete = is_known and is_latest and has_all and not self._rows.overflows
         complete = {"unrecorded_from": None} if is_complete else {}
         return recorded.model_copy(update={**outcome, **complete})

@@ -42,6 +42,7 @@ from airflow_provider_jetstream.jetstream.publishing.job_content import (
     content_of_message,
     is_same_job,
 )
+from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
@@ -81,11 +82,15 @@ class StoredJobs:
         self._ended = _table()
         # The same of those that name the task, as another list of the task may have had them.
         self._named_task = _table()
+        # With an idempotency key, the same by the digests of message id and stated id: no message names the key.
+        self._same_id = _table()
         self._listed: set[bytes] = set()
         self._unverified: dict[bytes, int] = {}
         # What makes other message ids of jobs whose own ids somebody else had taken.
         self.salts: Sequence[str] = ()
         self.of_any_task = False
+        # The key in the task's jobs; ``None`` where other jobs have it too.
+        self.task_key: str | None = None
 
     def __len__(self) -> int:
         return len(self._own)
@@ -103,11 +108,10 @@ class StoredJobs:
         if self._own.position(digest) is None:
             self._unverified[digest] = sequence
 
-    def add_message(self, message: StoredMessage, sequence: int, *, task_key: str | None) -> None:
+    def add_message(self, message: StoredMessage, sequence: int) -> None:
         """Add a message that is stored, whoever has published it.
 
         :param sequence: its stream sequence in the queue, or that of a schedule, marked
-        :param task_key: the key in the task's jobs; ``None`` where other jobs have it too
         """
         message_id = message.header(SCHEDULED_MSG_ID) or message.header(MSG_ID) or ""
         value = sha256(message.data).digest()[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
@@ -116,7 +120,9 @@ class StoredJobs:
         content = content_of_message(message, of_any_task=self.of_any_task)
         self._found.set(_both(digest, content), sequence.to_bytes(8))
         self._others.set(digest, value)
-        if task_key and message.header(AIRFLOW_TASK) == task_key:
+        if self.of_any_task and (stated := stated_job_id(message.headers, message.data)):
+            self._same_id.set(_both(digest, stated.encode()), value)
+        if self.task_key and message.header(AIRFLOW_TASK) == self.task_key:
             self._named_task.set(digest, value)
 
     def add_ended(self, message_id: str, sequence: int) -> None:
@@ -152,7 +158,7 @@ class StoredJobs:
         if self.is_empty:
             return None
         self.check(index, job)
-        if len(self._named_task):
+        if len(self._others) or len(self._ended):
             self._listed.update(self._digests(job))
         if (digest := digest_of(job.message_id)) and (position := self._own.position(digest)) is not None:
             self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
@@ -179,6 +185,19 @@ class StoredJobs:
         for digest, value in self._named_task:
             if digest not in self._listed and self._own.position(digest) is None:
                 yield digest, value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
+
+    @property
+    def are_named(self) -> bool:
+        """Whether each message says whether it is one of these jobs."""
+        return self.task_key is not None and not self.of_any_task
+
+    @property
+    def may_have_others(self) -> bool:
+        """Whether a search found what may be a job of the task and is none of the list's: it has to be found again."""
+        if self.are_named:
+            return next(self.not_listed(), None) is not None
+        found = (digest for table in (self._others, self._ended) for digest, _ in table)
+        return any(digest not in self._listed and self._own.position(digest) is None for digest in found)
 
     def is_recorded(self, job: OutgoingJob) -> bool:
         """Return whether a job is in the task's manifest."""
@@ -219,8 +238,12 @@ class StoredJobs:
         return next((int.from_bytes(value) for value in values if value), None)
 
     def _named_as(self, job: OutgoingJob) -> tuple[bytes, int] | None:
-        """Return body digest and sequence of what the task itself seems to have stored under a given id."""
-        values = (self._named_task.get(digest) for digest in self._digests(job))
+        """Return body digest and sequence of what the task, or the key, seems to have stored under a given id."""
+        table, digests = self._named_task, self._digests(job)
+        if self.of_any_task:
+            stated = (stated_job_id(job.headers.items(), job.body or b"") or "").encode()
+            table, digests = self._same_id, (_both(digest, stated) for digest in digests)
+        values = map(table.get, digests)
         return next(
             ((value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])) for value in values if value), None
         )
@@ -243,7 +266,6 @@ async def find_stored_jobs(
     created: datetime,
     queue_from: int,
     events_from: int,
-    task_key: str | None,
 ) -> None:
     """Search the queue, its companions included, for jobs, and add all of them to those that are known.
 
@@ -251,14 +273,13 @@ async def find_stored_jobs(
     :param created: when the queue's stream was created; the archive may hold copies from an earlier one of its name
     :param queue_from: the first sequence of the queue that counts
     :param events_from: the first sequence of the events stream that counts
-    :param task_key: the key in the task's jobs; ``None`` where other jobs have it too
     """
     # In the order in which a job moves, so that none is missed.
     if queue.schedules:
         async for schedule in _read(connection, queue.schedules.name, ">", 1):
-            stored.add_message(schedule, schedule.sequence | SCHEDULED, task_key=task_key)
+            stored.add_message(schedule, schedule.sequence | SCHEDULED)
     async for sequence, message in _copies(connection, queue, created, queue_from):
-        stored.add_message(message, sequence, task_key=task_key)
+        stored.add_message(message, sequence)
     if queue.events:
         async for message in _read(connection, queue.events.name, completion_filter(queue.name), events_from):
             event = event_of(message, queue.name)
