@@ -195,20 +195,6 @@ def bucket_is_read_by_key(setting: Setting) -> None:
     assert setting.load(bucket).count() == 4
 
 
-def filters_are_pushed_without_effect_on_the_rows(setting: Setting) -> None:
-    options = setting.make_stream(_ORDERS)
-    setting.spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    register(setting.spark)
-    try:
-        frame = setting.load(options, pushFilters="true")
-        assert setting.rows(frame.where("seq > 2"), "seq") == [(3,), (4,)]
-        assert setting.rows(frame.where(f"subject = '{setting.name}.cancelled'"), "seq") == [(2,)]
-        assert setting.rows(frame, "seq") == [(1,), (2,), (3,), (4,)]
-    finally:
-        setting.spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-        register(setting.spark)
-
-
 def refused_rows_are_kept_with_their_reasons(setting: Setting) -> None:
     options, path = setting.make_stream([], max_msg_size=300), str(setting.folder / "refused")
     number = f.col("id")
@@ -297,7 +283,6 @@ BATCHES: Final[tuple[Callable[[Setting], None], ...]] = (
     refused_rows_are_kept_with_their_reasons,
     sql_reads_and_inserts,
     bucket_is_read_by_key,
-    filters_are_pushed_without_effect_on_the_rows,
     lost_messages_fail_a_read,
     repaired_letters_are_redriven,
 )

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.datasource import GreaterThan
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from queries import places
 from spark_streams import make_stream, open_stream, publish, publish_numbers, purge
@@ -14,7 +13,6 @@ from spark_streams import make_stream, open_stream, publish, publish_numbers, pu
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import (
-    JetStreamFilteringReader,
     JetStreamReader,
     take_snapshots,
 )
@@ -100,17 +98,6 @@ def test_filters_hold_for_every_stream(pair: list[SourceStream], pair_options: d
         (other.name, 2),
     ]
     assert _read({**pair_options, "filterSubjects": f"{other.name}.0"}) == [(other.name, 1), (other.name, 8)]
-
-
-def test_pushed_filters_narrow_every_stream(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    one, other = pair
-    for stream, count in zip(pair, (10, 7), strict=True):
-        make_stream(stream)
-        publish_numbers(stream, count)
-    reader: Any = _load(pair_options, JetStreamFilteringReader)
-    conditions = [GreaterThan(("seq",), 6)]
-    assert reader.pushFilters(conditions) == conditions
-    assert list(places(reader, reader.partitions())) == [*_numbers(one, 7, 10), *_numbers(other, 7, 7)]
 
 
 def test_a_loss_names_its_stream_and_is_accepted_for_that_stream(

@@ -11,8 +11,6 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
 from spark_streams import delete, make_stream, open_stream, publish, publish_numbers, purge
 
-from testbed.spark_face import JetStreamDataSource
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -146,48 +144,6 @@ def test_times_bound_a_read(spark: SparkSession, stream_options: dict[str, str],
     assert all(bounds[0] <= row.timestamp.replace(tzinfo=UTC) < bounds[1] for row in rows)
     rest = _load(spark, stream_options, startingTimestamp=bounds[1].isoformat()).collect()
     assert [row.seq for row in rest] == list(range(21, 31))
-
-
-def test_pushed_filters_give_no_wrong_rows(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 1000)
-    frame = _load(spark, stream_options, pushFilters="true")
-    # Spark 4.3 uses the scan that the first query has narrowed for the second one as well.
-    assert frame.where("seq < 20").count() == 19
-    assert frame.count() == 1000
-
-
-def test_filters_are_pushed_to_the_server_where_spark_honours_them(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, nats: NatsServer
-) -> None:
-    class HonouredDataSource(JetStreamDataSource):
-        honours_filters = True
-
-        @classmethod
-        def name(cls) -> str:
-            return "honoured"
-
-    spark.dataSource.register(HonouredDataSource)
-    make_stream(stream)
-    publish(stream, ((f"{stream.name}.{number % 7}", None, b"x" * 500) for number in range(7000)))
-    message = stream.next_message(4000)
-    assert message is not None
-    since = message.stored_at.strftime("%Y-%m-%d %H:%M:%S.%f")
-    for condition, most in (
-        ("seq between 3000 and 3099 and seq % 2 = 0", 100),
-        (f"subject = '{stream.name}.3'", 1000),
-        (f"timestamp >= '{since}' and subject in ('{stream.name}.1', '{stream.name}.2', 'a b')", 900),
-    ):
-        unpushed = sorted(row.seq for row in _load(spark, stream_options).where(condition).select("seq").collect())
-        before = nats.monitor("varz")["out_msgs"]
-        loaded = spark.read.format("honoured").options(**stream_options, pushFilters="true").load()
-        pushed = loaded.where(condition)
-        assert sorted(row.seq for row in pushed.select("seq").collect()) == unpushed
-        # In addition to messages: answers to the requests of planning and of tasks.
-        assert nats.monitor("varz")["out_msgs"] - before <= most + 80, condition
-        assert unpushed
 
 
 def test_a_work_queue_is_read_while_its_workers_run(

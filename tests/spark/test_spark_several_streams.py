@@ -55,7 +55,7 @@ def test_a_batch_reads_several_streams(
     assert frame.where(f"stream = '{pair[1].name}'").count() == 100
     # With a schema of the user's own, the streams are looked up for each action.
     pattern = {"servers": pair_options["servers"], "streamPattern": f"{pair[0].name[:-1]}?"}
-    own = spark.read.format("jetstream").options(**pattern, pushFilters="true").schema("stream string, seq bigint")
+    own = spark.read.format("jetstream").options(**pattern).schema("stream string, seq bigint")
     assert own.load().where("seq > 99").count() == 203
 
 

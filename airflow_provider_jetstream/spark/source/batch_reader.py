@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.data_loss import Planned, record_matches
-from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
 from airflow_provider_jetstream.spark.source.partition_planner import (
     LATEST,
@@ -22,7 +20,6 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     fetch_method,
     first_sequence,
     last_sequence,
-    narrow,
     plan_ranges,
     range_starts,
     require_latest,
@@ -33,10 +30,9 @@ from airflow_provider_jetstream.spark.source.source_options import source_option
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo, names_of_streams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
     from pyspark.sql.types import StructType
 
     from airflow_provider_jetstream.spark.source.options import ReadOptions
@@ -101,7 +97,6 @@ class JetStreamReader(DataSourceReader):
             schema, with_headers=shared.include_headers, decompress=shared.decompress, of_bucket=shared.of_bucket
         )
         self._snapshots = snapshots
-        self._bounds = PushedBounds(subjects=shared.filters or None)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Divide the messages between tasks.
@@ -109,8 +104,6 @@ class JetStreamReader(DataSourceReader):
         :raises NotFoundError: no stream matches
         :raises SparkOptionError: bounds that name streams leave one out
         """
-        if self._bounds.subjects == ():
-            return []
         with closing(NatsSocket(socket_settings(self._raw_options))) as socket:
             snapshots = _snapshots(socket, self._options) if self._snapshots is None else self._snapshots
             # Not when data is loaded: nothing tells then whether a query is, which may wait for streams, and needs no
@@ -125,8 +118,8 @@ class JetStreamReader(DataSourceReader):
         tasks: list[Range] = []
         for name, snapshot in snapshots.items():
             options = with_share(self._options.of(name), sizes[name], sum(sizes.values()))
-            method, subjects = fetch_method(options, snapshot.info, snapshot.version), self._bounds.subjects or ()
-            tasks += plan_ranges(*ends[name], options, snapshot.info, method, subjects, snapshot.planned)
+            method = fetch_method(options, snapshot.info, snapshot.version)
+            tasks += plan_ranges(*ends[name], options, snapshot.info, method, options.filters, snapshot.planned)
         return [RangePartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -143,26 +136,13 @@ class JetStreamReader(DataSourceReader):
     def _latest(self, name: str, snapshot: StreamSnapshot) -> Range:
         """Return the whole stream as one task."""
         info = snapshot.info
-        require_latest(self._options.of(name), info)
-        return Range(name, 1, info.last, LATEST, self._bounds.subjects or (), info.created, detect_loss=False)
+        options = self._options.of(name)
+        require_latest(options, info)
+        return Range(name, 1, info.last, LATEST, options.filters, info.created, detect_loss=False)
 
     def _ends(self, stream: SourceStream, snapshot: StreamSnapshot) -> tuple[int, int]:
         """Return the first and the last sequence to read of a stream."""
         options, info = self._options.of(stream.name), snapshot.info
         # Refused before anything is asked of the server.
         fetch_method(options, info, snapshot.version)
-        first = first_sequence(stream, options, info)
-        return narrow(stream, first, last_sequence(stream, options.end, info), info, self._bounds)
-
-
-class JetStreamFilteringReader(JetStreamReader):
-    """A reader with filter pushdown.
-
-    It is a class of its own because Spark refuses readers with ``pushFilters`` unless its configuration allows them.
-    """
-
-    @override
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow the read, and return all filters, so that Spark applies them again."""
-        self._bounds = push_down(filters, self._options.shared.filters)
-        return filters
+        return first_sequence(stream, options, info), last_sequence(stream, options.end, info)

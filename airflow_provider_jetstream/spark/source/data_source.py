@@ -37,7 +37,6 @@ class JetStreamDataSource(DataSource):
     """
 
     policy: ClassVar[ConnectionPolicy] = ConnectionPolicy()
-    honours_filters: ClassVar[bool] = False
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         # Every query comes through here; what runs later takes these options as they are.
@@ -65,11 +64,9 @@ class JetStreamDataSource(DataSource):
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a reader of what was stored when the data was loaded."""
-        from airflow_provider_jetstream.spark.source.batch_reader import JetStreamFilteringReader, JetStreamReader
+        from airflow_provider_jetstream.spark.source.batch_reader import JetStreamReader
 
-        pushes = source_options(self.options, "read").shared.push_filters and self.honours_filters
-        kind = JetStreamFilteringReader if pushes else JetStreamReader
-        return kind(self.options, schema, self._snapshots)
+        return JetStreamReader(self.options, schema, self._snapshots)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -96,19 +93,15 @@ class JetStreamDataSource(DataSource):
 def register(session: SparkSession) -> None:
     """Register the format ``jetstream`` with a session.
 
-    Its options choose only what the application's properties allow. The option ``pushFilters`` has an effect only where
-    the session has filter pushdown enabled and Spark is seen to honour it.
+    Its options choose only what the application's properties allow.
 
     :param session: on PySpark 4.1 or later
     :raises SparkOptionError: a property ``spark.jetstream.allowed…`` can't be used
     """
-    from airflow_provider_jetstream.spark.source.filter_probe import honours_filters
-
-    allowed, pushes_filters = ConnectionPolicy.of_session(session), honours_filters(session)
+    allowed = ConnectionPolicy.of_session(session)
 
     class _AllowedDataSource(JetStreamDataSource):
         # A class of this function is sent to Spark's processes with its attributes, one of a module isn't.
         policy = allowed
-        honours_filters = pushes_filters
 
     session.dataSource.register(_AllowedDataSource)

@@ -35,7 +35,7 @@ _READING = (
     "payloadCompression",
 )
 _WRITING = ("subject", "maxInFlight", "ackTimeout", "minDuplicateWindow", "msgIdPrefix", "nullValue", "natsHeaders")
-_ONCE = ("latestPerSubject", "endingOffsets", "endingTimestamp", "pushFilters")
+_ONCE = ("latestPerSubject", "endingOffsets", "endingTimestamp")
 OPTION_NAMES: dict[Purpose, tuple[str, ...]] = {
     # Spark requests the schema before the data source learns which of the next two it is.
     "load": (*_ALWAYS, *_READING, *_ONCE, *PER_TRIGGER),

@@ -23,10 +23,7 @@ _METHODS = (
     " direct gets of many messages, ``api`` by a request for each message. ``auto`` takes ``consumer`` for a limits"
     " stream, ``direct`` for others with ``allow_direct`` (nats-server 2.11), else ``api``"
 )
-_PUSHED = (
-    "whether conditions on ``seq``, ``timestamp`` and ``subject`` restrict what the server sends, where Spark's"
-    " ``spark.sql.python.filterPushdown.enabled`` is set and its version honours pushed filters"
-)
+
 
 OPTION_TEXTS: Final = {
     "stream": OptionText("name", "", "the stream to read or to write; only this one may store the rows"),
@@ -92,7 +89,6 @@ OPTION_TEXTS: Final = {
         "ranges such as ``101-150,200``", "", "sequences whose loss is accepted, as the error about a loss names them"
     ),
     "includeHeaders": OptionText("boolean", "false", "add the column ``headers``"),
-    "pushFilters": OptionText("boolean", "false", _PUSHED),
     "fetchMethod": OptionText("``auto``, ``consumer``, ``direct`` or ``api``", "auto", _METHODS),
     "fetchBatch": OptionText(
         "number of messages, 1 to 10,000", "", "messages of a request; 10,000 by consumer and 256 by direct get"

@@ -89,7 +89,6 @@ class ReadOptions(StreamOptions):
     method: str
     batch: int | None
     max_bytes: int | None
-    push_filters: bool
     decompress: bool
     accepted_loss: tuple[tuple[int, int], ...] = ()
     of_bucket: bool = False
@@ -129,7 +128,6 @@ def shared_options(parser: OptionParser) -> ReadOptions:
         method=parser.read("fetchMethod", one_of(_METHODS), default="auto"),
         batch=parser.read("fetchBatch", between(1, _BIGGEST_FETCH), default=None),
         max_bytes=parser.read("fetchMaxBytes", byte_size, default=None),
-        push_filters=parser.read("pushFilters", boolean, default=False),
         decompress=parser.read("payloadCompression", one_of(_COMPRESSIONS), default="none") == "zlib",
         of_bucket=parser.has("bucket"),
         latest=_latest(parser),

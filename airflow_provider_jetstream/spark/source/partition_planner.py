@@ -11,7 +11,6 @@ from airflow_provider_jetstream.spark.source.data_loss import LIMITS, find_loss,
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.data_loss import Planned
-    from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds
     from airflow_provider_jetstream.spark.source.option_values import Bound
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
@@ -120,18 +119,6 @@ def _require_stored(option: str, sequence: int, info: StreamInfo) -> None:
             f"{option}: expected a sequence up to {info.last + 1}, the next one of the stream, found {sequence}: give"
             " latest for all that is stored"
         )
-
-
-def narrow(stream: SourceStream, first: int, last: int, info: StreamInfo, bounds: PushedBounds) -> tuple[int, int]:
-    """Narrow a range of sequences by the filters that a query pushes down."""
-    first = max(first, bounds.low)
-    if bounds.high is not None:
-        last = min(last, bounds.high)
-    if bounds.since is not None:
-        first = max(first, stream.sequence_at(bounds.since, info))
-    if bounds.until is not None:
-        last = min(last, stream.sequence_at(bounds.until + 1, info) - 1)
-    return first, last
 
 
 def plan_ranges(

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql.datasource import (
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
-)
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
 from airflow_provider_jetstream.spark.source.option_parser import OptionParser
 from airflow_provider_jetstream.spark.source.option_values import Bound
@@ -29,8 +17,6 @@ from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 from testbed.spark_face import fetch_method, plan_ranges, read_options, write_options
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import Filter
-
     from airflow_provider_jetstream.spark.source.option_names import Purpose
 
 _STREAM = {"stream": "orders"}
@@ -317,37 +303,3 @@ def test_direct_gets_that_the_server_or_the_stream_lacks_are_refused(
     with pytest.raises(SparkOptionError) as caught:
         fetch_method(options, replace(_INFO, allow_direct=allow_direct), version)
     assert str(caught.value) == f"fetchMethod: expected api for 'orders', found direct: {reason}"
-
-
-_NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-_NOON_NS = 1795262400 * 10**9
-
-
-@pytest.mark.parametrize(
-    ("filters", "subjects", "expected"),
-    [
-        ([GreaterThan(("seq",), 5), LessThan(("seq",), 9)], (), PushedBounds(6, 8)),
-        ([GreaterThanOrEqual(("seq",), 5), LessThanOrEqual(("seq",), 9)], (), PushedBounds(5, 9)),
-        ([EqualTo(("seq",), 5)], (), PushedBounds(5, 5)),
-        ([In(("seq",), (9, 5, 7))], (), PushedBounds(5, 9)),
-        ([GreaterThan(("seq",), -5)], (), PushedBounds()),
-        ([IsNotNull(("seq",))], (), PushedBounds()),
-        ([GreaterThanOrEqual(("timestamp",), _NOON)], (), PushedBounds(since=_NOON_NS)),
-        ([LessThan(("timestamp",), _NOON)], (), PushedBounds(until=_NOON_NS + 999)),
-        ([EqualTo(("subject",), "a.b")], (), PushedBounds(subjects=("a.b",))),
-        ([EqualTo(("subject",), "a.*")], (), PushedBounds(subjects=())),
-        ([EqualTo(("subject",), "a.b")], ("a.>",), PushedBounds(subjects=("a.b",))),
-        ([EqualTo(("subject",), "b.b")], ("a.>",), PushedBounds(subjects=())),
-        ([In(("subject",), ("a.b", "a.c", "b"))], ("a.*",), PushedBounds(subjects=("a.b", "a.c"))),
-        ([In(("subject",), tuple(f"a.{number}" for number in range(99)))], ("a.*",), PushedBounds(subjects=("a.*",))),
-        ([StringStartsWith(("subject",), "a.b.")], (), PushedBounds(subjects=("a.b.>",))),
-        ([StringStartsWith(("subject",), "a.bc")], (), PushedBounds(subjects=("a.>",))),
-        ([StringStartsWith(("subject",), "abc")], (), PushedBounds()),
-        ([StringStartsWith(("subject",), "a.")], ("*.new", "b.>"), PushedBounds(subjects=("*.new",))),
-        ([EqualTo(("stream",), "x"), EqualTo(("headers", "key"), "x")], (), PushedBounds()),
-    ],
-)
-def test_filters_narrow_a_read(filters: list[Filter], subjects: tuple[str, ...], expected: Any) -> None:
-    assert push_down(filters, subjects) == expected
