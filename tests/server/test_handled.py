@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from testbed.face import Scan, summarise_dead_letters
 from testbed.foreign_programs import create_or_update_consumer, pull
@@ -37,6 +37,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
     from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
 
@@ -63,7 +65,8 @@ async def handle(
     await create_or_update_consumer(client, stream, HANDLER | config)
     handled: list[int] = []
     async for message in pull(client, stream, str(HANDLER["durable_name"]), batch=count, expires=2):
-        handled.append(json.loads(message.data)["stream_seq"])
+        copied = (message.headers or {}).get("Dead-Letter-Sequence")
+        handled.append(int(copied or json.loads(message.data)["stream_seq"]))
         # With an answer of the server: an acknowledgement takes effect a moment after it is received.
         await client.request(message.reply, answer, timeout=5)
     return handled
@@ -372,6 +375,83 @@ async def test_a_handled_job_that_a_recreated_consumer_delivers_again_can_die_ag
 
     await eventually(dead_again)
     assert (await redrive_dead_letters(connection, queue)).redriven.keys() == {1}
+
+
+@pytest.mark.parametrize(
+    "story", ["taken late", "handled", "found handled", "announced again", "copy", "both", "reported"]
+)
+async def test_what_a_handler_did_about_a_job_that_a_worker_terminated_is_known_or_uncertain(
+    connection: NatsPyConnection, name: str, story: str
+) -> None:
+    every = [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*", f"dead.{name}.>"]
+    queue = await orders(connection, name, archive=True, dead_letters=letters(name, subjects=every, deny_delete=False))
+    await publish_jobs(connection, queue, "ab")
+    late, other = await pull_jobs(connection, queue, 2)
+    if story == "announced again":
+        await other.nak()
+        await announce_again(connection, queue, late)
+    else:
+        await eventually_statuses(connection, queue, ([1, 2], {}))
+    if story in ("handled", "found handled"):
+        # It did the job that a slow worker terminated only then.
+        await handle(connection, queue, 2, filter_subjects=every[:1])
+    if story == "found handled":
+        assert (await summarise_dead_letters(connection, queue)).dismissed == {"handled": 2}
+    if story != "announced again":
+        await late.term()
+        await eventually_stored(connection, name, 1)
+    if story == "copy":
+        # The look makes it.
+        await summarise_dead_letters(connection, queue)
+    if story not in ("handled", "found handled"):
+        count, filters = {"copy": (4, [every[0], every[2]]), "both": (3, every)}.get(story, (2, every[:1]))
+        await handle(connection, queue, count, filter_subjects=filters)
+    if story == "reported":
+        await connection.client.jetstream().publish(f"handled.{name}.1", b'{"by": "ann"}')
+    is_known = story in ("both", "reported", "copy")
+    expected = {1: Status.HANDLED if is_known else Status.UNCERTAIN, 2: Status.HANDLED}
+    if story == "both":
+        # Nothing is left of it.
+        del expected[1]
+    await eventually_statuses(connection, queue, ([], expected))
+    risks = {risk.name for risk in (await find_dead_letters(connection, queue)).risks}
+    assert ("unclear-handling" in risks) == (not is_known)
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
+    if not is_known:
+        named = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=[1])))
+        assert set(named.redriven) == {1}
+    assert await process_all(connection, queue) == ({} if is_known else {"a": 1})
+
+
+async def announce_again(connection: NatsPyConnection, queue: WorkQueue, message: Msg) -> None:
+    """Terminate a job, and announce that its deliveries are used up: a server that was killed forgets terminations."""
+    await message.term()
+    entries, subject = f"{queue.name}-dead", f"{queue.name}.{CONSUMER}"
+    await eventually_statuses(connection, queue, ([1, 2], {}))
+    advisory = await connection.client.jetstream().get_last_msg(entries, f"{TERMINATED}.{subject}")
+    again = json.loads(advisory.data or b"") | {"type": "io.nats.jetstream.advisory.v1.max_deliver"}
+    await connection.client.publish(f"{MAX_DELIVERIES}.{subject}", json.dumps(again).encode())
+    await eventually_stored(connection, entries, 3)
+
+
+async def eventually_statuses(
+    connection: NatsPyConnection, queue: WorkQueue, expected: tuple[list[int], dict[int, Status]]
+) -> None:
+    """Wait until the jobs of a queue are what is expected."""
+
+    async def are_so() -> bool:
+        return await statuses(connection, queue) == expected
+
+    await eventually(are_so)
+
+
+async def eventually_stored(connection: NatsPyConnection, stream: str, count: int) -> None:
+    """Wait until a stream stores so many messages."""
+
+    async def are_stored() -> bool:
+        return await stored_count(connection, stream) == count
+
+    await eventually(are_stored)
 
 
 @pytest.mark.slow

@@ -45,7 +45,12 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
 )
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import merge_entries, read_parked
 from airflow_provider_jetstream.jetstream.dead_letters.gone_jobs import GoneJobs
-from airflow_provider_jetstream.jetstream.dead_letters.late_ends import ended_late
+from airflow_provider_jetstream.jetstream.dead_letters.late_ends import (
+    FOREIGN_ENDS,
+    UNCLEAR_ENDS,
+    UNCLEAR_HANDLING,
+    ended_late,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.letters_by_advisory import LettersByAdvisory
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
@@ -117,8 +122,7 @@ class Classifier:
     named_unaccounted: frozenset[int] = frozenset()
     named: Collection[int] = frozenset()
     _up_since: datetime | None = None
-    _unclear: set[int] = field(default_factory=set)
-    _foreign: set[int] = field(default_factory=set)
+    _why: dict[int, str] = field(default_factory=dict)
     _acknowledged: dict[int, list[datetime]] = field(default_factory=dict)
 
     async def classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
@@ -233,10 +237,9 @@ class Classifier:
             late = ended_late(current, completed_at)
             if late and audit and (audited := await audit.last_record(sequence)) and audited.in_place:
                 late = ended_late([entry for entry in current if entry.recorded_at >= audited.at], completed_at)
-            foreign = result == Status.UNCERTAIN and sequence in self._foreign
-            unclear = result == Status.UNCERTAIN and (order is Order.UNCLEAR or sequence in self._unclear)
-            unclear = unclear and not foreign
-            return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late, unclear, foreign)
+            why = self._why.get(sequence, UNCLEAR_ENDS if order is Order.UNCLEAR else "")
+            why = why if result == Status.UNCERTAIN else ""
+            return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late, why)
         # Entries about an earlier stream's job of the same number are removed together with this letter's.
         return result if result.entries == entry_sequences else replace(result, entries=entry_sequences)
 
@@ -252,7 +255,7 @@ class Classifier:
         if audited:
             order = await self._record_order(message, audited, entries)
             if order is Order.UNCLEAR and message.sequence not in self.named:
-                self._unclear.add(message.sequence)
+                self._why[message.sequence] = UNCLEAR_ENDS
                 return Status.UNCERTAIN
             audited = audited if order is Order.AFTER else None
         if consumer is None:
@@ -301,7 +304,7 @@ class Classifier:
         if status is Status.UNCERTAIN:
             if letter.sequence in self.named:
                 return letter
-            self._unclear.add(letter.sequence)
+            self._why[letter.sequence] = UNCLEAR_ENDS
         return status or letter
 
     async def _order(self, at: datetime, stored_at: datetime) -> Order:
@@ -388,11 +391,27 @@ class Classifier:
         # A job that was requeued in place may have died again.
         valid = [entry for entry in entries if audited is None or self._is_later_death(entry, audited)]
         if not valid and audited is None:
-            self._foreign.add(sequence)
+            self._why[sequence] = FOREIGN_ENDS
         if not valid:
             return _AUDITED.get(audited.action if audited else "", Status.REDRIVEN)
-        if is_handled(valid):
+        told = self._without_unclear_handling(valid)
+        if is_handled(told):
             return Status.HANDLED
+        result = await self._classify_dead_and_gone(sequence, told, audited, archived, entries)
+        is_told = len(told) == len(valid) and not self._was_handled_before(told, audited)
+        if isinstance(result, DeadLetter) and not is_told and sequence not in self.named:
+            self._why[sequence] = UNCLEAR_HANDLING
+            return Status.UNCERTAIN
+        return result
+
+    async def _classify_dead_and_gone(
+        self,
+        sequence: int,
+        valid: Sequence[Entry],
+        audited: LetterRecord | None,
+        archived: StoredMessage | None,
+        entries: Sequence[Entry],
+    ) -> DeadLetter | Status:
         if archived is None and self.archive and not need_archive(entries):
             archived = await self.archive.find(sequence)
         merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, valid, archived)
@@ -410,6 +429,23 @@ class Classifier:
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
 
+    @staticmethod
+    def _without_unclear_handling(entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries about a job that is gone without those that handlers may have taken in vain.
+
+        A terminated job leaves the queue: whoever took the advisory that its deliveries were used up may not have found
+        it there.
+        """
+        terminated = any(entry.kind == EntryKind.TERMINATION for entry in entries)
+        return [entry for entry in entries if not (terminated and entry.kind == EntryKind.HANDLED)]
+
+    def _was_handled_before(self, entries: Sequence[Entry], audited: LetterRecord | None) -> bool:
+        """Return whether a job that has died since may be one that was handled, and not delivered anew."""
+        consumer = self.snapshot.consumers.get(last_consumer(entries) or "")
+        if audited is None or audited.action != "handled":
+            return False
+        return consumer is None or consumer.created < audited.at
+
     async def _record_of_gone(
         self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None, archived: StoredMessage | None
     ) -> tuple[LetterRecord | None, bool]:
@@ -424,7 +460,7 @@ class Classifier:
         stored_at = archived.stored_at if archived and archived.time else await self._stored_at(sequence, entries)
         order = await self._order(audited.at, stored_at) if stored_at else Order.AFTER
         if order is Order.UNCLEAR and sequence not in self.named:
-            self._unclear.add(sequence)
+            self._why[sequence] = UNCLEAR_ENDS
             return audited, True
         return (None if order is Order.BEFORE else audited), False
 
@@ -527,7 +563,7 @@ class Classifier:
         end = await last_message(self.connection, self.events, subject)
         if end is None or end.stored_at < self.snapshot.created_at:
             return None
-        self._foreign.add(sequence)
+        self._why[sequence] = FOREIGN_ENDS
         return end.stored_at
 
     async def _stored_at(self, sequence: int, entries: Sequence[Entry]) -> datetime | None:

@@ -31,11 +31,13 @@ class EntryKind(IntEnum):
     PROVEN_COPY = 6
     """A scan's copy of a job whose death the scan had proved."""
     HANDLED = 7
-    """A handler acknowledged, and so removed, an entry by which the server or a scan stated the death of a job."""
+    """A handler acknowledged, and so removed, the advisory that a job used up its deliveries."""
     HANDLED_CLAIM = 8
     """A handler acknowledged, and so removed, what a worker brought about: a termination, or a copy of a job."""
     CLAIMED = 9
     """A redrive removed the advisory about used-up deliveries, so that no handler gets it, and was cut off then."""
+    HANDLED_COPY = 10
+    """A handler acknowledged, and so removed, a scan's copy of a job whose death the scan had proved."""
 
 
 class Entry(NamedTuple):
@@ -56,7 +58,7 @@ class Entry(NamedTuple):
     deliveries: int
 
 
-_HANDLED = frozenset({EntryKind.HANDLED, EntryKind.HANDLED_CLAIM})
+_HANDLED = frozenset({EntryKind.HANDLED, EntryKind.HANDLED_CLAIM, EntryKind.HANDLED_COPY})
 _REMOVED = _HANDLED | {EntryKind.CLAIMED}
 # No stream comes as far, whatever an entry states.
 HIGHEST_JOB = 2**62
@@ -66,7 +68,7 @@ DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVE
 ADVISORIES = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION, EntryKind.CLAIMED})
 # They say that a job which is gone has died.
 CONTRADICTING = frozenset({EntryKind.TERMINATION, EntryKind.PARKED, EntryKind.COPY, EntryKind.PROVEN_COPY})
-_PROOFS = DEATHS | {EntryKind.HANDLED, EntryKind.CLAIMED}
+_PROOFS = DEATHS | {EntryKind.HANDLED, EntryKind.HANDLED_COPY, EntryKind.CLAIMED}
 
 
 def death_entries(entries: Iterable[Entry]) -> list[Entry]:

@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 LATE_ENDS: Final = "late-ends"
 UNCLEAR_ENDS: Final = "unclear-ends"
 FOREIGN_ENDS: Final = "foreign-ends"
+UNCLEAR_HANDLING: Final = "unclear-handling"
+
+_UNCERTAIN: Final = {
+    UNCLEAR_ENDS: "whether jobs of {queue} ended isn't known (the first is {first}): an end is stored, but within"
+    " {skew} s of the message of that sequence, and the server was restarted since or has several clocks, so it may be"
+    " an earlier job's; find out, and redrive by sequence those that didn't end",
+    FOREIGN_ENDS: "whether jobs of {queue} died isn't known (the first is {first}): a worker of a consumer that takes"
+    " other subjects terminated them or stored records or ends of them; find out which worker does so, and redrive by"
+    " sequence the jobs that died",
+    UNCLEAR_HANDLING: "whether jobs of {queue} were handled isn't known (the first is {first}): a worker terminated"
+    " them, so that they left the queue, and a handler acknowledged no more than that their deliveries were used up;"
+    " find out whether it found them there, and redrive by sequence those that it didn't",
+}
 
 
 def ended_late(entries: Sequence[Entry], completed_at: datetime | None) -> bool:
@@ -52,28 +65,16 @@ def late_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iter
 
 
 def unclear_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iterable[Finding]) -> tuple[Risk, ...]:
-    """Return risks about ends that may be those of earlier jobs, and about ends that other consumers' workers stated.
+    """Return risks that say why jobs are uncertain.
 
     :param jobs: jobs that are no dead letters
     :param known: what was found before; nothing is repeated
     """
-    queue, risks = snapshot.queue, list[Risk]()
-    if unclear := [job.sequence for job in jobs if job.is_unclear]:
-        text = (
-            f"whether jobs of {queue} ended isn't known (the first is {unclear[0]}): an end is stored, but within"
-            f" {CLOCK_SKEW.total_seconds():g} s of the message of that sequence, and the server was restarted since or"
-            " has several clocks, so it may be an earlier job's; find out, and redrive by sequence those that didn't"
-            " end"
-        )
-        risks.append(Risk(UNCLEAR_ENDS, text))
-    if foreign := [job.sequence for job in jobs if job.is_foreign]:
-        text = (
-            f"whether jobs of {queue} died isn't known (the first is {foreign[0]}): a worker of a consumer that takes"
-            " other subjects terminated them or stored records or ends of them; find out which worker does so, and"
-            " redrive by sequence the jobs that died"
-        )
-        risks.append(Risk(FOREIGN_ENDS, text))
-    texts = {str(finding) for finding in known}
+    queue, texts = snapshot.queue, {str(finding) for finding in known}
+    jobs, risks = list(jobs), list[Risk]()
+    for name, text in _UNCERTAIN.items():
+        if found := [job.sequence for job in jobs if job.why == name]:
+            risks.append(Risk(name, text.format(queue=queue, first=found[0], skew=f"{CLOCK_SKEW.total_seconds():g}")))
     return tuple(risk for risk in risks if str(risk) not in texts)
 
 

@@ -23,8 +23,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import last_mess
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
-from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import BY_WORKERS
-from airflow_provider_jetstream.jetstream.dead_letters.entry import DEATHS, Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 
@@ -41,6 +40,8 @@ log = logging.getLogger(__name__)
 
 # The reason with which a redrive terminates an entry.
 CLAIMED = "claimed by a redrive"
+# What an entry is once a handler has acknowledged it, where a worker didn't bring it about.
+_HANDLED_KINDS = {EntryKind.DELIVERIES: EntryKind.HANDLED, EntryKind.PROVEN_COPY: EntryKind.HANDLED_COPY}
 
 
 class Traced(NamedTuple):
@@ -163,7 +164,7 @@ def _add_handled(
             )
             continue
         for copy in handled:
-            kind = EntryKind.HANDLED if copy.entry.kind in DEATHS - BY_WORKERS else EntryKind.HANDLED_CLAIM
+            kind = _HANDLED_KINDS.get(copy.entry.kind, EntryKind.HANDLED_CLAIM)
             index.add(copy.job, copy.entry._replace(kind=kind))
 
 

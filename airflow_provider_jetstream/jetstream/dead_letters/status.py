@@ -72,8 +72,7 @@ class NotDead:
     :param stored: whether it is still stored in the work queue
     :param reported: whether a handler itself reported that it is handled
     :param ended_late: whether it ended after the server had reported that its deliveries were used up
-    :param is_unclear: whether it is uncertain since the end that is stored may be that of an earlier job
-    :param is_foreign: whether it is uncertain since a worker of a consumer that didn't have it reported its end
+    :param why: the risk that says why it is uncertain, where one does
     """
 
     sequence: int
@@ -83,8 +82,7 @@ class NotDead:
     stored: bool = False
     reported: bool = False
     ended_late: bool = False
-    is_unclear: bool = False
-    is_foreign: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
