@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache
-from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation, cancelled_message
-from airflow_provider_jetstream.jetstream.contract import cancellation_subject
+from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -20,32 +19,12 @@ async def _waiting(cache: CancellationCache, job_id: str, stored_at: datetime) -
     return task
 
 
-def test_the_subject_of_a_cancellation_is_the_documented_one() -> None:
-    digest = "642fed8d04273f2663d49971824579b36627dfc783625940241af4ce92f96985"
-    assert cancellation_subject("q", "order-16") == f"cancelled.q.{digest}"
-
-
 @pytest.mark.parametrize(("stored_at", "meant"), [(_NOON - _HOUR, True), (_NOON, True), (_NOON + _HOUR, False)])
 def test_a_cancellation_covers_jobs_that_were_stored_before_it(stored_at: datetime, *, meant: bool) -> None:
     cache = CancellationCache()
     cache.add(Cancellation("a", _NOON))
     assert (cache.get("a", stored_at) is not None) == meant
     assert cache.get("b", stored_at) is None
-
-
-async def test_a_cancellation_ends_the_waits_for_its_job_and_no_others() -> None:
-    cache = CancellationCache()
-    both = [await _waiting(cache, "a", _NOON) for _ in range(2)]
-    other, newer = await _waiting(cache, "b", _NOON), await _waiting(cache, "a", _NOON + 2 * _HOUR)
-    cache.add(Cancellation("a", _NOON + _HOUR, "wrong"))
-    assert {(await task).why for task in both} == {"wrong"}
-    assert (other.done(), newer.done()) == (False, False)
-    cache.add(Cancellation("a", _NOON + 3 * _HOUR, "again"))
-    assert (await newer).why == "again"
-    other.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await other
-    assert (await cache.wait("a", _NOON)).why == "again"
 
 
 async def test_a_wait_fails_when_no_more_cancellations_arrive() -> None:
@@ -66,16 +45,3 @@ def test_cancellations_older_than_the_server_stores_are_removed() -> None:
     cache.add(Cancellation("a", _NOON + _HOUR))
     cache.add(Cancellation("c", _NOON + 1.5 * _HOUR))
     assert [bool(cache.get(job_id, _NOON - _HOUR)) for job_id in "abc"] == [True, False, True]
-
-
-def test_the_ends_of_a_job_share_an_id_so_that_one_is_stored() -> None:
-    end = cancelled_message(
-        Cancellation("a", _NOON, "wrong"),
-        queue="q",
-        consumer="w",
-        sequence=7,
-        stored_nanoseconds=1_763_715_884_670_000_123,
-        deliveries=2,
-    )
-    assert end.subject == "completed.q.w.7"
-    assert end.headers["Nats-Msg-Id"] == "done:q:7:1763715884670000123"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from array import array
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -44,13 +43,6 @@ def test_all_entries_are_returned_in_the_order_of_the_jobs(entries: list[tuple[i
     assert len(index) == len(entries)
 
 
-def test_absent_jobs_have_no_entries() -> None:
-    index = EntryIndex()
-    assert (list(index.jobs()), index.entries_of(1), 1 in index, len(index)) == ([], (), False, 0)
-    index.add(3, Entry(1, EntryKind.DELIVERIES, "worker", START, 1))
-    assert (2 in index, 3 in index, 4 in index, index.entries_of(2)) == (False, True, False, ())
-
-
 @pytest.mark.parametrize("step", [1, 3, 7])
 def test_many_jobs_are_returned_with_the_entries_that_are_left(step: int) -> None:
     index, count = EntryIndex(), 200
@@ -68,35 +60,6 @@ def test_many_jobs_are_returned_with_the_entries_that_are_left(step: int) -> Non
     next(jobs)
     index.add(10_000, Entry(count + 1, EntryKind.DELIVERIES, None, START, 1))
     assert [job for job, _ in jobs][-1] == 10_000
-
-
-def test_jobs_after_one() -> None:
-    index = EntryIndex()
-    for sequence in (5, 1, 3):
-        index.add(sequence, Entry(sequence, EntryKind.DELIVERIES, "worker", START, 1))
-    assert [sequence for sequence, _ in index.jobs(after=1)] == [3, 5]
-    assert [sequence for sequence, _ in index.jobs(after=5)] == []
-
-
-@pytest.mark.slow
-def test_an_entry_takes_less_than_24_bytes() -> None:
-    count = 20_000
-    order = [number * 7919 % count + 1 for number in range(count)]
-    assert len(set(order)) == count
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        index = EntryIndex()
-        for entry, sequence in enumerate(order, 1):
-            told_at = START + timedelta(seconds=entry)
-            index.add(sequence, Entry(entry, EntryKind.DELIVERIES, f"worker-{sequence % 3}", told_at, 5))
-        assert next(index.jobs())[0] == 1
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    size = (after - before) / count
-    print(f"{size:.1f} bytes for each entry")
-    assert size < 24
 
 
 @given(

@@ -103,17 +103,6 @@ def test_equal_jobs_have_ids_of_their_own(origin: Origin | None, *, with_ids: bo
     assert b"".join(part.encode(b"i.", 100 * place) for place, part in enumerate(parts[1:], 0)).count(b"HPUB ") == 1_499
 
 
-def test_equal_jobs_are_counted_in_their_order_whichever_run_is_asked_first() -> None:
-    items = [b"x", b"y", b"x"] * 600
-    in_order = [run.job(offset).message_id for run in _runs(items) for offset in range(len(run))]
-    runs, ids = _runs(items), dict[int, list[str]]()
-    for place in reversed(range(len(runs))):
-        run = runs[place]
-        ids[place] = [run.job(offset).message_id for offset in range(len(run))]
-    assert [message_id for place in range(len(runs)) for message_id in ids[place]] == in_order
-    assert len(set(in_order)) == 1_800
-
-
 def test_an_id_that_a_job_of_an_earlier_run_has_is_refused_with_both_indexes() -> None:
     items = [Job(b"x", id=str(number)) for number in range(2_000)] + [Job(b"y", id="1234")]
     with pytest.raises(JobError, match="jobs 1234 and 2000 both have the id '1234'"):

@@ -14,11 +14,6 @@ TEMPLATE: Any = "{{ params.value }}"
 FIELDS = ("subject", "id", "advisory", "partition_key", "at", "delay", "every", "time_zone")
 
 
-def test_a_job_without_a_template_stays_the_same_object() -> None:
-    job = Job({"text": "as it is\n"}, id="a", headers={"A": "b"})
-    assert rendered_job(job, lambda *_: pytest.fail("nothing is to be rendered")) is job
-
-
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("nothing", [None, "", " ", "None"])
 def test_a_field_that_renders_to_nothing_is_refused(field: str, nothing: object) -> None:
@@ -40,7 +35,3 @@ def test_a_value_that_the_field_can_not_have_is_refused(field: str, value: objec
     fields: dict[str, Any] = {field: {"A": TEMPLATE} if field == "headers" else TEMPLATE}
     with pytest.raises(JobError, match="of a job"):
         rendered_job(Job(b"", **fields), lambda *_: value)
-
-
-def test_a_body_may_render_to_nothing() -> None:
-    assert rendered_job(Job(TEMPLATE), lambda *_: None).body is None

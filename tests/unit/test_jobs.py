@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +11,8 @@ from hypothesis import strategies as st
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, redrives_of
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
-
-if TYPE_CHECKING:
-    from random import Random
 
 _ORIGIN = Origin("orders", "manual__2026-01-01T00:00:00+00:00", "publish", 3)
 
@@ -38,10 +34,6 @@ def test_a_json_body_comes_back_as_it_was(body: object) -> None:
 @given(st.binary())
 def test_bytes_are_published_as_they_are(body: bytes) -> None:
     assert Job(body).payload() == body
-
-
-def test_text_is_published_as_utf8() -> None:
-    assert Job("grün").payload() == "grün".encode()
 
 
 def _endless() -> list[Any]:
@@ -73,53 +65,6 @@ def test_a_body_that_cannot_be_serialised_is_refused_with_its_type(body: object,
     assert str(caught.value).endswith("; convert it before publishing")
 
 
-def test_a_cyclic_object_is_refused() -> None:
-    body: dict[str, Any] = {}
-    body["self"] = body
-    with pytest.raises(JobNotSerializableError, match="Circular reference"):
-        Job(body).payload()
-
-
-def test_a_json_object_may_carry_id_and_advisory() -> None:
-    job = Job.of({"id": 17, "image": "x.jpg", "advisory": "advisory.17"})
-    # Its name, and no identity.
-    assert (job.id, job.advisory, _prepared(job)[0].job_id) == (None, "advisory.17", "17")
-    assert Job.of(job) is job
-    assert Job.of({"image": "x.jpg"}) == Job({"image": "x.jpg"})
-    assert Job.of(b"{}") == Job(b"{}")
-
-
-def test_a_job_of_a_task_has_the_headers_of_its_origin() -> None:
-    (job,) = _prepared(Job(b"x", id="order-1", advisory="done.1", headers={"Colour": "grün", "Priority": "high"}))
-    assert job.headers == {
-        "Colour": "grün",
-        "Priority": "high",
-        "Airflow-Dag-Id": "orders",
-        "Airflow-Run-Id": "manual__2026-01-01T00:00:00+00:00",
-        "Airflow-Task-Id": "publish",
-        "Airflow-Map-Index": "3",
-        "Nats-Msg-Id": _ORIGIN.message_id("order-1"),
-        "Job-Id": "order-1",
-        "Job-Advisory": "done.1",
-    }
-    assert job.message_id == job.headers["Nats-Msg-Id"]
-
-
-def test_a_job_whose_task_has_a_record_holds_only_the_key() -> None:
-    item = Job({"id": "order-1", "advisory": "done.1"}, id="order-1")
-    (job,) = prepare_jobs([item], subject="orders.new", origin=_ORIGIN, batch="", by_key=True)
-    assert job.headers == {"Nats-Msg-Id": _ORIGIN.message_id("order-1"), "Airflow-Task": _ORIGIN.key}
-    assert re.fullmatch("[0-9A-Za-z_-]{22}", job.message_id)
-    assert re.fullmatch("[0-9a-f]{32}", _ORIGIN.key)
-
-
-def test_a_job_without_an_origin_is_named_by_its_batch() -> None:
-    (job,) = _prepared(b"x", origin=None)
-    (other,) = prepare_jobs([b"x"], subject="orders.new", origin=None, batch="another")
-    assert set(job.headers) == {"Nats-Msg-Id"}
-    assert job.message_id != other.message_id
-
-
 @pytest.mark.parametrize(
     ("job", "job_id", "headers"),
     [
@@ -145,17 +90,6 @@ def test_a_header_says_only_what_nothing_else_says(job: Job, job_id: str | None,
     assert prepared.body is not None
     read = job_id_of(prepared.headers.items(), prepared.body, 1)
     assert read == prepared.job_id == (job_id or prepared.message_id)
-
-
-def test_a_redriven_copy_has_the_id_of_its_original() -> None:
-    copied = redrive_message_id("q", 1, "2026-01-01T00:00:00Z", 2)
-    assert job_id_of([("Nats-Msg-Id", copied)], b"x", 9) == "9"
-    assert job_id_of([("Nats-Msg-Id", copied), ("Job-Id", "first")], b"x", 9) == "first"
-    # Copies of earlier versions have another id and always a count.
-    assert job_id_of([("Nats-Msg-Id", "redrive:q:1:2026-01-01T00:00:00Z")], b"x", 9) == "9"
-    assert redrives_of([("Nats-Msg-Id", copied)]) == 2
-    assert redrives_of([("Nats-Msg-Id", copied), ("Redrive-Count", "3")]) == 3
-    assert redrives_of([("Nats-Msg-Id", "redrive:q:1:2026-01-01T00:00:00Z")]) == 0
 
 
 @pytest.mark.parametrize(
@@ -188,63 +122,6 @@ def test_a_message_id_that_cannot_be_sent_in_an_event_is_no_id(message_id: str) 
 def test_an_id_that_no_header_can_hold_is_refused(job_id: str) -> None:
     with pytest.raises(JobError, match="expected text in one line, which a header can hold"):
         _prepared(Job(b"x", id=job_id))
-
-
-def test_ids_are_the_same_in_every_try_of_a_task() -> None:
-    items = [b"a", {"id": 1}, Job("c", id="x/y")]
-    first, second = _prepared(*items), _prepared(*items)
-    assert [job.message_id for job in first] == [job.message_id for job in second]
-
-
-def test_ids_differ_between_tasks_runs_and_mapped_instances() -> None:
-    origins = [
-        _ORIGIN,
-        Origin("orders", _ORIGIN.run_id, "publish", 4),
-        Origin("orders", _ORIGIN.run_id, "other", 3),
-        Origin("orders", "another", "publish", 3),
-        Origin("other", _ORIGIN.run_id, "publish", 3),
-        Origin("orders", _ORIGIN.run_id, "publish/3", -1),
-    ]
-    assert len({_prepared(b"x", origin=origin)[0].message_id for origin in origins}) == len(origins)
-
-
-_contents = st.tuples(st.none() | st.text(alphabet="01#/%3", min_size=1, max_size=3), st.integers(0, 2))
-
-
-@given(st.lists(_contents, max_size=8, unique_by=lambda job: job if job[0] is None else job[0]), st.randoms())
-def test_a_job_has_the_same_message_id_wherever_it_is_listed(
-    jobs: list[tuple[str | None, int]], random: Random
-) -> None:
-    def message_ids(listed: list[tuple[str | None, int]]) -> dict[tuple[str | None, int], str]:
-        prepared = _prepared(*(Job({"id": 1, "n": n}, id=job_id) for job_id, n in listed))
-        return {job: outgoing.message_id for job, outgoing in zip(listed, prepared, strict=True)}
-
-    ids = message_ids(jobs)
-    assert len(set(ids.values())) == len(jobs)
-    assert message_ids(random.sample(jobs, len(jobs))) == ids
-    some = random.sample(jobs, len(jobs) // 2)
-    assert message_ids(some) == {job: ids[job] for job in some}
-
-
-@given(st.lists(st.sampled_from("abc"), max_size=12), st.randoms())
-def test_equal_jobs_without_an_id_are_counted(bodies: list[str], random: Random) -> None:
-    ids = sorted((job.body, job.message_id) for job in _prepared(*bodies))
-    assert len(set(ids)) == len(bodies)
-    assert sorted((job.body, job.message_id) for job in _prepared(*random.sample(bodies, len(bodies)))) == ids
-    fewer = sorted((job.body, job.message_id) for job in _prepared(*bodies[: len(bodies) // 2]))
-    assert set(fewer) <= set(ids)
-
-
-def test_message_ids_are_printable_ascii_whatever_the_names() -> None:
-    (job,) = _prepared(Job(b"x", id="é ü"), origin=Origin("dåg", "run id", "t\r\nask"))
-    assert job.message_id.isascii()
-    assert job.message_id.isprintable()
-    assert " " not in job.message_id
-
-
-def test_a_job_goes_to_its_own_subject_or_to_the_default() -> None:
-    own, default = _prepared(Job(b"", subject="q.own"), Job(b""))
-    assert (own.subject, default.subject) == ("q.own", "q.a")
 
 
 @pytest.mark.parametrize(
@@ -301,13 +178,3 @@ def test_a_header_that_the_publisher_writes_itself_is_refused(job: Job, header: 
         _prepared(b"fine", replace(job, headers={"Own": "a", header: "mine"}))
     expected = f"job 1 sets the header {header}: expected none that the publisher or a redrive writes; {instead}"
     assert str(caught.value).startswith(expected)
-
-
-def test_a_job_without_any_subject_is_refused() -> None:
-    with pytest.raises(JobError, match="job 0 has no subject: set it on the job, or a default for all"):
-        _prepared(b"x", subject=None)
-
-
-def test_a_body_whose_advisory_means_something_else_is_published_as_a_job() -> None:
-    (job,) = _prepared(Job({"advisory": "call me"}))
-    assert "Job-Advisory" not in job.headers

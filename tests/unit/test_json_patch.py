@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveReq
 from airflow_provider_jetstream.jetstream.redrive.body_difference import body_difference
 from airflow_provider_jetstream.jetstream.redrive.json_patch import LARGEST_BODY, LONGEST_PATCH, JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.json_text import json_text, parse_json
-from airflow_provider_jetstream.jetstream.redrive.redrive_plan import plan_of, plan_of_resumed
+from airflow_provider_jetstream.jetstream.redrive.redrive_plan import plan_of
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 if TYPE_CHECKING:
@@ -114,22 +114,6 @@ def test_what_is_added_moved_and_removed_leaves_the_other_values_as_they_were(
         twice = JsonPatch.of([{"op": "copy", "from": path, "path": "/-"}]).patched(written.text.encode())
         assert raw(twice) == [*before, before[position]]
     assert json.dumps(before) == kept
-
-
-def test_a_body_keeps_what_python_would_lose() -> None:
-    body = b' {"f" : 1.10,\n  "big":12345678901234567890, "php":"a\\/b", "\\u00e9":-0, "currency":"usd"}\n'
-    patch = '[{"op": "test", "path": "/f", "value": 1.1}, {"op": "replace", "path": "/currency", "value": "EUR"}]'
-    assert JsonPatch.of(patch).patched(body) == body.replace(b'"usd"', b'"EUR"')
-    # A number of the patch is stored as it was written.
-    assert JsonPatch.of('[{"op":"replace","path":"/f","value":2.50}]').patched(b'{"f":1}') == b'{"f":2.50}'
-
-
-def test_a_patch_changes_each_letter_as_if_it_were_the_first() -> None:
-    patch = JsonPatch.of(
-        [{"op": "add", "path": "/tags", "value": {"n": []}}, {"op": "add", "path": "/tags/n/-", "value": 1}]
-    )
-    for _ in range(3):
-        assert patch.patched(b'{"a": 1}') == b'{"a": 1,"tags": {"n":[1]}}'
 
 
 @pytest.mark.parametrize(
@@ -277,15 +261,6 @@ def test_a_request_takes_a_patch_in_any_form_and_refuses_what_excludes_it() -> N
     ):
         with pytest.raises(RedriveRequestError, match=expected):
             RedriveRequest(patch=text, **fields)
-
-
-def test_a_redrive_that_began_with_a_patch_goes_on_with_one_only() -> None:
-    plan = plan_of(RedriveRequest(patch='[{"op":"remove","path":"/a"}]', rate=5))
-    with pytest.raises(RedriveRequestError, match="expected a patch for the letters that are left"):
-        plan_of_resumed(plan, RedriveRequest())
-    other = RedriveRequest(patch='[{"op":"remove","path":"/b"}]')
-    assert plan_of_resumed(plan, other) == plan | {"patch": '[{"op":"remove","path":"/b"}]'}
-    assert plan_of_resumed({"rate": 5}, RedriveRequest()) == {"rate": 5}
 
 
 def test_a_difference_shows_json_with_a_line_for_each_value_as_it_is_written() -> None:

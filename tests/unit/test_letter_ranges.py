@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.audit.records import (
-    LEAST_IN_RANGE,
-    RANGE_WIDTH,
     LetterRecord,
     RecordedAction,
     encode_record,
     letter_of,
     parse_range,
     range_of,
-    sorted_by_range,
 )
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
@@ -62,26 +59,6 @@ def test_a_letter_of_a_range_has_the_record_that_it_would_have_alone(sequences: 
         assert read.at.isoformat() == "2026-01-02T04:00:00.123456+00:00"
 
 
-def test_a_requeued_range_is_short() -> None:
-    records = [
-        record(each, action="requeued", new_sequence=each, subject="q.jobs", died_at=DIED) for each in range(1, 1024)
-    ]
-    assert len(encoded_range(records)) < 3_000
-
-
-def test_only_letters_of_which_nothing_more_is_known_share_a_record() -> None:
-    many = [record(each) for each in range(1, 20)]
-    changed = record(20, changes={"body": {}})
-    shortened = record(21, left_out={"a": "b"})
-    far = [record(RANGE_WIDTH + each) for each in range(LEAST_IN_RANGE - 1)]
-    others = [record(30 + each, who={"dag_id": "other"}) for each in range(LEAST_IN_RANGE)]
-    parked = [record(50 + each, action="parked") for each in range(LEAST_IN_RANGE)]
-    records = [changed, *many, shortened, *far, *others, *parked]
-    alone, ranges = sorted_by_range([RecordedAction(each) for each in records])
-    assert {records[each].sequence for each in alone} == {20, 21, *(one.sequence for one in far)}
-    assert [[records[each] for each in positions] for positions in ranges] == [many, others, parked]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -111,11 +88,3 @@ def test_a_record_of_other_letters_than_its_subject_says_is_none() -> None:
     assert parse_range(stored(data, number=1)) is None
     assert parse_range(stored(b'{"stream":"q","seq":1}')) is None
     assert parse_range(stored(b"\xff")) is None
-
-
-def test_many_letters_on_many_ranges_stay_bounded() -> None:
-    value = json.loads(encoded_range([record(each, subject="s") for each in range(1, 9)]))
-    value["groups"] = [
-        value["groups"][0] | {"sequences": [[1, 1023, 1]], "new_sequences": None, "died_at": None}
-    ] * 1000
-    assert parse_range(stored(json.dumps(value).encode())) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
@@ -11,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
 from airflow_provider_jetstream.jetstream.dead_letters import death_times
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.death_times import DeathTimes
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
-from airflow_provider_jetstream.jetstream.dead_letters.letter_count import LetterCount, sequence_ranges
+from airflow_provider_jetstream.jetstream.dead_letters.letter_count import LetterCount
 from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.origin import Origin
@@ -103,45 +99,6 @@ def test_a_table_counts_what_single_letters_count(
     stored = [letter for letter in known.values() if letter.death.consumer == "c1"]
     assert table.count_taken("c1") == len(stored)
     assert table.count_taken("c1", above=15) == sum(letter.sequence > 15 for letter in stored)
-
-
-@given(st.lists(st.sets(st.integers(1, 60)), min_size=1, max_size=4), st.integers(0, 5))
-def test_sequences_are_returned_as_the_first_ranges(parts: list[set[int]], most: int) -> None:
-    owned: set[int] = set()
-    arrays: list[array[int]] = []
-    for part in parts:
-        arrays.append(array("Q", sorted(part - owned)))
-        owned |= part
-    ranges: list[tuple[int, int]] = []
-    for sequence in sorted(owned):
-        if ranges and ranges[-1][1] == sequence - 1:
-            ranges[-1] = (ranges[-1][0], sequence)
-        else:
-            ranges.append((sequence, sequence))
-    assert asyncio.run(sequence_ranges(arrays, most)) == (ranges[:most], len(ranges[most:]))
-
-
-@given(st.lists(st.integers(1, 9), max_size=30), st.sets(st.integers(1, 30)), st.integers(1, 5))
-def test_dropped_entries_are_forgotten(jobs: list[int], deleted: set[int], first: int) -> None:
-    index = EntryIndex()
-    entries = [Entry(number, EntryKind.DELIVERIES, "worker", NOON, 1) for number in range(1, len(jobs) + 1)]
-    for job, entry in zip(jobs, entries, strict=True):
-        index.add(job, entry)
-    stored = SequenceSet(first, len(jobs), frozenset(number for number in deleted if first < number))
-    gone = {entry.sequence for entry in entries if entry.sequence < first or entry.sequence in stored.deleted}
-    assert index.drop_missing(stored) == {
-        job for job, entry in zip(jobs, entries, strict=True) if entry.sequence in gone
-    }
-    left: dict[int, list[Entry]] = {}
-    for job, entry in zip(jobs, entries, strict=True):
-        if entry.sequence not in gone:
-            left.setdefault(job, []).append(entry)
-    assert [(job, list(of_job)) for job, of_job in index.jobs()] == sorted(left.items())
-    assert list(index.sequences(9)) == sorted(left)
-    assert index.entry_sequences() == {entry.sequence for entry in entries} - gone
-    for job in range(1, 10):
-        assert (job in index) == (job in left)
-        assert list(index.entries_of(job)) == left.get(job, [])
 
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(-1, 21), st.integers(-1, 21))

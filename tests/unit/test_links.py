@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _PARSER = MarkdownIt("gfm-like", {"linkify": False})
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:")
 _TEST = re.compile(r"\[`(test_\w+)`\]\(([^)#]+)")
-_TABLE_OF_TESTS = re.compile(r"^(\|.* \| (?:test|shown by) \|)\n\|[ -|]*\|\n((?:\|.*\n)+)", re.MULTILINE)
 _HTML_ID = re.compile(r'<a id="([^"]+)"></a>')
 
 
@@ -80,22 +79,3 @@ def test_each_test_that_a_page_names_exists() -> None:
     ]
     assert len(named) > 100
     assert [(page, name) for page, name, path in named if f"def {name}(" not in path.read_text(encoding="utf-8")] == []
-
-
-def test_each_row_of_a_table_of_tests_names_one() -> None:
-    rows = [
-        line
-        for page in pages()
-        for head, table in _TABLE_OF_TESTS.findall((ROOT / page).read_text(encoding="utf-8"))
-        for line in table.splitlines()
-        if head.endswith("| test |")
-    ]
-    assert len(rows) > 100
-    # Two tests compare all values of the source documents that they share.
-    assert [row for row in rows if not re.search(r"\| (?:[^|]*\btests?[_/][^|]*|both) \|$", row)] == []
-
-
-def test_the_picture_of_a_job_has_the_states_of_its_table() -> None:
-    drawn = re.findall(r'<text class="state"[^>]*>([^<]+)<', (ROOT / "docs/pictures/job-states.svg").read_text("utf-8"))
-    ((_, table),) = _TABLE_OF_TESTS.findall((ROOT / "docs/lifecycle.md").read_text("utf-8"))
-    assert sorted(drawn) == sorted(row.split(" | ")[0].strip("| ") for row in table.splitlines())

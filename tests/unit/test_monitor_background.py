@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 
 
@@ -19,35 +17,12 @@ class CountedComputation:
         return self.calls
 
 
-async def test_concurrent_requests_share_one_computation() -> None:
-    cache, compute = SingleFlightCache[int](2, 60), CountedComputation()
-    assert await asyncio.gather(*(cache.get("a", compute) for _ in range(20))) == [1] * 20
-    assert await cache.get("a", compute) == 1
-
-
-async def test_a_result_expires() -> None:
-    cache, compute = SingleFlightCache[int](2, 0), CountedComputation()
-    assert [await cache.get("a", compute), await cache.get("a", compute)] == [1, 2]
-
-
 async def test_a_cancelled_request_does_not_cancel_the_computation_of_others() -> None:
     cache, compute = SingleFlightCache[int](2, 60), CountedComputation()
     first, second = (asyncio.create_task(cache.get("a", compute)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     assert await second == 1
-
-
-async def test_an_error_is_not_cached() -> None:
-    cache = SingleFlightCache[int](2, 60)
-
-    async def fail() -> int:
-        raise KeyError("away")
-
-    for _ in range(2):
-        with pytest.raises(KeyError, match="away"):
-            await cache.get("a", fail)
-    assert await cache.get("a", CountedComputation()) == 1
 
 
 async def test_the_oldest_results_are_dropped_first() -> None:

@@ -152,17 +152,6 @@ async def test_groups_that_are_too_many_for_places_are_the_same(
     await check_groups(index, EVERY, circulating, ("subject", "error_class"))
 
 
-async def test_results_hold_no_more_than_a_number_for_each_letter(
-    many: tuple[LetterIndex, dict[int, IndexedLetter]],
-) -> None:
-    index, letters = many
-    for seconds in range(30):
-        query = LetterQuery(Selection(), died_from=NOON + timedelta(seconds=seconds))
-        await index.page(query, "-died_at", 0, 5)
-    done = [result.result() for result in list(index._results.values())[:-1]]  # noqa: SLF001
-    assert sum(len(result) for result in done if not isinstance(result, range)) <= 2 * len(letters)
-
-
 @pytest.mark.slow
 async def test_a_letter_on_a_subject_of_its_own_takes_less_than_45_bytes() -> None:
     count, kind = 20_000, kind_of(1)

@@ -53,23 +53,6 @@ def test_the_roles_of_a_subject_are_those_whose_policies_have_it(action: str, su
         assert all(role in str(error) for role in allowed)
 
 
-@pytest.mark.parametrize(
-    ("subject", "roles"),
-    [
-        ("$JS.hub.API.CONSUMER.RESET.orders.worker", ("redriver",)),
-        ("$JS.API.STREAM.INFORMATION", ()),
-        ("$JS.API", ()),
-        ("shop.js.STREAM.INFO.orders", ()),
-        ("completed", ()),
-        ("", ()),
-        ("\udcff", ()),
-    ],
-)
-def test_other_subjects_have_no_roles_of_this_package(subject: str, roles: tuple[str, ...]) -> None:
-    assert roles_needing("publish", subject) == roles
-    assert roles_needing("subscribe", subject) == ()
-
-
 @pytest.mark.parametrize("subject", ["a\u2028b", "a\x0bb\x1b[2K", "a\udcff", "x" * 5_000, "", " "])
 def test_whatever_a_server_says_was_denied_the_error_is_one_line_that_can_be_written(subject: str) -> None:
     error = PermissionDeniedError("publish", subject, "user 'u'")

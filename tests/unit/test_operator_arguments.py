@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, SelectionError
-from airflow_provider_jetstream.operators.cancel import JetStreamCancelOperator
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
@@ -18,7 +17,7 @@ from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSe
 from airflow_provider_jetstream.tasks.template_values import parse_job_ids, parse_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 TEMPLATE = "{{ params.value }}"
 # Only the machine of the task has it.
@@ -48,19 +47,6 @@ DEAD_LETTERS = partial(JetStreamDeadLetterSensor, task_id="t", work_queue=QUEUE)
 def test_a_template_or_the_path_of_a_queue_is_read_by_the_task(value: Any) -> None:
     PROVISION(work_queue=value, nats_conn_id=TEMPLATE)
     PUBLISH(work_queue=value, jobs=TEMPLATE, subject=TEMPLATE)
-
-
-def test_a_range_that_no_memory_holds_is_refused() -> None:
-    with pytest.raises(SelectionError, match=r"expected at most 10,000,000 stream sequences, found \[1, 10000000001\]"):
-        JetStreamCancelOperator(task_id="cancel", work_queue=ELSEWHERE, sequences=[[1, 10_000_000_001]])
-
-
-def test_ids_from_an_iterator_are_read_once() -> None:
-    def ids() -> Iterator[str]:
-        yield from ("a", "b")
-
-    operator = JetStreamCancelOperator(task_id="cancel", work_queue=ELSEWHERE, job_ids=ids())
-    assert operator.job_ids == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -96,17 +82,6 @@ def test_a_census_is_a_flag_or_a_template(operator: Callable[..., Any], error: t
         operator(census=flag)
     with pytest.raises(error, match="expected true or false for census, found 'perhaps'"):
         operator(census="perhaps")
-
-
-def test_spark_takes_no_census() -> None:
-    with pytest.raises(RedriveRequestError, match='expected no census with engine="spark"'):
-        REDRIVE(engine="spark", census=True)
-
-
-def test_the_trigger_gets_the_census_of_its_sensor() -> None:
-    polling = {"nats_conn_id": "n", "work_queue": QUEUE, "poll_interval": 1.0, "deferred_at": 0.0}
-    trigger = DEAD_LETTERS(census="true").polling_trigger(polling)
-    assert trigger.serialize()[1]["census"] is True
 
 
 OTHER = {"name": "other", "subjects": ["other.>"], "consumers": [{"name": "w", "max_deliver": 2}]}

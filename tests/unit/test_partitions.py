@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,25 +50,6 @@ def test_keys_spread_over_the_partitions_and_there_is_at_least_one() -> None:
         partition_of("a", 0)
 
 
-def test_one_line_declares_the_consumers_of_all_partitions() -> None:
-    queue = _queue(metadata={"team": "mail"}, backoff=["1s", "2s"])
-    assert [(consumer.name, consumer.filter_subjects) for consumer in queue.consumers] == [
-        (f"worker-{number}", (f"tasks.{number}.>",)) for number in range(4)
-    ]
-    config = queue.consumer("worker-3").config()
-    assert (config["filter_subject"], config["max_deliver"]) == ("tasks.3.>", 5)
-    assert config["metadata"] == {"team": "mail", "partitions": "4"}
-    assert WorkQueue(**json.loads(json.dumps(queue.model_dump(mode="json", exclude_unset=True)))) == queue
-
-
-def test_a_dead_letter_queue_may_have_consumers_in_partitions_too() -> None:
-    handler = {"name": "handler", "filter_subject": "dead.q.{partition}.*", "partitions": 2, "max_deliver": 3}
-    letters = {"name": "dead", "retention": "workqueue", "consumers": [handler]}
-    queue = WorkQueue(name="q", subjects=["q.>"], dead_letters=letters)
-    assert queue.dead_letters is not None
-    assert [consumer.name for consumer in queue.dead_letters.consumers] == ["handler-0", "handler-1"]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -102,33 +82,8 @@ def test_invalid_partitions_are_refused(changes: dict[str, Any], message: str) -
     assert message in str(caught.value)
 
 
-def test_partitions_that_overlap_with_another_consumer_are_refused() -> None:
-    worker = {"name": "worker", "filter_subject": "tasks.{partition}.>", "partitions": 2, "max_deliver": 5}
-    other = {"name": "other", "filter_subject": "tasks.1.email", "max_deliver": 5}
-    with pytest.raises(QueueDeclarationError, match=r"tasks\.1\.> \(consumer worker-1\) and tasks\.1\.email"):
-        WorkQueue(name="TASKS", subjects=["tasks.>"], consumers=[worker, other])
-
-
 def _subjects(*jobs: object, subject: str | None = "tasks.{partition}.email", queue: WorkQueue | None) -> list[str]:
     return [job.subject for job in prepare_jobs(jobs, subject=subject, origin=None, batch="b", queue=queue)]
-
-
-def test_the_partition_of_the_key_replaces_the_placeholder_in_the_subject() -> None:
-    jobs = [Job(b"", partition_key="customer-17"), Job(b"", "tasks.{partition}.resize.big", partition_key="a")]
-    number = partition_of("customer-17", 4)
-    assert _subjects(*jobs, queue=_queue()) == [f"tasks.{number}.email", "tasks.0.resize.big"]
-    assert _subjects(Job(b"", "tasks.9.email"), queue=_queue()) == ["tasks.9.email"]
-
-
-def test_each_subject_has_the_number_of_partitions_of_its_consumer() -> None:
-    few = {"name": "few", "filter_subject": "few.{partition}.>", "partitions": 2, "max_deliver": 1}
-    many = {"name": "many", "filter_subject": "many.{partition}.>", "partitions": 50, "max_deliver": 1}
-    queue = WorkQueue(name="q", subjects=["few.>", "many.>"], consumers=[few, many])
-    jobs = [Job(b"", f"{kind}.{{partition}}.x", partition_key="customer-17") for kind in ("few", "many")]
-    assert _subjects(*jobs, queue=queue) == [
-        f"few.{partition_of('customer-17', 2)}.x",
-        f"many.{partition_of('customer-17', 50)}.x",
-    ]
 
 
 @pytest.mark.parametrize(

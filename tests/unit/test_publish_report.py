@@ -9,15 +9,11 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
-    JobError,
     QueueFullError,
-    TerminalError,
-    TransientError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import (
     PublishFailure,
     PublishIncompleteError,
-    PublishRefusedError,
     PublishReport,
     index_runs,
     sequence_ranges,
@@ -62,12 +58,6 @@ def test_runs_say_where_each_sequence_stands_in_the_fewest_runs(stretches: list[
     assert all((second[0] - first[2], second[1] - first[2]) != first[:2] for first, second in pairwise(runs))
 
 
-@given(_stretches)
-def test_ranges_of_many_sequences_are_those_of_the_single_ones(stretches: list[tuple[int, int, int]]) -> None:
-    sequences = _sequences(stretches)
-    assert sequence_ranges(sequences) == sequence_ranges(list(sequences))
-
-
 def test_ranges_of_awaited_jobs_leave_out_schedules() -> None:
     report = PublishReport("q", array("Q", [4, 5, 6, 0, 9]), scheduled={1}, extra=array("Q", [10, 2]))
     assert report.awaited_ranges() == [(2, 2), (4, 4), (6, 6), (9, 10)]
@@ -75,33 +65,8 @@ def test_ranges_of_awaited_jobs_leave_out_schedules() -> None:
     assert report.awaited_ranges() == sequence_ranges(report.awaited()) == [(2, 2), (4, 6), (9, 10)]
 
 
-def test_all_stored_raises_nothing() -> None:
-    report = _report(None, None)
-    report.raise_for_failures()
-    assert report.stored == 2
-
-
-def test_transient_failures_make_the_report_incomplete() -> None:
-    with pytest.raises(PublishIncompleteError, match=r"1 of 2 jobs are stored in q \(sequences 1\)") as caught:
-        _report(None, QueueFullError("full")).raise_for_failures()
-    assert isinstance(caught.value, TransientError)
-    assert not isinstance(caught.value, TerminalError)
-
-
-def test_one_terminal_failure_makes_the_report_refused() -> None:
-    with pytest.raises(PublishRefusedError, match=r"job 1 \(id id-1\) is not stored: full; job 2") as caught:
-        _report(None, QueueFullError("full"), JobError("never")).raise_for_failures()
-    assert isinstance(caught.value, TerminalError)
-
-
 def test_a_long_list_of_failures_is_shortened_in_the_message_but_not_in_the_report() -> None:
     with pytest.raises(PublishIncompleteError) as caught:
         _report(*[QueueFullError("full")] * 40).raise_for_failures()
     assert str(caught.value).endswith("job 4 (id id-4) is not stored: full; and 35 more")
     assert len(caught.value.report.failures) == 40
-
-
-def test_many_ranges_are_shortened_in_the_message() -> None:
-    errors = [None if index % 2 else JobError("never") for index in range(40)]
-    with pytest.raises(PublishRefusedError, match=r"in q \(sequences 2, 4, 6, 8, 10, …\)"):
-        _report(*errors).raise_for_failures()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
+from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
 
 
 @pytest.mark.parametrize(
@@ -22,20 +22,3 @@ from airflow_provider_jetstream.jetstream.client.pull_request import priority_fi
 )
 def test_a_request_has_the_given_fields_only(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert json.loads(pull_request(5, **fields)) == {"batch": 5, **expected}
-
-
-def test_the_subject_has_the_prefix_of_the_api() -> None:
-    assert pull_subject("jobs", "worker", "$JS.API") == "$JS.API.CONSUMER.MSG.NEXT.jobs.worker"
-    assert pull_subject("jobs", "worker", "$JS.hub.API") == "$JS.hub.API.CONSUMER.MSG.NEXT.jobs.worker"
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({}, {}),
-        ({"priority_groups": ["a"], "priority_policy": "overflow"}, {"group": "a"}),
-        ({"priority_groups": ["a"], "priority_policy": "prioritized"}, {"group": "a", "priority": 3}),
-    ],
-)
-def test_a_group_is_named_where_the_consumer_has_groups(config: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert priority_fields(config, 3) == expected

@@ -117,12 +117,6 @@ def test_a_companion_inherits_replicas_and_storage_unless_it_declares_others(par
     assert (other.storage, other.num_replicas) == ("file", 1)
 
 
-def test_an_invalid_value_that_companions_inherit_is_reported_once() -> None:
-    with pytest.raises(QueueDeclarationError) as caught:
-        _queue(num_replicas=9, storage="tape", events="events")
-    assert [problem.split(":")[0] for problem in caught.value.problems] == ["storage", "num_replicas"]
-
-
 def test_the_companions_are_in_the_order_of_provisioning_and_their_subjects_do_not_overlap() -> None:
     queue = _queue(events="events", atomic_redrive=True)
     assert [part.kind for part in queue.companions()] == [
@@ -299,13 +293,6 @@ def test_the_events_capture_ack_metrics_unless_no_consumer_samples_them(
     assert _again(queue) == queue
 
 
-def test_declared_subjects_of_events_are_kept() -> None:
-    consumers = [{"name": "w", "max_deliver": 2, "sample_freq": "100%"}]
-    queue = _queue(consumers=consumers, events=Events(name="events", subjects=("completed.q.>",)))
-    assert queue.events is not None
-    assert queue.events.subjects == ("completed.q.>",)
-
-
 def test_consumers_are_sampled_only_where_the_events_capture_it() -> None:
     consumers = [{"name": "w", "max_deliver": 2}]
     assert _queue(consumers=consumers).consumer("w").sample_freq is None
@@ -313,13 +300,6 @@ def test_consumers_are_sampled_only_where_the_events_capture_it() -> None:
     assert _queue(consumers=consumers, events=without).consumer("w").sample_freq is None
     wide = {"name": "events", "subjects": ["completed.q.>", "$JS.EVENT.METRIC.CONSUMER.ACK.>"]}
     assert _queue(consumers=consumers, events=wide).consumer("w").sample_freq == "100%"
-
-
-def test_the_events_capture_the_declared_advisory_subjects() -> None:
-    queue = _queue(events="events", advisory_subjects="advisory.>")
-    assert queue.events is not None
-    assert queue.events.subjects[-1] == "advisory.>"
-    assert _again(queue) == queue
 
 
 @pytest.mark.parametrize(

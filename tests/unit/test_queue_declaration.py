@@ -220,41 +220,6 @@ def test_an_invalid_declaration_is_refused_with_what_to_do(
     assert f"the declaration of work queue '{values.get('name', '?')}' can't be used:\n  - " in str(caught.value)
 
 
-def test_the_declaration_on_which_the_invalid_ones_are_based_is_valid(
-    load: Callable[[dict[str, Any]], WorkQueue],
-) -> None:
-    assert load(deepcopy(_GOOD)).consumer("w").ack_wait == 30_000_000_000
-
-
-def test_every_problem_is_listed(load: Callable[[dict[str, Any]], WorkQueue]) -> None:
-    values = _with(
-        name="q",
-        subjects=["q.>", "q.a", "$JS.API.>"],
-        duplicate_window="2h",
-        max_age="1h",
-        consumers=[
-            {"name": "one", "filter_subject": "q.a.>", "max_deliver": -1},
-            {"name": "two", "filter_subject": "q.*.b", "max_deliver": 3},
-            {"name": "two", "filter_subject": "elsewhere", "max_deliver": 3},
-        ],
-        events={"name": "q", "subjects": ["other"]},
-    )
-    with pytest.raises(QueueDeclarationError) as caught:
-        load(values)
-    for part in (
-        "q.> and q.a of stream q overlap",
-        "$JS.API.> of stream q would capture",
-        "duplicate_window (2h)",
-        "two consumers are named two",
-        "q.a.> (consumer one) and q.*.b (consumer two)",
-        "are both named q:",
-        "doesn't capture completed.q.>",
-        "consumer one retries for ever",
-    ):
-        assert part in str(caught.value)
-    assert str(caught.value).count("\n  - ") == len(caught.value.problems) == 8
-
-
 def test_problems_of_several_fields_and_consumers_are_listed_together() -> None:
     with pytest.raises(QueueDeclarationError) as caught:
         WorkQueue.load(
@@ -281,11 +246,6 @@ def test_problems_of_several_fields_and_consumers_are_listed_together() -> None:
 def test_a_declaration_outside_a_queue_is_named_by_its_kind(declare: Callable[..., object], kind: str) -> None:
     with pytest.raises(QueueDeclarationError, match=f"the declaration of {kind} 'part' can't be used:\n  - bogus: no"):
         declare(name="part", bogus=1)
-
-
-def test_an_unknown_consumer_is_refused_with_the_declared_names() -> None:
-    with pytest.raises(QueueDeclarationError, match=r"expected one of its consumers \(w\), found 'x'"):
-        WorkQueue.load(_GOOD).consumer("x")
 
 
 def test_a_declaration_survives_json_unchanged(load: Callable[[dict[str, Any]], WorkQueue]) -> None:

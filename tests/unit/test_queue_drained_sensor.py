@@ -9,11 +9,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk import DAG
-from airflow.sdk.definitions.xcom_arg import XComArg
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
-from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
@@ -39,26 +36,12 @@ def test_consumers_are_a_list_or_one_name(consumers: Any, names: tuple[str, ...]
     assert sensor(consumers=consumers).consumers == consumers
 
 
-@pytest.mark.parametrize("consumers", [[], "", " ", ["a", ""], [1], [None]])
-def test_consumers_without_a_name_are_refused_in_the_dag_file(consumers: Any) -> None:
-    with pytest.raises(NotFoundError, match=r"^expected names of consumers to inspect, found "):
-        sensor(consumers=consumers)
-
-
 @pytest.mark.parametrize("rendered", ["", " ", "None", None, []])
 def test_consumers_whose_template_renders_to_nothing_do_not_select_all(rendered: Any) -> None:
     waiting = sensor(consumers="{{ params.consumer }}")
     waiting.consumers = rendered
     with pytest.raises(AirflowFailException, match=r"^JS113 expected names of consumers to inspect, found "):
         waiting.poke({})
-
-
-def test_a_template_is_not_checked_in_the_dag_file() -> None:
-    with DAG("dag", schedule=None):
-        chosen: Any = XComArg(sensor(task_id="other"))
-        assert sensor(consumers=chosen).consumers is chosen
-    assert sensor(consumers=["{{ params.consumer }}"]).consumers == ["{{ params.consumer }}"]
-    assert set(JetStreamQueueDrainedSensor.template_fields) == {"work_queue", "consumers", "nats_conn_id"}
 
 
 @pytest.mark.slow

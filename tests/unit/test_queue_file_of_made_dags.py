@@ -68,22 +68,6 @@ def test_dags_that_functions_of_another_folder_make_find_the_file_beside_their_o
     }
 
 
-def test_so_do_dags_that_a_module_makes_when_it_is_imported(dags: Path) -> None:
-    (dags / "makers" / "made_elsewhere.py").write_text(
-        f'{IMPORTS}\nwith DAG("elsewhere") as dag:\n    {SEND.format(repr("queues/made.yaml"))}\n'
-    )
-    file = dags / "made" / "imported.py"
-    file.write_text("from made_elsewhere import dag\n")
-    assert _queues_at_run(_parsed(file)) == {"elsewhere.send": "made"}
-
-
-def test_so_do_dags_of_a_loop_over_the_files_beside(dags: Path) -> None:
-    file = dags / "made" / "loop.py"
-    body = f'{IMPORTS}\nfor number in range(3):\n    with DAG(f"loop_{{number}}"):\n        '
-    file.write_text(body + SEND.format(repr("queues/made.yaml")))
-    assert set(_queues_at_run(_parsed(file)).values()) == {"made"}
-
-
 @pytest.mark.parametrize("path", ["absent.yaml", "queues/absent.yaml"])
 def test_a_file_beside_the_maker_or_in_the_working_directory_isnt_taken(dags: Path, path: str) -> None:
     for other in (dags / "makers", dags.parent / "elsewhere"):

@@ -11,7 +11,6 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _ORDERS = Path(__file__).parents[2] / "example_dags" / "queues" / "orders.yaml"
 _MAX = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
-_TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
 
 _JOBS: dict[str, Any] = {
     "name": "jobs",
@@ -61,23 +60,6 @@ _IMAGES: dict[str, Any] = {
     ],
 }
 
-_UNCAPTURED = ["dead-letters-not-captured"] * 3
-
-
-@pytest.mark.parametrize(
-    ("source", "warnings"),
-    [
-        (_JOBS, ["max-age", *_UNCAPTURED, "no-backoff", "no-backoff"]),
-        (_TASKS, ["no-dead-letters", "no-max-deliver", "no-backoff"]),
-        (_PARTITIONED, ["no-dead-letters", "no-backoff", "no-backoff"]),
-        (_IMAGES, ["duplicate-window", "no-dead-letters", "no-backoff"]),
-        (_ORDERS, [*_UNCAPTURED, "dead-letters-discard-new", "unmarked-dead-letters"]),
-    ],
-    ids=["jobs", "TASKS", "TASKS partitioned", "IMAGES", "orders"],
-)
-def test_the_queues_of_the_source_documents_are_valid_and_warn_of_their_risks(source: Any, warnings: list[str]) -> None:
-    assert sorted(warning.name for warning in WorkQueue.load(source).warnings()) == sorted(warnings)
-
 
 def test_the_jobs_queue_is_written_in_the_units_of_the_server() -> None:
     queue = WorkQueue.load(_JOBS)
@@ -104,65 +86,10 @@ def test_the_jobs_queue_is_written_in_the_units_of_the_server() -> None:
     assert queue.dead_letters.config()["retention"] == "limits"
 
 
-def test_a_queue_that_drops_jobs_and_a_long_ack_wait_are_warned_of() -> None:
-    queue = WorkQueue(
-        name="q",
-        subjects="q.>",
-        discard="old",
-        max_msgs=10,
-        consumers=[{"name": "w", "max_deliver": 1, "ack_wait": "1h"}],
-        dead_letters="q_dead",
-    )
-    dropping, slow = queue.warnings()
-    assert dropping.startswith('discard "old" with a limit drops the oldest waiting jobs silently')
-    assert 'use discard "new"' in dropping
-    assert slow.startswith(
-        "consumer w: an ack_wait of 1h delays the redelivery of a crashed worker's jobs by that time"
-    )
-
-
-def test_a_queue_of_names_alone_gets_streams_that_capture_all_ends() -> None:
-    consumers = [{"name": "w", "max_deliver": 2, "backoff": ["5s"]}]
-    queue = WorkQueue(
-        name="q",
-        subjects="q.>",
-        consumers=consumers,
-        dead_letters="dead",
-        events="ends",
-        discard="new",
-        max_bytes="1GB",
-    )
-    assert queue.warnings() == []
-    assert queue.dead_letters is not None
-    assert queue.dead_letters.subjects == (f"{_MAX}.q.*", f"{_TERMINATED}.q.*", "dead.q.>", "parked.q.>")
-    assert queue.dead_letters.metadata == {"dead_letter_queue": "true"}
-    assert queue.events is not None
-    metrics = "$JS.EVENT.METRIC.CONSUMER.ACK.q.*"
-    assert queue.events.subjects == ("completed.q.>", "cancelled.q.>", "published.q.*", metrics)
-
-
 def test_a_filter_wider_than_the_subjects_is_valid_while_it_gets_jobs() -> None:
     consumers = [{"name": "w", "filter_subject": "jobs.>", "max_deliver": 2}]
     queue = WorkQueue(name="q", subjects=["jobs.high.*", "jobs.low.*"], consumers=consumers)
     assert queue.consumer("w").filter_subjects == ("jobs.>",)
-
-
-def test_loading_a_queue_returns_it() -> None:
-    queue = WorkQueue.load(_JOBS)
-    assert WorkQueue.load(queue) is queue
-
-
-def test_a_missing_file_is_reported_by_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "absent.yaml"
-    with pytest.raises(QueueDeclarationError) as caught:
-        WorkQueue.load(path)
-    assert str(path) in str(caught.value)
-    assert caught.value.problems == ("expected a YAML file at this path, found: No such file or directory",)
-
-
-def test_a_folder_instead_of_a_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(QueueDeclarationError, match="expected a YAML file at this path, found: Is a directory"):
-        WorkQueue.load(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -233,9 +160,3 @@ def test_text_that_no_server_takes_is_refused() -> None:
         WorkQueue(name="q\ud800", subjects="q.>", description="\udfff", metadata={"\ud800": "x"})
     str(caught.value).encode()
     assert len(caught.value.problems) == 3
-
-
-@pytest.mark.parametrize("source", [None, 5, ["q"], b"queue.yaml"])
-def test_a_value_that_is_no_source_is_refused(source: Any) -> None:
-    with pytest.raises(QueueDeclarationError, match=f"expected a mapping .* found {type(source).__name__}"):
-        WorkQueue.load(source)

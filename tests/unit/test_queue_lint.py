@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -140,10 +139,6 @@ _CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
-def test_a_queue_of_good_practice_has_no_warnings() -> None:
-    assert _queue().warnings() == []
-
-
 @pytest.mark.parametrize("case", _CASES)
 def test_what_violates_a_best_practice_is_warned_of_by_its_name(case: str) -> None:
     changes, name, sentence = _CASES[case]
@@ -167,11 +162,6 @@ def test_what_violates_a_best_practice_is_warned_of_by_its_name(case: str) -> No
 )
 def test_what_is_good_practice_is_not_warned_of(changes: dict[str, Any]) -> None:
     assert _queue(**changes).warnings() == []
-
-
-def test_partitions_are_warned_of_once() -> None:
-    queue = _queue(**_consumer(filter_subject="q.{partition}.>", partitions=100, backoff=()))
-    assert [warning.name for warning in queue.warnings()] == ["no-backoff"]
 
 
 @pytest.mark.parametrize(
@@ -207,13 +197,6 @@ def test_every_warning_has_its_place_in_the_documentation() -> None:
     page = (_PAGE.parent / "reference" / "server-fields.md").read_text(encoding="utf-8")
     named = re.findall(r'<a id="([a-z-]+)"></a>', page)
     assert set(named) == {rule.name for rule in RULES} | {"unknown-field"}
-
-
-def test_a_warning_is_its_sentence_and_keeps_its_name_in_copies() -> None:
-    warning = QueueWarning("max-age", "old jobs are removed")
-    assert (warning, f"{warning}") == ("old jobs are removed", "old jobs are removed")
-    again = copy.deepcopy(warning)
-    assert (again, again.name) == (warning, "max-age")
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,3 @@ def test_a_file_that_only_the_tasks_machine_has_is_read_by_the_task(dag_folder: 
     operator = _operator(dag_folder, absent)
     with pytest.raises(QueueDeclarationError, match="No such file"):
         load_queue(absent, operator)
-
-
-@pytest.mark.parametrize("text", ["a\0b", "name: mail\n" * 100, " ", "None"])
-def test_text_that_is_no_path_is_refused(dag_folder: Path, text: str) -> None:
-    with pytest.raises(QueueDeclarationError):
-        _operator(dag_folder, text)

@@ -10,7 +10,6 @@ from test_queue_files import _IMAGES, _JOBS, _ORDERS, _PARTITIONED, _TASKS
 
 from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Consumer
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.jetstream.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,8 +96,3 @@ def test_consumers_that_only_look_like_partitions_stay_apart() -> None:
     values = yaml.safe_load(queue.to_yaml())
     assert [consumer["name"] for consumer in values["consumers"]] == ["w-0", "w-1", "w-2"]
     assert WorkQueue.load(values) == queue
-
-
-@pytest.mark.parametrize("size", [-1, 0, 1, 512, 1023, 1024, 1536, 2**20, 3 * 2**20, 2**30, 2**40, 2**50])
-def test_a_size_is_parsed_as_it_was_formatted(size: int) -> None:
-    assert parse_size(format_size(size)) == size

@@ -82,11 +82,3 @@ async def test_what_is_stored_late_delays_what_is_sent_after_it(monkeypatch: pyt
         pace.consume(1)
         in_flight += 1
     assert most_within(stored, TEN_SECONDS) <= rate * TEN_SECONDS
-
-
-async def test_a_wait_can_be_cancelled() -> None:
-    pace = RateLimiter(0.001)
-    pace.consume(1)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await pace.wait(1)

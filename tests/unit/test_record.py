@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +13,6 @@ from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record, record_headers
 from airflow_provider_jetstream.jetstream.line_text import one_line
-from airflow_provider_jetstream.jetstream.origin import Origin
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 DIED = datetime(2026, 11, 21, 9, 4, 44, 670123, tzinfo=UTC)
 CREATED = "2026-11-20T00:00:00.123456789Z"
 STORED = "2026-11-21T09:04:40.1Z"
-# A message without any header of a record is none.
-VERSIONED = ("Dead-Letter-Version", "1")
 DEATH = Death("orders", CREATED, 17, "printer", Reason.TERMINATED, DIED)
 
 
@@ -110,41 +106,6 @@ def test_a_record_is_read_as_it_was_built(
     assert by_name(job.headers) == by_name(headers)
 
 
-@given(st.lists(st.tuples(st.sampled_from([name for name, _ in keep(parked="x").items()]), st.text()), max_size=6))
-def test_no_garbage_in_a_foreign_copy_raises(headers: list[tuple[str, str]]) -> None:
-    own = ("Dead-Letter-Stream", "Dead-Letter-Consumer", "Dead-Letter-Sequence")
-    death, job, *_ = read((*(pair for pair in headers if pair[0] not in own), VERSIONED), "dead.orders.printer.17")
-    assert (death.sequence > 0, death.died_at.tzinfo, job.time == "" or bool(job.stored_at)) == (True, UTC, True)
-    assert death.fingerprint
-
-
-def test_a_job_keeps_the_order_of_a_repeated_name_and_what_cannot_be_sent() -> None:
-    headers = (("Tag", "b"), ("City", "K\udcf6ln"), ("Tag", "a\udcff"), ("Nats-TTL", "1s"), ("Tag", "b"), ("Empty", ""))
-    kept = keep(headers=headers)
-    assert kept.items()[0] == ("Empty", "")
-    assert "Nats-TTL" not in kept
-    assert by_name(read(kept.items())[1].headers) == by_name(headers)
-
-
-names_of_a_task = st.tuples(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(-1, 2**40))
-
-
-@given(task=names_of_a_task, headers=job_headers)
-def test_a_record_names_the_task_whose_key_its_job_has(task: tuple[str, str, str, int], headers: Pairs) -> None:
-    origin = Origin(*task, round=2)
-    keyed = (*headers, ("Airflow-Task", origin.key))
-    kept = record_headers(DEATH, subject="a", time=STORED, headers=keyed, writer="scan", origin=origin)
-    assert sent_unchanged(kept)
-    record = read(kept.items())
-    assert record.origin == replace(origin, round=0)
-    with_round = {**json.loads(kept["Dead-Letter-Origin"]), "round": 7}
-    assert read((("Dead-Letter-Origin", json.dumps(with_round)),), "dead.orders.a.1").origin == record.origin
-    assert by_name(record.job.headers) == by_name(keyed)
-    # Other jobs have no use for it.
-    others = record_headers(DEATH, subject="a", time=STORED, headers=headers, writer="scan", origin=origin)
-    assert "Dead-Letter-Origin" not in others
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -165,27 +126,6 @@ def test_a_record_names_the_task_whose_key_its_job_has(task: tuple[str, str, str
 def test_a_record_whose_origin_is_none_names_no_task(text: str) -> None:
     kept = keep()
     assert read((*kept.items(), ("Dead-Letter-Origin", text))).origin is None
-
-
-def test_a_record_has_one_id_per_writer_and_delivery() -> None:
-    assert keep()["Nats-Msg-Id"] == f"dead:worker:orders:17:{STORED}:0"
-    assert keep(replace(DEATH, deliveries=3))["Nats-Msg-Id"] == f"dead:worker:orders:17:{STORED}:3"
-
-
-@pytest.mark.parametrize("subject", ["dead.orders.printer.17", "dead.orders.printer", "parked.orders.printer.17"])
-def test_a_foreign_copy_needs_only_its_sequence_and_reason(subject: str) -> None:
-    headers = (("Job-Id", "x"), ("Dead-Letter-Sequence", "17"), ("Dead-Letter-Reason", "max_deliveries"))
-    death, job, parked, _ = read(headers, subject)
-    told_at = datetime(2026, 11, 21, 9, 4, 45, tzinfo=UTC)
-    assert death == Death("orders", "", 17, "printer", Reason.MAX_DELIVERIES, told_at)
-    assert (job.subject, job.time, job.headers, parked) == ("", "", (("Job-Id", "x"),), None)
-
-
-def test_consumer_and_sequence_are_read_from_the_subject_where_headers_lack_them() -> None:
-    death, *_ = read((VERSIONED,), "dead.orders.printer.17")
-    assert (death.sequence, death.consumer, death.reason) == (17, "printer", Reason.TERMINATED)
-    assert read((VERSIONED,), "dead.orders._.17")[0].consumer is None
-    assert read((("Dead-Letter-Consumer", "b"),), "dead.orders._.17")[0] == replace(death, consumer="b")
 
 
 @pytest.mark.parametrize(
@@ -227,27 +167,6 @@ def test_invalid_values_are_read_as_absent() -> None:
     death, job, *_ = read(headers, "dead.orders.printer.17")
     assert death == Death("orders", "", 17, "printer", Reason.TERMINATED, datetime(2026, 11, 21, 9, 4, 45, tzinfo=UTC))
     assert (job.subject, job.time, job.headers) == ("", "", ())
-
-
-def test_server_headers_that_a_foreign_worker_copied_are_not_the_jobs() -> None:
-    headers = (("Nats-Msg-Id", "a"), ("Nats-Expected-Stream", "letters"), ("Dead-Letter-Later", "?"), ("Tag", "a"))
-    assert read(headers, "dead.orders.printer.17")[1].headers == (("Tag", "a"),)
-
-
-def test_unknown_fields_of_a_later_version_are_ignored() -> None:
-    kept = keep(replace(DEATH, error_message="no paper"), headers=(("Nats-TTL", "1s"),))
-    later = tuple((name, "2" if name == "Dead-Letter-Version" else value) for name, value in kept.items())
-    assert read((*later, ("Dead-Letter-Severity", "high"))) == read(kept.items())
-
-
-def test_a_time_without_zone_is_utc_and_others_are_converted() -> None:
-    headers = (
-        ("Dead-Letter-First-Failure", "2026-11-21T09:04:44"),
-        ("Dead-Letter-Last-Failure", "2026-11-21T11:04:44.123456789+02:00"),
-    )
-    death, *_ = read(headers, "dead.orders.printer.17")
-    assert death.first_failed_at == DIED.replace(microsecond=0)
-    assert death.died_at == death.first_failed_at + timedelta(microseconds=123456)
 
 
 @pytest.mark.parametrize(

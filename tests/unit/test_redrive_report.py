@@ -20,27 +20,6 @@ def test_each_sequence_is_reported_once_in_any_order() -> None:
         sequences[1]
 
 
-def test_jobs_that_the_redrive_itself_handled_are_not_gone() -> None:
-    report = RedriveReport()
-    report.redriven.add(1, 11)
-    for sequence in (2, 5, 2, 5):
-        report.add_parked(sequence)
-    for sequence in (1, 2, 4, 3, 4, 5):
-        report.add_gone(sequence)
-    assert (list(report.parked), list(report.gone)) == ([2, 5], [4, 3])
-
-
-def test_many_failures_are_counted_and_some_are_named() -> None:
-    report = RedriveReport()
-    for sequence in range(1, 1_501):
-        report.add_failure(sequence, "full")
-    assert (report.failures, len(report.failed)) == (1_500, 1_000)
-    shown = report.as_json()
-    assert (shown["failed"], list(shown["failures"])) == (1_500, [*range(1, 21)])
-    with pytest.raises(RedriveError, match=r"0 dead letters were redriven, 1500 stayed .* 5: full; running it again"):
-        report.raise_for_failures()
-
-
 def test_a_stopped_redrive_reports_how_many_letters_it_handled() -> None:
     report = RedriveReport(cancelled=True)
     report.redriven.add(1, 2)

@@ -30,7 +30,3 @@ def test_letters_that_were_brought_back_twice_or_parked_are_not_of_unknown_outco
         " and were parked"
     )
     assert "110 redriven (7 of them once more after they had died again), 0 parked" in redrive_text(done)
-
-
-def test_what_nobody_watched_is_of_unknown_outcome() -> None:
-    assert summary_of(redrive(5, 2)) == "5 letters redriven: 2 completed after redrive, 3 of unknown outcome"

@@ -14,11 +14,8 @@ from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
 from airflow_provider_jetstream.spark.source.option_texts import OPTION_TEXTS
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.source_options import read_options
-from tools.reference import entries
-from tools.reference.arguments import class_arguments, function_arguments
+from tools.reference.arguments import class_arguments
 from tools.reference.docstrings import own_docstring
-from tools.reference.entries import Entry
-from tools.reference.markdown import cell, plain
 from tools.reference.pages import FOLDER, reference_links, reference_pages, reference_problems
 
 if TYPE_CHECKING:
@@ -123,32 +120,3 @@ def test_arguments_that_go_to_a_base_are_listed_unless_the_class_gives_them(monk
     assert listed["room"][1:] == ("float", "required", "seconds")
     assert listed["shape"].problems == ["shape has no text"]
     assert own_docstring(_Derived).raises == {"ValueError": "it is too large"}
-
-
-def test_what_is_missing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tools.reference.arguments.PACKAGE", __name__)
-    monkeypatch.setattr(entries, "own_bases", lambda item: [item])
-    assert Entry(__name__, "_Derived").problems == [
-        f"{__name__}._Derived: shape has no text",
-        f"{__name__}._Derived: grow() has no text",
-    ]
-
-    def untyped(size, colour: str): ...  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-
-    assert [problem for argument in function_arguments(untyped) for problem in argument.problems] == [
-        "size has no type",
-        "size has no text",
-        "colour has no text",
-    ]
-
-
-def test_roles_and_bars_are_markdown() -> None:
-    links = {"WorkQueue": "queue-fields.md#workqueue", "wait": "core-functions.md#wait"}
-    text = ":class:`~package.WorkQueue`, :func:`wait`, :meth:`stop`, ``x``"
-    assert plain(text, links) == (
-        "[`WorkQueue`](queue-fields.md#workqueue), [`wait()`](core-functions.md#wait), `stop()`, `x`"
-    )
-    assert plain(text, links, "core-functions.md").startswith(
-        "[`WorkQueue`](queue-fields.md#workqueue), [`wait()`](#wait)"
-    )
-    assert cell("int | None,\n  or \\| so") == r"int \| None, or \| so"

@@ -116,12 +116,6 @@ def test_a_function_with_a_default_is_called_without_the_value() -> None:
         publish(jobs=lambda ds=None: ds).execute(context())
 
 
-def test_what_every_run_has_is_rendered() -> None:
-    values = context()
-    key = _rendered(TEMPLATED["a key"], "{{ dag_run.run_after | ds }}/{{ dag_run.run_id }}", values)
-    assert cast("JetStreamPublishOperator", key).idempotency_key == "2026-11-27/manual__1"
-
-
 def test_another_undefined_name_is_jinjas_error() -> None:
     from jinja2 import UndefinedError
 

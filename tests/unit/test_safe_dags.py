@@ -129,19 +129,6 @@ def test_runs_of_a_schedule_dont_pile_up(dags_of: object, name: str) -> None:
     assert {dag.dag_id: unbounded(dag) for dag in dags_of(name)} == {dag.dag_id: [] for dag in dags_of(name)}
 
 
-def test_a_last_task_that_runs_in_any_case_hides_failures() -> None:
-    from airflow.providers.standard.operators.empty import EmptyOperator
-
-    with DAG("hiding", schedule="@hourly") as dag:
-        first, middle = EmptyOperator(task_id="first"), EmptyOperator(task_id="middle", trigger_rule="none_failed")
-        first >> middle >> EmptyOperator(task_id="last", trigger_rule="all_done")
-    assert hidden_failures(dag) == ["first", "middle"]
-    assert unbounded(dag) == [
-        "max_active_runs isn't 1",
-        "neither a dagrun_timeout nor an execution_timeout for each task",
-    ]
-
-
 @pytest.mark.parametrize("event", [{"status": "error", "message": "JS113 no such stream"}, None])
 def test_a_sensor_with_soft_fail_isnt_skipped_where_its_queue_cant_be_polled(event: object) -> None:
     sensor = JetStreamDeadLetterSensor(task_id="sense", work_queue=_QUEUE, soft_fail=True, deferrable=True)

@@ -12,7 +12,6 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reaso
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, group_of
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.origin import Origin
 
 DIED = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -77,13 +76,6 @@ def test_each_field_selects(fields: dict[str, Any], others: dict[str, Any]) -> N
     assert not Selection.of({"dag_id": "other"} | {"error_class": "none"} | others).matches(LETTER, NOW)
 
 
-def test_a_letter_of_no_dag_matches_no_dag() -> None:
-    foreign = replace(LETTER, origin=None)
-    assert Selection().matches(foreign, NOW)
-    for field in ("dag_id", "run_id", "task_id"):
-        assert not Selection.of({field: "shop"}).matches(foreign, NOW)
-
-
 def test_parked_letters_are_selected_only_explicitly() -> None:
     parked = replace(LETTER, parked="too often")
     assert not Selection().matches(parked, NOW)
@@ -120,30 +112,6 @@ def test_an_empty_selection_selects_all_letters_in_circulation(source: Any) -> N
 )
 def test_a_field_selects_less_than_all(fields: dict[str, Any]) -> None:
     assert not Selection.of(fields).selects_all
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ({"reson": "orphan"}, "reson: Extra inputs are not permitted"),
-        ({"reasons": ["tired"]}, "reasons.0: Input should be 'max_deliveries'"),
-        ({"reasons": "orphan"}, "reasons: Input should be a valid"),
-        ({"subject": "a..b"}, "'a..b' selects nothing: it has an empty token"),
-        ({"older_than": "soon"}, "older_than: expected a duration"),
-        ({"sequences": ["x"]}, "sequences.0: Input should be a valid integer"),
-        (7, "found 7"),
-        ("older_than=1h", "found 'older_than=1h'"),
-    ],
-)
-def test_an_unknown_field_is_named_with_the_known_ones(source: Any, expected: str) -> None:
-    with pytest.raises(SelectionError) as caught:
-        Selection.of(source)
-    message = str(caught.value)
-    assert expected in message
-    assert (
-        "by sequences, reasons, error_class, fingerprint, traceback_digest, subject, consumer, older_than," in message
-    )
-    assert "dag_id, run_id, task_id, parked, vanished" in message
 
 
 def test_a_group_is_identified_by_the_values_of_its_fields() -> None:

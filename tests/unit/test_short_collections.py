@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -27,19 +26,6 @@ def _nothing_frozen() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.unfreeze()
-
-
-def test_objects_of_before_are_left_out_until_the_last_wait_ends() -> None:
-    collections, circle = ShortCollections(), Circle()
-    known = weakref.ref(circle)
-    with collections:
-        with collections:
-            pass
-        del circle
-        gc.collect()
-        assert known() is not None
-    gc.collect()
-    assert known() is None
 
 
 def test_what_many_waits_hold_is_left_out_but_not_at_each_that_comes_and_goes() -> None:

@@ -123,17 +123,6 @@ def test_invalid_settings_are_refused(
     assert _SECRET not in str(refused.value)
 
 
-def test_on_this_machine_the_environment_carries_the_secret() -> None:
-    credentials = executor_credentials(WITH_SECRET, LOCAL)
-    assert credentials.options == {"connection": "airflow"}
-    assert credentials.environment == {
-        "NATS_AIRFLOW_URL": "nats://nats-1:4222",
-        "NATS_AIRFLOW_USER": "u",
-        "NATS_AIRFLOW_PASSWORD": _SECRET,
-        "NATS_AIRFLOW_TIMEOUT": "10",
-    }
-
-
 def test_a_cluster_gets_options_without_secrets() -> None:
     credentials = executor_credentials(nats(tls_ca_file="/ca.pem", timeout=5), CLUSTER)
     assert credentials.options == {"servers": "nats://nats-1:4222", "tlsCaFile": "/ca.pem", "timeout": "5"}
@@ -144,22 +133,6 @@ def test_a_cluster_gets_no_secret() -> None:
     with pytest.raises(SparkSettingsError, match="how executors of spark://master") as refused:
         executor_credentials(WITH_SECRET, CLUSTER)
     assert _SECRET not in str(refused.value)
-
-
-def test_the_driver_reads_a_named_connection_from_airflow() -> None:
-    credentials = executor_credentials(WITH_SECRET, with_options(CLUSTER, connection="big-orders"))
-    assert credentials.options == {"connection": "big-orders"}
-    assert credentials.environment["NATS_BIG_ORDERS_PASSWORD"] == _SECRET
-    spark = with_options(CLUSTER, connection="orders", connectionProvider="vault:find")
-    assert executor_credentials(WITH_SECRET, spark).environment == {}
-    files = {"servers": "tls://n", "user": "u", "passwordFile": "/run/secrets/nats"}
-    assert executor_credentials(WITH_SECRET, with_options(CLUSTER, **files)).options == files
-
-
-def test_what_queries_may_choose_is_no_option() -> None:
-    allowed = {"allowedProviders": "vault:find", "allowedFiles": "/run/secrets", "allowedServers": "tls://n:4222"}
-    spark = with_options(CLUSTER, connection="orders", **allowed)
-    assert executor_credentials(WITH_SECRET, spark).options == {"connection": "orders"}
 
 
 @pytest.mark.parametrize("option", ["password", "token", "nkeySeedSecret", "credentialsSecret"])
@@ -202,10 +175,6 @@ def test_an_unusable_pyspark_is_refused(
     with pytest.raises(SparkSettingsError) as refused:
         require_pyspark()
     assert message in str(refused.value)
-
-
-def test_the_installed_pyspark_is_accepted() -> None:
-    assert require_pyspark() == metadata.version("pyspark")
 
 
 def test_an_error_of_an_executor_keeps_its_class() -> None:

@@ -46,22 +46,6 @@ _FILTERS = [
 _filters = st.sampled_from(_FILTERS)
 
 
-@given(_filters, _filters)
-def test_filters_overlap_if_and_only_if_some_subject_matches_both(left: str, right: str) -> None:
-    assert overlaps(left, right) == bool(_matched_by(left) & _matched_by(right))
-
-
-@given(_filters, _filters)
-def test_a_filter_covers_another_if_and_only_if_it_matches_all_that_the_other_does(outer: str, inner: str) -> None:
-    assert covers(outer, inner) == (_matched_by(inner) <= _matched_by(outer))
-
-
-@given(_filters, _filters)
-def test_overlapping_is_symmetric_and_covering_implies_it(left: str, right: str) -> None:
-    assert overlaps(left, right) == overlaps(right, left)
-    assert overlaps(left, right) or not covers(left, right)
-
-
 def test_overlaps_and_covers_agree_with_brute_force_on_every_pair_of_filters() -> None:
     matched = {pattern: _matched_by(pattern) for pattern in _FILTERS}
     wrong = [
@@ -109,11 +93,6 @@ def test_several_filters_together_do_not_cover_what_none_of_them_covers() -> Non
 )
 def test_an_invalid_subject_has_a_problem(subject: str, problem: str) -> None:
     assert problem in (subject_problem(subject) or "")
-
-
-@pytest.mark.parametrize("subject", ["a", "jobs.*.*", "jobs.>", ">", "$JS.EVENT.ADVISORY.>", "grün.überall"])
-def test_a_valid_subject_has_no_problem(subject: str) -> None:
-    assert subject_problem(subject) is None
 
 
 @pytest.mark.parametrize("subject", ["jobs.*", "jobs.>", "*", ">"])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -8,42 +7,12 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.tasks.template_values import (
-    is_absent,
-    is_templated,
     parse_number,
     parse_selection,
-    parse_text,
-    require_rendered,
     selection_as_json,
 )
-
-
-class OtherTasksResult:
-    def resolve(self) -> None:
-        """Airflow's own classes have this method."""
-
-
-@pytest.mark.parametrize(
-    ("value", "templated"),
-    [
-        ("{{ params.rate }}", True),
-        ("{% if a %}1{% endif %}", True),
-        (OtherTasksResult(), True),
-        ({"sequences": ["{{ one }}"]}, True),
-        ({"subject": OtherTasksResult()}, True),
-        ([[1, "{{ two }}"]], True),
-        ("orders.>", False),
-        ({"reasons": ["terminated"]}, False),
-        (Selection(), False),
-        (timedelta(1), False),
-        (None, False),
-        (5, False),
-    ],
-)
-def test_a_template_or_another_tasks_result_is_recognised(value: object, *, templated: bool) -> None:
-    assert is_templated(value) is templated
 
 
 @pytest.mark.parametrize(
@@ -61,31 +30,6 @@ def test_a_template_or_another_tasks_result_is_recognised(value: object, *, temp
 )
 def test_a_number_may_be_text(value: object, kind: type[Any], number: float | None) -> None:
     assert parse_number("rate", value, kind) == number
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "expected"),
-    [
-        ("fast", float, "a number"),
-        (True, int, "a whole number"),
-        ("2.5", int, "a whole number"),
-        ([1], float, "a number"),
-        ("nan", float, "a number"),
-        ("inf", int, "a whole number"),
-    ],
-)
-def test_a_value_that_is_no_number_is_named_in_the_error(value: object, kind: type[Any], expected: str) -> None:
-    with pytest.raises(RedriveRequestError) as raised:
-        parse_number("rate", value, kind)
-    assert str(raised.value) == f"expected {expected} for rate, found {value!r}"
-
-
-@pytest.mark.parametrize("value", [None, "", "None", " null "])
-def test_the_text_of_none_is_absent_too(value: object) -> None:
-    assert is_absent(value)
-    assert parse_text(value) is None
-    with pytest.raises(SelectionError, match="expected select to select dead letters, found that its template"):
-        require_rendered("select", value)
 
 
 @pytest.mark.parametrize(
@@ -137,16 +81,6 @@ SELECTION = Selection.of({"reasons": [Reason.TERMINATED, Reason.EXPIRED], "older
 )
 def test_a_selection_is_parsed_in_each_form(select: object) -> None:
     assert parse_selection(select) == SELECTION
-
-
-def test_one_reason_needs_no_list() -> None:
-    assert parse_selection({"reasons": "orphan"}) == Selection(reasons=frozenset({Reason.ORPHAN}))
-
-
-def test_equal_selections_give_equal_json() -> None:
-    text = json.dumps(selection_as_json(SELECTION))
-    assert text == '{"reasons": ["expired", "terminated"], "older_than": 600000000000, "parked": true}'
-    assert selection_as_json(Selection()) == {}
 
 
 @pytest.mark.parametrize(

@@ -68,22 +68,6 @@ def test_an_integer_is_nanoseconds(nanoseconds: int) -> None:
     assert parse_duration(nanoseconds) == nanoseconds
 
 
-@given(st.integers(min_value=1, max_value=999_999))
-def test_a_bare_small_number_is_refused_with_the_text_to_write_instead(number: int) -> None:
-    with pytest.raises(ValueError, match=rf'{number} ns is shorter than any limit: write "{number}s" for seconds'):
-        parse_duration(number)
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["", "30", "s", "30 s", "30S", "1e3s", "5s!", "-5s", "1h-3m", "five", -2, -(10**9), True, None, 1.5, [], b"5s"],
-)
-def test_an_invalid_duration_is_refused_with_examples(value: Any) -> None:
-    with pytest.raises(ValueError, match=r'expected a duration such as "30s".*found') as caught:
-        parse_duration(value)
-    assert repr(value) in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "text", ["99999999999w", "292y", f"{2**63}ns", timedelta.max, 2**63, "9" * 5_000, "1s" * 100_000]
 )
@@ -93,11 +77,6 @@ def test_what_the_server_cannot_count_is_refused_at_once_in_few_words(text: Any)
         with pytest.raises(ValueError, match=r"expected .* found") as caught:
             parse(text)
         assert len(str(caught.value)) < 500
-
-
-def test_a_negative_timedelta_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected a duration .* found datetime\.timedelta\(days=-1"):
-        parse_duration(timedelta(seconds=-5))
 
 
 @pytest.mark.parametrize(
@@ -127,13 +106,6 @@ def test_every_spelling_of_a_size_means_the_same(number: int, power: int) -> Non
     letter = ["", "K", "M", "G", "T"][power]
     spellings = {parse_size(f"{number}{letter}{end}") for end in ("", "B", "b", "iB")}
     assert spellings == {number * 1_024**power}
-
-
-@pytest.mark.parametrize("value", ["", "MB", "1.5GB", "1PB", "-2", "-5MB", -2, True, None, 1.5, [], b"5MB"])
-def test_an_invalid_size_is_refused_with_an_example(value: Any) -> None:
-    with pytest.raises(ValueError, match=r'expected a size such as "256MB" or bytes as an integer, found') as caught:
-        parse_size(value)
-    assert repr(value) in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -41,17 +41,6 @@ def test_no_argument_is_a_dict_whose_keys_airflow_could_change(trigger: BaseEven
     assert type(trigger)(**json.loads(json.dumps(arguments))).serialize() == trigger.serialize()
 
 
-@pytest.mark.parametrize("trigger", WATCHERS.values(), ids=WATCHERS.keys())
-def test_a_dict_that_an_earlier_release_stored_is_taken(trigger: BaseEventTrigger) -> None:
-    _, arguments = trigger.serialize()
-    stored = {
-        name: json.loads(value) if isinstance(value, str) and value.startswith("{") else value
-        for name, value in arguments.items()
-    }
-    assert isinstance(stored["work_queue"], dict)
-    assert type(trigger)(**stored).serialize() == trigger.serialize()
-
-
 @pytest.mark.parametrize("text", ["{", '{"name": 5}', "{}"])
 def test_a_text_that_is_no_queue_is_refused(text: str) -> None:
     with pytest.raises(QueueDeclarationError):

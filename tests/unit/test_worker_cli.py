@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.errors import TerminalError
-from airflow_provider_jetstream.worker import cli
 from airflow_provider_jetstream.worker.cli import main
 
 if TYPE_CHECKING:
@@ -85,30 +83,6 @@ def test_a_handler_that_is_not_callable_is_named(queue: Path, capsys: pytest.Cap
     assert capsys.readouterr().err == ("jetstream-worker: expected a function at command_handlers:NUMBER, found int\n")
 
 
-def test_a_consumer_that_the_queue_does_not_declare_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(queue, consumer="other") == 2
-    assert capsys.readouterr().err == (
-        "jetstream-worker: the declaration of work queue 'orders' can't be used:\n"
-        "  - expected one of its consumers (processor), found 'other'\n"
-    )
-
-
-def test_a_missing_queue_file_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(queue.parent / "missing.yaml") == 2
-    message = capsys.readouterr().err
-    assert "missing.yaml' can't be used:" in message
-    assert "expected a YAML file at this path, found: No such file or directory" in message
-
-
-def test_a_queue_file_with_an_unknown_key_is_refused(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    queue.write_text(QUEUE + "retries: 5\n")
-    assert run(queue) == 2
-    assert capsys.readouterr().err == (
-        "jetstream-worker: the declaration of work queue 'orders' can't be used:\n"
-        "  - retries: no such field: check its spelling, it is JetStream's own name\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("handler", "options", "message"),
     [
@@ -146,19 +120,6 @@ def test_an_invalid_option_is_refused_with_what_is_expected(
     assert f"{option.split('=')[0]}: {message}" in capsys.readouterr().err
 
 
-def test_connection_settings_that_contradict_each_other_are_named_without_their_values(
-    queue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("NATS_USER", "ann")
-    monkeypatch.setenv("NATS_PASSWORD", "hunter2")
-    monkeypatch.setenv("NATS_TOKEN", "s3cret")
-    assert run(queue) == 2
-    message = capsys.readouterr().err
-    assert "found user and password and a token: keep one" in message
-    assert "hunter2" not in message
-    assert "s3cret" not in message
-
-
 def test_an_unreachable_server_is_named(
     queue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,16 +136,6 @@ def test_a_concurrency_that_is_no_positive_number_is_refused(
         run(queue, f"--concurrency={number}")
     assert ended.value.code == 2
     assert f"--concurrency: expected a whole number of at least 1, found {number!r}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("missing", ["--queue", "--consumer", "--handler"])
-def test_a_missing_option_is_named(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = {"--queue": "orders.yaml", "--consumer": "processor", "--handler": "orders:process"}
-    del arguments[missing]
-    with pytest.raises(SystemExit) as ended:
-        main(["run", *(argument for option in arguments.items() for argument in option)])
-    assert ended.value.code == 2
-    assert f"the following arguments are required: {missing}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fallback", ["", ":low", "low.yaml:", ":"])
@@ -217,18 +168,3 @@ def test_an_unusable_fallback_is_named(
 ) -> None:
     assert run(queue, *(argument for fallback in fallbacks for argument in ("--fallback", fallback))) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("options", "priorities"), [((), "fair"), (("--priorities", "strict"), "strict")])
-def test_the_worker_gets_the_order_of_its_consumers(
-    queue: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], priorities: str
-) -> None:
-    given: list[object] = []
-
-    def refuse(*_: object, **settings: object) -> None:
-        given.append(settings["priorities"])
-        raise TerminalError("no server here")
-
-    monkeypatch.setattr(cli, "Worker", refuse)
-    assert run(queue, *options) == 2
-    assert given == [priorities]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 import random
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, astuple
+from dataclasses import astuple
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values, parse_headers
-from airflow_provider_jetstream.jetstream.client.wire import AnswerForm, DeliveryForm, encode_message, encode_requests
-from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.wire import DeliveryForm, encode_message, encode_requests
 from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, TRACE_PARENT, end_id
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import (
@@ -56,31 +54,6 @@ def test_a_delivered_job_has_the_id_and_the_advisory_subject_of_the_stored_one(
 ) -> None:
     assert delivered_job_id(headers, body, sequence) == job_id_of(headers.items(), body, sequence)
     assert (delivered_advisory(headers, body) or None) == (advisory_of(headers.items(), body) or None)
-
-
-PLAIN = [b"A: 1", b"A: 2", b"A: 3: 4", b"G: a: b", b"L: a  b"]
-OTHERS = [
-    b"B:no space",
-    b"C:  two",
-    b"D: end ",
-    b"E: caf\xc3\xa9",
-    b"F: \xff",
-    b" more",
-    b"no colon",
-    b": empty",
-    b"H: ",
-]
-LINES = st.lists(st.sampled_from([*PLAIN, *OTHERS, b"I\t: x", b"J: x\ny", b"", b"K: x\x7f"]), max_size=4)
-
-
-@given(lines=LINES, first=st.sampled_from([b"NATS/1.0", b"NATS/1.0 503", b"NATS/2.0", b"nats/1.0"]))
-def test_plain_headers_are_read_as_all_others(lines: list[bytes], first: bytes) -> None:
-    raw = b"\r\n".join([first, *lines, b"", b""])
-    expected: dict[str, str] = {}
-    for name, value in parse_headers(raw):
-        if name:
-            expected.setdefault(readable_text(name), readable_text(str(value)))
-    assert first_values(raw) == expected
 
 
 def test_the_short_form_of_a_completions_headers_has_its_id() -> None:
@@ -124,15 +97,6 @@ def test_completions_that_are_encoded_together_are_each_their_own_jobs() -> None
 
 def run_of(message: PulledMessage) -> JobRun:
     return JobRun(cast("RunOwner", None), message, Delivery.of(message), 30.0, None, 0.0)
-
-
-def test_a_delivery_of_a_message_is_one_that_is_made_by_its_constructor() -> None:
-    message = PulledMessage("orders", b"r", b"body", {MSG_ID: "a"}, "q", "w", 7, 2, 1)
-    job = Delivery.of(message)
-    assert job == Delivery(id="a", subject="orders", body=b"body", headers={MSG_ID: "a"}, sequence=7, attempt=2)
-    with pytest.raises(FrozenInstanceError):
-        job.id = "b"  # type: ignore[misc]
-    assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301
 
 
 REPLIES = [
@@ -290,28 +254,3 @@ def test_a_plain_completion_is_the_end_that_its_model_is(body: bytes, is_end: bo
     assert (end is not None) is is_end
     if end is not None:
         assert (end.kind, end.sequence, end.event_sequence) == (EndKind.COMPLETED, 7, 3)
-
-
-def test_answers_are_taken_many_at_a_time_up_to_one_of_another_form() -> None:
-    taken: list[tuple[int, bytes]] = []
-    run = AnswerForm(b"_INBOX.a.", lambda numbers, bodies: taken.extend(zip(numbers, bodies, strict=True)))
-    run.bind(4)
-    stored = b'MSG _INBOX.a.1 4 25\r\n{"stream":"o", "seq":9991}\r\n'
-    stored = stored.replace(b" 25", b" %d" % len(b'{"stream":"o", "seq":9991}'))
-    plain = stored + b"MSG _INBOX.a.22 4 0\r\n\r\n" + b"MSG _INBOX.a.3 4  0\r\n\r\n"
-    body = b'{"stream":"o", "seq":9991}'
-    assert run.take(b"..." + plain + b"MSG _INBOX.a.4 5 0\r\n\r\n", 3) == (3 + len(plain), 3, len(body))
-    assert taken == [(1, body), (22, b""), (3, b"")]
-    taken.clear()
-    for other in (
-        b"MSG _INBOX.a.1 4 4\r\n\r\n\r\n\r\n",
-        b"MSG _INBOX.b.1 4 0\r\n\r\n",
-        b"MSG _INBOX.a.1 4 0\r\n",
-        b"MSG _INBOX.a.1 4 5\r\nabcd\r\n",
-        b"HMSG _INBOX.a.1 4 16 16\r\nNATS/1.0 503\r\n\r\n\r\n",
-    ):
-        assert run.take(other, 0) == (0, 0, 0)
-        # Nor what comes before it, where the sizes say that it isn't what it looks like.
-    forged = plain + b"MSG _INBOX.a.1 4 9\r\nabcd\r\n"
-    assert run.take(forged, 0) == (0, 0, 0)
-    assert not taken

@@ -131,11 +131,6 @@ def positional(ds: str, /) -> list[object]:
     return [ds]
 
 
-def _rows(call: Callable[..., object], name: str, **found: Any) -> list[Row]:
-    """Make rows of an argument and its wrong values, by what the error says."""
-    return [Row(call, {name: value}, text) for text, value in found.items()]
-
-
 QUEUES = [
     Row(call, {"work_queue": value}, found)
     for call in (PUBLISH, REDRIVE, PROVISION, partial(CANCEL, job_ids="a"), REPORT, LETTERS, DRAINED)
@@ -632,10 +627,6 @@ def _name(row: Row) -> str:
     values = ((name, re.sub(r" at 0x[0-9a-f]+", "", repr(value))) for name, value in row.arguments.items())
     shown = ", ".join(f"{name}={value}"[:60] for name, value in values)
     return f"{getattr(called, '__qualname__', called)}({shown})"
-
-
-def test_the_table_is_long_enough() -> None:
-    assert len(TABLE) + len(FIELDS) >= 150
 
 
 @pytest.mark.parametrize("row", [*TABLE, *FIELDS], ids=_name)

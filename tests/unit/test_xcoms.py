@@ -138,12 +138,6 @@ def test_a_queue_declares_what_it_declared() -> None:
     ]
 
 
-def test_a_job_is_published_as_the_same_bytes() -> None:
-    for name, value in VALUES.items():
-        if isinstance(value, Job) and name != "a job that is published by nobody yet":
-            assert passed(value).payload() == value.payload()
-
-
 def test_what_cannot_pass_is_named_where_it_is_returned() -> None:
     with pytest.raises(ArgumentError, match="found a function as transform: make it in the task"):
         serde.serialize(RedriveRequest(transform=lambda _: None))
@@ -227,14 +221,6 @@ def test_a_report_comes_back_as_its_json(report: Any) -> None:
 def _shown(report: Any) -> object:
     stored: Any = serde.serialize(report)
     return serde.deserialize(stored, full=False)
-
-
-def test_the_json_of_a_report_names_what_it_reports() -> None:
-    published = passed(REPORTS["published"])
-    assert (published["published"], published["sequences"], published["extra"]) == (4, [[4, 6], [9, 9]], [[2, 2]])
-    assert passed(REPORTS["found"])["letters"][0]["body"] == {"base64": "/w=="}
-    assert passed(REPORTS["found"])["letters"][0]["death"]["reason"] == "terminated"
-    assert passed(REPORTS["cancelled"])["cancellation"]["at"] == WHEN.isoformat()
 
 
 def test_a_report_of_a_publish_is_a_handle_in_another_task() -> None:

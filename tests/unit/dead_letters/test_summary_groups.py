@@ -13,7 +13,6 @@ from airflow_provider_jetstream.jetstream import (
     Reason,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
-from airflow_provider_jetstream.jetstream.errors import SelectionError
 from testbed.face import BodySource, Summary
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -58,12 +57,3 @@ def test_one_group_has_to_reach_the_threshold(
     for sequence, age, subject in ((1, 5, "a"), (2, 10, "a"), (3, 90, "b")):
         summary.add(letter(sequence, age, subject))
     assert summary.reached(count, timedelta(seconds=seconds)) is reached
-
-
-def test_fields_to_group_by_are_checked() -> None:
-    assert group_fields("reason") == ("reason",)
-    assert group_fields(["subject", "reason"]) == ("subject", "reason")
-    with pytest.raises(
-        SelectionError, match=r"expected fields to group by among reason, error_class, .*; found 'colour'"
-    ):
-        group_fields(["reason", "colour"])

@@ -104,17 +104,6 @@ def _parse(replies: list[bytes]) -> DeliveryMetadata:
     return parse_reply_subjects(*_buffer_of([(reply, b" 1\n") for reply in replies]))
 
 
-@pytest.mark.parametrize(
-    "form", [b"$JS.ACK.o.c.1.%d.%d.1795273816157554782.%d", b"$JS.ACK.hub.HASH.o.c.1.%d.%d.1795273816157554782.%d.Rnd"]
-)
-def test_a_reply_subject_has_sequence_position_and_time(form: bytes) -> None:
-    metadata = _parse([form % (7, 1, 11), form % (1234567, 2, 10)])
-    assert metadata.sequences.tolist() == [7, 1234567]
-    assert metadata.positions.tolist() == [1, 2]
-    assert metadata.times.tolist() == [1795273816157554782] * 2
-    assert metadata.pending == 10
-
-
 _NUMBER = st.one_of(st.integers(10, 99), st.integers(0, 10**12), st.just(2**63 - 1))
 _NUMBERS = st.tuples(_NUMBER, _NUMBER, st.integers(10**18, 2**63 - 1), _NUMBER)
 
@@ -151,13 +140,6 @@ def test_other_reply_subjects_are_refused(replies: list[bytes]) -> None:
 def test_text_that_is_not_utf8_is_replaced() -> None:
     array = gather_slices(b"ab\xff\xfecd", np.array([0, 2, 4]), np.array([2, 4, 6]))
     assert as_text(array).to_pylist() == ["ab", "\ufffd\ufffd", "cd"]
-
-
-def test_sizes_are_those_that_the_server_added() -> None:
-    own = b"NATS/1.0\r\nName: \xff\r\nNats-Msg-Size: 7\r\n\r\n"
-    blocks = [b"NATS/1.0\r\nNats-Msg-Size: 0\r\n\r\n", own[:-2] + b"Nats-Msg-Size: 1048576\r\n\r\n"]
-    buffer, starts, ends = _buffer_of([(block, b"gap") for block in blocks])
-    assert sizes_without_bodies(buffer, starts, ends).tolist() == [0, len(own) + 1048576]
 
 
 @pytest.mark.parametrize("block", [b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nNats-Msg-Size: 7\r\nLater: 1\r\n\r\n"])

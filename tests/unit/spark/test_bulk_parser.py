@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
-from airflow_provider_jetstream.jetstream.client.wire import new_sid, next_frame
+from airflow_provider_jetstream.jetstream.client.wire import next_frame
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
 from testbed import seams
@@ -260,11 +260,3 @@ def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch
 def test_bytes_that_are_not_nats_are_refused(garbage: bytes) -> None:
     with pytest.raises(WireError, match="expected"):
         parse(garbage, len(garbage), _SID)
-
-
-def test_every_subscription_has_an_id_of_its_own() -> None:
-    sids = {new_sid() for _ in range(1000)}
-    assert len(sids) == 1000
-    assert {len(sid) for sid in sids} == {len(_SID)}
-    assert {sid[:7] for sid in sids} == {_MARKS}
-    assert not any(byte in sid for sid in sids for byte in b" \r\n")

@@ -122,8 +122,3 @@ def test_uniform_messages_are_parsed_together(monkeypatch: pytest.MonkeyPatch) -
     before = b"x" * 90
     buffer, metadata = _parse([message.header() for message in messages], before)
     _require(messages, buffer, metadata, len(before))
-
-
-def test_no_messages_have_no_times() -> None:
-    buffer, metadata = _parse([_Message(b"o.a", 1, _nanoseconds(_MORNING), 4).header()])
-    assert parse_times(buffer, DirectGetMetadata(*(column[:0] for column in metadata))).to_pylist() == []

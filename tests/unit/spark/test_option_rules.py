@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,7 @@ from airflow_provider_jetstream.spark.source.option_parser import OptionParser
 from airflow_provider_jetstream.spark.source.option_values import Bound
 from airflow_provider_jetstream.spark.source.source_options import source_options
 from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
-from testbed.spark_face import fetch_method, plan_ranges, read_options, write_options
+from testbed.spark_face import plan_ranges, read_options, write_options
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.option_names import Purpose
@@ -229,39 +228,6 @@ def test_wrong_values_for_several_streams_are_refused(
     assert message in str(caught.value)
 
 
-def test_values_may_differ_between_streams() -> None:
-    options = source_options(
-        {
-            **_SEVERAL,
-            "startingOffsets": ' {"orders": 17, "payments": "latest"}',
-            "endingTimestamp": '{"orders": "1970-01-01T00:00:01Z", "payments": 2000}',
-            "acceptedLoss": '{"payments": "3-4,7"}',
-        },
-        "read",
-    )
-    assert [options.of(name).start for name in options.names] == [Bound(sequence=17), Bound(extreme="latest")]
-    assert [options.of(name).end for name in options.names] == [Bound(time=10**9), Bound(time=2 * 10**9)]
-    assert [options.of(name).accepted_loss for name in options.names] == [(), ((3, 4), (7, 7))]
-
-
-def test_a_pattern_has_wildcards() -> None:
-    options = source_options({"streamPattern": " orders-[ab]?* "}, "read")
-    names = ["orders-a1", "orders-bxy", "orders-c1", "orders-a", "Orders-a1", "x-orders-a1"]
-    assert options.matching(names) == ("orders-a1", "orders-bxy")
-    assert source_options({"streamPattern": "KV_*"}, "readStream").selects("KV_prices")
-
-
-@pytest.mark.parametrize("purpose", ["load", "read", "readStream"])
-def test_what_spark_adds_for_a_table_is_ignored(purpose: Purpose) -> None:
-    added = {"provider": "jetstream", "owner": "somebody", "option.stream": "orders", "comment": "", "location": "x"}
-    assert read_options({**_STREAM, **added}, purpose) == read_options(_STREAM, purpose)
-
-
-def test_option_names_may_have_any_case() -> None:
-    options = read_options({"STREAM": "orders", "startingoffsets": "7", "ENDINGOFFSETS": "latest"}, "read")
-    assert (options.stream, options.start, options.end) == ("orders", Bound(sequence=7), Bound(extreme="latest"))
-
-
 def test_defaults_equal_those_of_sparks_kafka_source() -> None:
     assert read_options(_STREAM, "read").start == Bound(extreme="earliest")
     assert read_options(_STREAM, "readStream").start == Bound(extreme="latest")
@@ -281,25 +247,3 @@ def test_ranges_follow_each_other(stream_options: dict[str, str], count: int) ->
     ranges = plan_ranges(1, 100, read_options({**_STREAM, **stream_options}, "read"), _INFO, "api", ())
     assert len(ranges) == count
     assert [sequence for task in ranges for sequence in range(task.first, task.last + 1)] == list(range(1, 101))
-
-
-def test_there_are_no_more_ranges_than_sequences() -> None:
-    options = read_options({**_STREAM, "minPartitions": "50"}, "read")
-    assert len(plan_ranges(1, 3, options, _INFO, "api", ())) == 3
-    assert plan_ranges(4, 3, options, _INFO, "api", ()) == []
-
-
-@pytest.mark.parametrize(
-    ("allow_direct", "version", "reason"),
-    [
-        (True, (2, 10, 27), "it needs nats-server 2.11, found 2.10.27"),
-        (False, (2, 15, 1), "it needs allow_direct on the stream"),
-    ],
-)
-def test_direct_gets_that_the_server_or_the_stream_lacks_are_refused(
-    *, allow_direct: bool, version: tuple[int, ...], reason: str
-) -> None:
-    options = read_options({**_STREAM, "fetchMethod": "direct"}, "read")
-    with pytest.raises(SparkOptionError) as caught:
-        fetch_method(options, replace(_INFO, allow_direct=allow_direct), version)
-    assert str(caught.value) == f"fetchMethod: expected api for 'orders', found direct: {reason}"

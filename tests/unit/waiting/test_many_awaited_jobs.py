@@ -26,28 +26,6 @@ def waiter_of(*sequences: int) -> Waiter:
     return Waiter(CURSOR, WaitReport(set(sequences)), WaitPolicy(), lambda _: None, {})
 
 
-async def test_some_awaited_jobs_are_chosen_in_turn() -> None:
-    awaited = AwaitedJobs()
-    many, other, small = waiter_of(*range(1, 40)), waiter_of(*range(30, 60)), waiter_of(5, 100)
-    for waiter in (many, other, small):
-        awaited.add(waiter)
-    assert await awaited.some(0, 200, 0, 3) == [1, 2, 3]
-    assert await awaited.some(0, 200, 3, 3, besides={4}) == [5, 6, 7]
-    assert await awaited.some(50, 200, 59, 3) == [100]
-    # From the first again.
-    assert await awaited.some(50, 90, 59, 3) == [51, 52, 53]
-    assert await awaited.some(200, 300, 0, 3) == []
-    many.report.awaited -= set(range(1, 39))
-    assert await awaited.some(0, 200, 0, 3) == [5, 30, 31]
-    assert [waiter is many for waiter in awaited.waiters_of(39)] == [True, False]
-    assert awaited.waiters_of(5) == [small]
-    awaited.drop(5, small)
-    awaited.remove(other)
-    awaited.remove(small)
-    assert (5 in awaited, 39 in awaited, 45 in awaited, 100 in awaited) == (False, True, False, False)
-    assert awaited.waiters() == [many]
-
-
 async def test_a_look_for_awaited_jobs_among_very_many_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seams.AWAITED_JOBS_SLICE, 100)
     waiter = waiter_of(*range(1, 10_001))
@@ -89,10 +67,3 @@ async def test_the_jobs_of_a_wait_are_those_of_its_ranges(
         assert {0, 50_000} & set(report.awaited) == set()
         report.awaited.discard(10**15)
         assert 10**15 not in report.awaited
-
-
-def test_ranges_that_overlap_count_once() -> None:
-    sequences = ManySequences()
-    sequences.add_range(1, 1_000_000)
-    sequences.add_range(999_990, 1_000_010)
-    assert (len(sequences), sequences.ranges()) == (1_000_010, [(1, 1_000_010)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,15 +33,3 @@ def test_it_holds_what_a_set_holds(changes: list[tuple[str, int, int]]) -> None:
     assert ours.ranges() == sequence_ranges(expected)
     assert all(sequence in ours for sequence in expected)
     assert not any(first in ours for _, first, _ in changes if first not in expected)
-
-
-def test_a_million_sequences_take_a_fraction_of_a_set() -> None:
-    tracemalloc.start()
-    try:
-        sequences = ManySequences()
-        sequences.add_range(1, 1_000_000)
-        size, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(sequences) == 1_000_000
-    assert size < 500_000
