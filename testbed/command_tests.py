@@ -1,8 +1,7 @@
 """Which test runs each command of the pages' console blocks.
 
-A command is found by how it begins, the longest beginning first. ``tests/unit/test_console_commands.py`` fails for a
-command that no line is about, and for a line that no command needs. A test of ``tests/server/test_howto_*.py`` fails if
-it leaves out one of its commands.
+A command is found by how it begins, the longest beginning first. A test of ``tests/server/test_howto_*.py`` fails if it
+leaves out one of its commands.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from testbed.console import commands
 if TYPE_CHECKING:
     from testbed.console import Command
 
-_INSTALLS: Final = "tests/unit/test_console_commands.py::test_each_extra_that_a_text_names_is_installed_by_a_test"
-_TARGETS: Final = "tests/unit/test_code_blocks.py::test_commands_have_the_targets_options_and_modules_that_they_name"
+# Installations, and targets of the Makefile.
+_NOT_RUN: Final = ""
 _TUTORIAL: Final = "tests/ui/test_ui_tutorial.py::test_the_tutorial"
 _README: Final = (
     "tests/server/test_readme.py::test_the_commands_in_their_order_create_the_queue_and_do_the_jobs_of_the_dag"
@@ -30,19 +29,19 @@ _SPARK: Final = "tests/environment/test_spark_submissions.py"
 
 # By page, then by how a command begins.
 TESTS: Final[dict[str, dict[str, str]]] = {
-    "CONTRIBUTING.md": {"make": _TARGETS, "pip install": _TARGETS},
+    "CONTRIBUTING.md": {"make": _NOT_RUN, "pip install": _NOT_RUN},
     "README.md": {
-        "pip install": _INSTALLS,
+        "pip install": _NOT_RUN,
         "jetstream-queue dev": (
             f"{_DEV}::test_the_command_starts_a_page_with_busy_queues_and_leaves_nothing_after_ctrl_c"
         ),
-        "make": _TARGETS,
+        "make": _NOT_RUN,
         "jetstream-queue queue apply": _README,
         "NATS_URL=": _README,
     },
     "docs/backup.md": {"": f"{_REQUESTS}::test_a_queue_is_backed_up_and_restored_stream_by_stream"},
     "docs/command-line.md": {
-        "pip install": _INSTALLS,
+        "pip install": _NOT_RUN,
         "jetstream-queue queues": f"{_READERS}::test_the_first_look_finds_queues_and_says_what_to_do",
         "jetstream-queue letters diagnose": f"{_READERS}::test_the_first_look_finds_queues_and_says_what_to_do",
         "jetstream-queue letters list": f"{_READERS}::test_letters_older_than_an_hour_are_listed_one_a_line",
@@ -72,14 +71,14 @@ TESTS: Final[dict[str, dict[str, str]]] = {
         "": f"{_SPARK}::test_the_block_about_jobs_of_your_own_runs_where_executors_lack_the_package",
     },
     "docs/spark.md": {"": f"{_SPARK}::test_the_block_about_a_cluster_runs_where_executors_lack_the_package"},
-    "docs/tutorial.md": {"pip install": _INSTALLS, "": _TUTORIAL},
+    "docs/tutorial.md": {"pip install": _NOT_RUN, "": _TUTORIAL},
     "docs/worker-contract.md": {
         "nats request": f"{_REQUESTS}::test_a_cancellation_is_looked_up_by_the_digest_of_the_id",
         "nats-server": f"{_REQUESTS}::test_conform_prints_which_lines_a_worker_keeps",
         "jetstream-worker conform": f"{_REQUESTS}::test_conform_prints_which_lines_a_worker_keeps",
     },
     "docs/worker.md": {
-        "pip install": _INSTALLS,
+        "pip install": _NOT_RUN,
         "NATS_URL=": f"{_READERS}::test_the_handler_of_the_page_does_gives_up_and_delays_jobs",
         "jetstream-worker run": f"{_READERS}::test_a_worker_with_a_fallback_does_the_jobs_of_both_queues",
     },
