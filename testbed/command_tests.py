@@ -22,8 +22,8 @@ _README: Final = (
 _RUNBOOK: Final = "tests/ui/test_ui_runbook.py::test_the_night_of_the_runbook"
 _DEV: Final = "tests/server/test_dev_command.py"
 _READERS: Final = "tests/server/test_howto_commands.py"
-_REQUESTS: Final = "tests/server/test_howto_requests.py"
-_SETTINGS: Final = "tests/server/test_howto_settings.py"
+_REQUESTS: Final = "tests/server/test_howto_commands.py"
+_SETTINGS: Final = "tests/server/test_howto_commands.py"
 _MOVER: Final = "tests/server/test_mover.py::test_the_command_moves_jobs_and_ends_cleanly"
 _SPARK: Final = "tests/environment/test_spark_submissions.py"
 

@@ -5,25 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
-from datetime import UTC, datetime
+import urllib.request
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 import airflow_provider_jetstream
-from airflow_provider_jetstream.jetstream import WorkQueue
-from testbed.dead_letters import publish_raw
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Protocol,
+    RedriveRequest,
+    WorkQueue,
+    find_dead_letters,
+    publish,
+    redrive_dead_letters,
+)
+from airflow_provider_jetstream.worker.metrics import PrometheusMetrics
+from testbed.dead_letters import publish_raw, stream_messages
 from testbed.face import find_cancellation
 from testbed.nats_server import NatsServer
-from testbed.ports import free_port
+from testbed.ports import free_port, free_ports
 from testbed.queues import (
     CONSUMER,
+    eventually,
     exhaust_deliveries,
     make_dead_letters,
     make_queue,
+    process_all,
     publish_jobs,
     pull_jobs,
     small_queue,
@@ -32,8 +47,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from airflow_provider_jetstream.jetstream import RedriveReport
     from testbed.face import NatsPyConnection
 
 _PROGRAM = [sys.executable, "-m", "airflow_provider_jetstream.command.program"]
@@ -367,3 +381,212 @@ async def test_the_list_of_queues_and_a_diagnosis_agree_about_jobs_that_may_be_d
     assert f"{name}: no dead letters are proved: 2 jobs may be dead" in out
     assert f"warning: 2 of the 2 dead jobs of {name} have no entry in {name}-dead: " in noted
     await working.ack()
+
+
+# ``jetstream-queue redrive`` as processes against a real server: a few, waves, steering from elsewhere, Ctrl-C.
+
+
+SAMPLED = {"sample_freq": "100%", "ack_wait": "5s"}
+
+
+def start(server: NatsServer, *arguments: object) -> subprocess.Popen[str]:
+    words = [*_PROGRAM, "redrive", "start", *map(str, arguments), "--json"]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment(server))
+
+
+async def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
+    out, error = await asyncio.to_thread(process.communicate, timeout=120)
+    assert "Traceback" not in error, error
+    return process.returncode, json.loads(out), error
+
+
+@pytest.mark.slow
+async def test_a_few_letters_are_redriven_and_their_outcome_is_awaited(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, [str(number) for number in range(5)])
+    dry = await as_json(nats, "redrive", "start", name, "--dry-run")
+    assert (dry["dry_run"], dry["redriven"]) == (True, 5)
+    assert "5 would be redriven" in await command(nats, "redrive", "start", name, "--dry-run")
+    assert await stored_count(connection, name) == 5
+    process = start(nats, name, "--first", 2, "--why", "a fix")
+    done = [await message.ack_sync() for message in await pull_jobs(connection, queue, 2, within=60)]
+    code, report, _ = await ended(process)
+    assert (code, len(done), report["redriven"], report["state"]) == (0, 2, 2, "finished")
+    assert report["outcomes"]["completed"] == 2
+    (listed,) = await as_json(nats, "redrive", "status", name)
+    assert (listed["id"], listed["why"], listed["who"]["by"]) == (report["redrive"], "a fix", "jetstream-queue")
+    assert report["redrive"] in await command(nats, "redrive", "status", name)
+    assert "2 completed after the redrive" in await command(nats, "redrive", "status", name, report["redrive"])
+    assert await stored_count(connection, name) == 3
+    # What has ended can't be steered any more.
+    await command(nats, "redrive", "pause", name, report["redrive"], code=2)
+    await command(nats, "redrive", "pause", name, "missing", code=5)
+
+
+@pytest.mark.slow
+async def test_a_wave_that_dies_again_waits_at_its_gate_for_another_process(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, [str(number) for number in range(5)])
+    process = start(nats, name, "--waves", "2,rest")
+    for message in await pull_jobs(connection, queue, 2, within=60):
+        await message.term()
+
+    async def at_gate() -> str | None:
+        redrives = await as_json(nats, "redrive", "status", name)
+        return redrives[0]["id"] if redrives and redrives[0]["state"] == "at_gate" else None
+
+    redrive = await eventually(at_gate, within=60)
+    text = await command(nats, "redrive", "abort", name, redrive, "--why", "it still fails")
+    assert "aborted" in text
+    assert "2 died again" in text
+    code, report, _ = await ended(process)
+    assert (code, report["state"], report["redriven"]) == (1, "aborted", 2)
+    shown = await as_json(nats, "redrive", "status", name, redrive)
+    assert [control["action"] for control in shown["controls"]] == ["abort"]
+
+
+@pytest.mark.slow
+async def test_ctrl_c_stops_a_redrive_which_goes_on_and_brings_each_letter_back_once(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    bodies = [str(number) for number in range(40)]
+    await make_dead_letters(connection, queue, bodies)
+    process = start(nats, name, "--rate", 5)
+
+    async def began() -> bool:
+        return any(message.header("Redrive-Count") for message in await stream_messages(connection, name))
+
+    await eventually(began, within=60)
+    process.send_signal(signal.SIGINT)
+    code, report, error = await ended(process)
+    assert code == 130
+    assert 0 < report["redriven"] < len(bodies)
+    (key,) = re.findall(r"--run (\S+) goes on", error)
+    assert key == report["run"]
+    rest = await as_json(nats, "redrive", "start", name, "--run", key)
+    assert (rest["state"], rest["failed"]) == ("finished", 0)
+    done = await process_all(connection, queue, within=60)
+    assert done == dict.fromkeys(bodies, 1)
+
+
+@pytest.mark.slow
+async def test_a_redrive_right_after_a_death_says_until_when_it_waits(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    """A worker may have a job until its ack wait has passed: commands say until when, and can be stopped."""
+    queue = await make_queue(connection, name, consumer={"ack_wait": "600s"})
+    sequences = await make_dead_letters(connection, queue, ["a", "b"])
+    ready = max(letter.ready_at for letter in (await find_dead_letters(connection, queue)).letters)
+    edit = (*_PROGRAM, "letters", "edit", name, str(sequences[1]), "--body", "-", "--yes")
+    starts = (*_PROGRAM, "redrive", "start", name, "--json"), (*_PROGRAM, "redrive", "start", name, "--first", "2")
+    for words in (*starts, edit):
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(nats)
+        )
+        assert process.stdin
+        assert process.stderr
+        process.stdin.write_eof()
+        async with asyncio.timeout(30):
+            said = (await process.stderr.readline()).decode()
+            assert said.startswith("waits until "), said
+            moment = datetime.strptime(said.split(", ", 1)[0], "waits until %Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC)
+            assert ready <= moment <= ready + timedelta(seconds=1)
+            assert "ack wait" in said
+            process.send_signal(signal.SIGINT)
+            await process.communicate()
+        assert process.returncode == 130
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == sequences
+
+
+@pytest.mark.parametrize("protocol", list(Protocol))
+async def test_a_wait_for_slow_workers_is_in_the_log_and_the_progress(
+    connection: NatsPyConnection, name: str, protocol: Protocol, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "600s"}, atomic_redrive=True)
+    sequences = await make_dead_letters(connection, queue, ["a", "b"])
+    stop, said = asyncio.Event(), list[str]()
+
+    def note(report: RedriveReport) -> None:
+        if report.waiting:
+            said.append(report.waiting)
+            stop.set()
+
+    caplog.set_level("INFO")
+    async with asyncio.timeout(30):
+        report = await redrive_dead_letters(
+            *(connection, queue, RedriveRequest(protocol=protocol)), progress=note, stopped=stop.is_set
+        )
+    assert (report.cancelled, report.waiting, dict(report.redriven)) == (True, "", {})
+    assert said
+    assert f"The redrive of {name} waits {said[0]}" in caplog.text
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == sequences
+
+
+# How commands end and what they leave out: an exporter that is stopped, many subjects, metrics on one address.
+
+
+COMMAND = Path(sys.executable).parent / "jetstream-queue"
+
+
+def environment_ends(nats: NatsServer) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("NATS_")} | {"NATS_URL": nats.url}
+
+
+@pytest.mark.slow
+async def test_a_queue_with_many_subjects_without_a_consumer_is_shown_in_some_lines(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    consumer = {"filter_subject": f"{name}.jobs.taken"}
+    queue = await make_queue(connection, name, consumer=consumer)
+    await publish(connection, queue, [Job(b"", subject=f"{name}.jobs.other.{number}") for number in range(60)])
+    process = await asyncio.create_subprocess_exec(
+        *(COMMAND, "queue", "show", name), env=environment_ends(nats), stdout=subprocess.PIPE
+    )
+    shown, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0
+    lines = [line for line in shown.decode().splitlines() if "match no consumer" in line]
+    assert len(lines) == 21
+    assert lines[-1] == "40 jobs on 40 other subjects match no consumer (--json lists all)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_exporter_that_is_stopped_has_ended_well(nats: NatsServer, number: int) -> None:
+    (port,) = free_ports(1)
+    process = await asyncio.create_subprocess_exec(
+        *(COMMAND, "exporter", "--port", str(port), "--address", "127.0.0.1"), env=environment_ends(nats)
+    )
+
+    def is_up() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                return bool(answer.read())
+        except OSError:
+            return False
+
+    try:
+        await eventually(lambda: asyncio.to_thread(is_up))
+        process.send_signal(number)
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.mark.slow
+def test_a_workers_metrics_are_on_one_address() -> None:
+    metrics = PrometheusMetrics(0, "w", "127.0.0.2")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.2:{metrics.port}/metrics", timeout=5) as answer:
+            assert b"jetstream_worker_jobs" in answer.read()
+        with pytest.raises(OSError, match=r"refused|Forbidden|timed out"):
+            urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=5)
+    finally:
+        metrics.close()

@@ -1,14 +1,52 @@
+"""A scan finds each dead letter once, with its message and death, whatever else the queue and its entries are."""
+
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream import DeadLetter, Findings, Reason, Status, find_dead_letters, get_message
-from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream import (
+    DeadLetter,
+    Death,
+    Findings,
+    Protocol,
+    Reason,
+    RedriveRequest,
+    Selection,
+    Status,
+    account_for_jobs,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    get_message,
+    redrive_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
+from airflow_provider_jetstream.jetstream.dead_letters.letters_by_advisory import LettersByAdvisory
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from testbed.face import BodySource, consumer_info, stream_info
+from testbed.any_letters import (
+    JOBS,
+    TOUCHED,
+    ScannedQueue,
+    advisory,
+    any_context,
+    any_entries,
+    consumer_of,
+    with_consumers,
+)
+from testbed.any_letters import make_queue as make_scanned_queue
+from testbed.dead_letters import make_terminated_letters, publish_raw, request_for, stream_messages
+from testbed.face import AuditLog, BodySource, Scan, Summary, consumer_info, stream_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -20,12 +58,20 @@ from testbed.queues import (
     publish_jobs,
     pull_jobs,
     small_queue,
+    store_completion,
     stored_count,
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream import WorkQueue
-    from testbed.face import NatsPyConnection
+    from collections.abc import Collection, Sequence
+
+    from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.jetstream import Connection, WorkQueue
+    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+    from testbed.face import NatsPyConnection, NotDead
+    from testbed.nats_server import NatsServer
 
 
 async def find(connection: NatsPyConnection, queue: WorkQueue) -> tuple[list[int], dict[int, Status]]:
@@ -204,3 +250,418 @@ async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str
     await connection.api(f"STREAM.DELETE.{name}{missing}")
     with pytest.raises(NotFoundError, match=f"expected stream {name}{missing} on the server, found none: provision"):
         await find_dead_letters(connection, small_queue(name))
+
+
+# Summaries of dead letters: counts, ranges, groups and ages; and the bodies that a summary preserves.
+
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def letter(sequence: int, age: float = 1.0, subject: str = "jobs") -> DeadLetter:
+    died_at = NOW - timedelta(seconds=age)
+    death = Death("queue", "", sequence, "worker", Reason.MAX_DELIVERIES, died_at)
+    return DeadLetter(death, subject, b"", (), "", BodySource.QUEUE, (), preserved=True, ready_at=died_at)
+
+
+def test_sequences_are_reported_as_ranges_with_the_number_left_out() -> None:
+    summary = Summary(NOW, ())
+    for sequence in (1, 2, 3, 7, 9, 10):
+        summary.add(letter(sequence))
+    as_json = summary.as_json()
+    assert (as_json["dead"], as_json["sequences"], as_json["ranges_left_out"]) == (6, [[1, 3], [7, 7], [9, 10]], 0)
+    many = Summary(NOW, ())
+    for number in range(1_003):
+        many.add(letter(number * 3 + 1))
+        many.add(letter(number * 3 + 2))
+    as_json = many.as_json()
+    assert (as_json["dead"], len(as_json["sequences"]), as_json["ranges_left_out"]) == (2_006, 1_000, 3)
+    assert as_json["sequences"][-1] == [2_998, 2_999]
+
+
+def test_an_empty_summary_reaches_no_threshold_and_ages_are_never_negative() -> None:
+    assert not Summary(NOW, ()).reached(1)
+    assert Summary(NOW, ()).as_json()["oldest_age_seconds"] is None
+    ahead = Summary(NOW, ())
+    ahead.add(letter(1, -3))
+    assert ahead.reached(1)
+    assert ahead.as_json()["oldest_age_seconds"] == 0
+
+
+async def test_every_letter_is_preserved_and_the_selected_ones_are_counted(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["one", "two"], kind="a")
+    await make_dead_letters(connection, queue, ["three"], kind="b")
+    await make_dead_letters(connection, queue, ["late"], kind="a")
+    await store_completion(connection, queue, 4)
+    summary = await summarise_dead_letters(connection, queue, Selection(subject=f"{name}.jobs.a"), ["subject"])
+    assert (summary.dead, summary.ranges, summary.preserved) == (2, [(1, 2)], 3)
+    assert (summary.dismissed, summary.uncertain, summary.undeliverable) == ({"completed": 1}, 0, 0)
+    assert str(summary) == "2 dead letters, 1 entries about other jobs (1 completed)"
+    assert (await summarise_dead_letters(connection, queue)).preserved == 0
+
+
+async def test_parked_letters_are_counted_when_they_are_selected(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["one", "two"])
+    await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({1})), max_redrives=0))
+    assert (await summarise_dead_letters(connection, queue, Selection(parked=True))).ranges == [(1, 1)]
+    assert (await summarise_dead_letters(connection, queue)).ranges == [(2, 2)]
+
+
+async def test_letters_without_an_advisory_are_counted(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await publish_jobs(connection, queue, ["one", "two"])
+    # The worker dies with both, and no pull request comes.
+    await pull_jobs(connection, queue, 2)
+
+    async def dead() -> Summary | None:
+        summary = await summarise_dead_letters(connection, queue)
+        return summary if summary.reached(2) else None
+
+    assert (await eventually(dead)).ranges == [(1, 2)]
+
+
+async def test_a_queue_that_is_not_there_is_named(connection: NatsPyConnection, name: str) -> None:
+    with pytest.raises(NotFoundError, match=name):
+        await summarise_dead_letters(connection, small_queue(name))
+
+
+# What anybody may store in a dead letter queue, an events stream or an audit: scan and redrive pass it by.
+
+
+_DIGITS = "9" * 5_000
+_BLOCKS = [
+    f"Dead-Letter-Sequence: {_DIGITS}",
+    "Dead-Letter-Sequence: 99\r\nDead-Letter-Time: 9999-12-31T23:59:59-23:59\r\nDead-Letter-Stream-Created: \x0b",
+    "Dead-Letter-Sequence: 99\r\nDead-Letter-Last-Failure: 0001-01-01T00:00:00+23:59\r\nDead-Letter-Reason: \x1b[2K",
+    f"Dead-Letter-Kept-Headers: {'[' * 50_000}",
+    f"Dead-Letter-Origin: {'{' * 50_000}",
+    'Dead-Letter-Kept-Headers: [["\\ud800", "\\udfff"]]\r\nDead-Letter-Subject: a b',
+    f"Dead-Letter-Error-Message: {'x' * 50_000}\r\n{'  y' * 100}",
+    "no colon\r\n: nameless\r\n\udcff: \udcff",
+]
+_VALUES: dict[str, list[Any]] = {
+    "stream_seq": [-1, 0, 2**64, 10**400, "x", None, 1e999],
+    "deliveries": [-1, 2**63, 10**400],
+    "timestamp": ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59", -1e300, "2026-01-01T00:00:00"],
+    "consumer": ["x" * 5_000, "", ">", "\x0b"],
+    "reason": ["a\nb" * 5_000],
+}
+
+
+@pytest.mark.slow
+async def test_a_scan_and_a_redrive_pass_by_what_somebody_hostile_has_stored(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["a", "b"])
+    created = (await connection.api(f"STREAM.INFO.{name}"))["created"]
+    advisory = {
+        "type": "io.nats.jetstream.advisory.v1.max_deliver",
+        "id": "x",
+        "timestamp": created,
+        "stream": name,
+        "consumer": CONSUMER,
+        "stream_seq": 77,
+        "deliveries": 1,
+    }
+    bodies = [json.dumps(advisory | {field: value}).encode() for field, values in _VALUES.items() for value in values]
+    bodies += [b"", b"\xff", b"[" * 50_000, b'{"type": "\\ud800"}', b"null", b"9" * 50_000]
+    for number, block in enumerate(_BLOCKS):
+        for place in (f"dead.{name}.{CONSUMER}.{number}", f"parked.{name}.{CONSUMER}.{_DIGITS[:30]}"):
+            await publish_raw(nats, place, block.encode("utf-8", "surrogateescape"), b"forged")
+    for part in ("\x0b", "\x0c.\x1c", "\udcff", "x" * 3_000, "worker.-1", "worker.\u0663"):
+        await publish_raw(nats, f"dead.{name}.{part}", b"A: 1", b"forged")
+    for body in bodies:
+        for kind in (MAX_DELIVERIES, TERMINATED):
+            await publish_raw(nats, f"{kind}.{name}.{CONSUMER}", b"A: 1", body)
+        for place in (
+            *(
+                f"completed.{name}.{CONSUMER}.99",
+                f"handled.{name}.99",
+                f"audit.{name}.letters.1",
+                f"audit.{name}.account",
+            ),
+            *(f"audit.{name}.intents.x", f"audit.{name}.runs.x", f"cancelled.{name}.x", f"published.{name}.x"),
+        ):
+            await publish_raw(nats, place, b"A: 1", body)
+    letters = (await find_dead_letters(connection, queue)).letters
+    assert [(letter.sequence, letter.body) for letter in letters] == [(1, b"a"), (2, b"b")]
+    report = await redrive_dead_letters(connection, queue)
+    assert sorted(report.redriven) == [1, 2]
+    assert not (await find_dead_letters(connection, queue)).letters
+    assert connection.reconnects == 0
+
+
+# Letters that are found by what was read at once are those that the classifier finds job by job.
+
+
+@pytest.fixture(scope="module")
+def queue(nats: NatsServer) -> ScannedQueue:
+    return asyncio.run(make_scanned_queue(nats, "byadvisory"))
+
+
+async def classify(
+    connection: Connection,
+    context: ScanContext,
+    entries: list[tuple[int, Entry]],
+    orphans: Collection[int] = (),
+    inconsistent: Collection[str] = (),
+) -> list[DeadLetter | NotDead]:
+    index = EntryIndex()
+    for sequence, entry in entries:
+        index.add(sequence, entry)
+    classifier = await context.classifier(
+        *(connection, index),
+        archive=None,
+        audit=AuditLog.from_snapshot(connection, context.queue, context.snapshot),
+        inconsistent_consumers=inconsistent,
+        orphans=orphans,
+    )
+    jobs = dict.fromkeys(orphans, ()) | dict(index.jobs())
+    return await classifier.classify_all(sorted(jobs.items()))
+
+
+async def classify_twice(
+    queue: ScannedQueue,
+    context: ScanContext,
+    entries: list[tuple[int, Entry]],
+    orphans: Collection[int] = (),
+    inconsistent: Collection[str] = (),
+) -> tuple[list[DeadLetter | NotDead], list[DeadLetter | NotDead]]:
+    """Classify jobs one by one, and with what was read at once."""
+    streams = {context.snapshot.queue, *context.snapshot.companions}
+    async with connect(connection_settings({"servers": (queue.options["servers"],), "timeout": 10})) as connection:
+        at_once = await read_announced(connection, streams, batches=True)
+        alone = await classify(connection, context, entries, orphans, inconsistent)
+        return alone, await classify(at_once, context, entries, orphans, inconsistent)
+
+
+@pytest.mark.slow
+async def test_jobs_of_which_nothing_but_one_advisory_tells_are_found_without_the_classifier(
+    queue: ScannedQueue, mocker: MockerFixture
+) -> None:
+    found = mocker.spy(LettersByAdvisory, "find")
+    now = datetime.now(UTC)
+    entries = [advisory(sequence, now) for sequence in range(1, JOBS + 2)]
+    # Markers are read where there may be some, and so are completions and records.
+    expected = [
+        sequence for sequence in range(1, JOBS + 2) if sequence not in TOUCHED and consumer_of(sequence) != "unmatched"
+    ]
+    alone, at_once = await classify_twice(queue, with_consumers(queue.context), entries)
+    assert at_once == alone
+    letters = [letter for letter in found.spy_return_list if letter]
+    assert [letter.sequence for letter in letters] == expected
+    assert len(expected) > JOBS // 5
+    # While jobs are in flight, deaths from before the server's last restart prove nothing.
+    found.spy_return_list.clear()
+    restarted = with_consumers(queue.context, up_since=now + timedelta(minutes=1))
+    alone, at_once = await classify_twice(queue, restarted, entries)
+    assert at_once == alone
+    assert not any(found.spy_return_list)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_both_agree_on_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:
+    entries, context = data.draw(any_entries(queue)), data.draw(any_context(queue))
+    orphans = data.draw(st.sets(st.integers(1, JOBS + 3), max_size=5)) - {job for job, _ in entries}
+    inconsistent = frozenset(data.draw(st.sets(st.sampled_from(["till", "press"]))))
+    alone, at_once = asyncio.run(classify_twice(queue, context, entries, orphans, inconsistent))
+    assert at_once == alone
+
+
+# Terminations and records that come late, or of jobs that were redriven or requeued before.
+
+
+_COPY = RedriveRequest(protocol=Protocol.COPY)
+
+
+async def _terminate(connection: NatsPyConnection, queue: WorkQueue) -> int:
+    """Terminate the next job, and return its sequence once the server has announced that."""
+    letters = f"{queue.name}-dead"
+    before = await stored_count(connection, letters)
+    (message,) = await pull_jobs(connection, queue, 1, within=30)
+    await message.respond(b"+TERM not wanted")
+
+    async def announced() -> bool:
+        return await stored_count(connection, letters) > before
+
+    await eventually(announced)
+    return message.metadata.sequence.stream
+
+
+async def _store_record(connection: NatsPyConnection, queue: WorkQueue, sequence: int, body: bytes) -> None:
+    headers = {"Dead-Letter-Subject": f"{queue.name}.jobs.plain", "Dead-Letter-Error-Class": "app.Late"}
+    await connection.client.jetstream().publish(f"dead.{queue.name}.{CONSUMER}.{sequence}", body, headers=headers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("archive", [True, False])
+async def test_a_record_that_is_stored_after_the_redrive_makes_no_second_letter(
+    connection: NatsPyConnection, name: str, *, archive: bool
+) -> None:
+    queue = await make_queue(connection, name, archive=archive)
+    await make_terminated_letters(connection, queue, ["a"])
+    if not archive:
+        await _store_record(connection, queue, 1, b"a")
+    assert list((await redrive_dead_letters(connection, queue, _COPY)).redriven) == [1]
+    await _store_record(connection, queue, 1, b"a")
+    assert (await find_dead_letters(connection, queue)).letters == ()
+    assert (await redrive_dead_letters(connection, queue, _COPY)).redriven == {}
+    assert [job.data for job in await stream_messages(connection, name)] == [b"a"]
+
+
+@pytest.mark.slow
+@pytest.mark.since_server("2.14", "consumers that can be reset")
+async def test_a_job_that_was_requeued_in_place_and_then_terminated_is_a_letter_again(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=True)
+    await make_dead_letters(connection, queue, ["a"])
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    assert list(report.redriven) == [1]
+    assert await _terminate(connection, queue) == 1
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    assert (letter.sequence, letter.body, letter.death.reason) == (1, b"a", "terminated")
+    assert list((await redrive_dead_letters(connection, queue, _COPY)).redriven) == [1]
+    assert [job.data for job in await stream_messages(connection, name)] == [b"a"]
+
+
+# Bodies with more levels than a JSON parser follows end nothing, wherever a client stores them.
+
+
+_LEVELS = 100_000
+_DEEP = {
+    "lists": b"[" * _LEVELS,
+    "objects": b'{"a":' * _LEVELS + b"1" + b"}" * _LEVELS,
+    "an id": b'{"id":' + b"[" * _LEVELS + b"]" * _LEVELS + b', "advisory": "x"}',
+    "an event": b'{"type":"io.nats.jetstream.advisory.v1.max_deliver","stream":'
+    + b"[" * _LEVELS
+    + b"]" * _LEVELS
+    + b"}",
+}
+# Each is read by another reader.
+_SUBJECTS = (
+    "completed.{queue}.worker.1",
+    "cancelled.{queue}.0",
+    "$JS.EVENT.METRIC.CONSUMER.ACK.{queue}.worker",
+    "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{queue}.worker",
+    "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{queue}.worker",
+    "dead.{queue}.worker.1",
+    "parked.{queue}.worker.1",
+    "handled.{queue}.1",
+    "audit.{queue}.letters.1",
+    "audit.{queue}.ranges.0.x",
+    "audit.{queue}.intents.x",
+    "audit.{queue}.account",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", _DEEP)
+async def test_deep_bodies_hide_no_letter_and_come_back_unchanged(
+    connection: NatsPyConnection, name: str, what: str
+) -> None:
+    queue = await make_queue(connection, name, archive=True)
+    await make_dead_letters(connection, queue, [_DEEP[what]])
+    jetstream = connection.client.jetstream()
+    for subject in _SUBJECTS:
+        await connection.client.publish(subject.format(queue=name), _DEEP[what])
+    await connection.client.flush()
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    assert letter.body == _DEEP[what]
+    assert (await account_for_jobs(connection, queue)).unaccounted == ()
+    report = await redrive_dead_letters(connection, queue)
+    assert (list(report.redriven), report.failed) == ([1], {})
+    assert (await jetstream.get_msg(name, report.redriven[1])).data == _DEEP[what]
+
+
+# Pages of letters that are proved at the same time are each proved by what holds for it.
+
+
+async def test_each_of_them_is_proved_again_after_the_connection_was_lost(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    sequences = await make_dead_letters(connection, queue, "abcdef")
+    classify_all, begun, lost = Classifier.classify_all, list[tuple[int, ...]](), asyncio.Event()
+
+    async def classify(classifier: Classifier, jobs: Sequence[tuple[int, Any]]) -> list[Any]:
+        begun.append(tuple(sequence for sequence, _ in jobs))
+        if len(begun) == 2:
+            # Both pages are read from the server as it was before.
+            connection.client.stats["reconnects"] += 1
+            lost.set()
+        results = await classify_all(classifier, jobs)
+        await lost.wait()
+        return results
+
+    monkeypatch.setattr(Classifier, "classify_all", classify)
+    scan = await Scan.begin(connection, queue)
+    scan.page_size = 2
+    pages = [page async for page in scan.pages(Selection(), ahead=1)]
+    assert [letter.sequence for page in pages for letter in page.letters] == sequences
+    first, second, third = (tuple(sequences[start : start + 2]) for start in (0, 2, 4))
+    assert sorted(begun) == [first, first, second, second, third]
+
+
+# A scan that continues an earlier one knows the same entries as one that reads all of them.
+
+
+async def continued(connection: NatsPyConnection, queue: WorkQueue, before: Scan) -> Scan:
+    """Continue a scan, and compare what it knows with a scan that reads everything."""
+    scan, fresh = await Scan.begin(connection, queue, since=before), await Scan.begin(connection, queue)
+    assert list(scan.index.jobs()) == list(fresh.index.jobs())
+    assert (scan.index.read_to, scan.uncertain) == (fresh.index.read_to, fresh.uncertain)
+    assert [letter.sequence async for letter in scan.letters()] == [letter.sequence async for letter in fresh.letters()]
+    return scan
+
+
+async def test_new_entries_are_added_and_removed_ones_forgotten(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, ["a", "b", "c"])
+    first = await Scan.begin(connection, queue)
+    again = await continued(connection, queue, first)
+    assert again.index is first.index
+    await make_terminated_letters(connection, queue, ["d", "e"])
+    again = await continued(connection, queue, again)
+    assert again.index is first.index
+    await redrive_dead_letters(connection, queue, request_for([2, 4]))
+    again = await continued(connection, queue, again)
+    assert [letter.sequence async for letter in again.letters()] == [1, 3, 5]
+    # Whoever empties the stream removes what was read, too.
+    await connection.api(f"STREAM.PURGE.{name}-dead", {})
+    again = await continued(connection, queue, again)
+    await make_terminated_letters(connection, queue, ["f"])
+    await continued(connection, queue, again)
+
+
+async def test_another_stream_of_the_same_name_is_read_from_its_beginning(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, ["a", "b"])
+    before = await Scan.begin(connection, queue)
+    for stream in (f"{name}-dead", name):
+        await connection.api(f"STREAM.DELETE.{stream}", {})
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, ["c", "d", "e"])
+    again = await continued(connection, queue, before)
+    assert again.index is not before.index
+
+
+async def test_nothing_continues_what_was_cut_off(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_terminated_letters(connection, queue, ["a", "b"])
+    before = await Scan.begin(connection, queue)
+    await make_terminated_letters(connection, queue, ["c", "d"])
+    # As a scan that a viewer's connection took away half way.
+    parser = EntryParser(name, before.snapshot.created, connection.domain)
+    assert [each async for each in before.index.read(connection, f"{name}-dead", parser, 3, 3)] == [(3, 3)]
+    again = await continued(connection, queue, before)
+    assert again.index is not before.index

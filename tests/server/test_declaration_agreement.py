@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import WorkQueue, connect, connection_settings
-from airflow_provider_jetstream.jetstream.errors import ApiError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream import Plan, WorkQueue, apply, connect, connection_settings, plan, provision
+from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError, QueueDeclarationError
+from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from airflow_provider_jetstream.jetstream import Connection
-    from testbed.nats_server import NatsServer
+    from testbed.face import NatsPyConnection
 
 _TOKENS = ("a", "b", "*")
 _FILTERS = [
@@ -177,3 +179,248 @@ async def test_two_filters_are_valid_if_and_only_if_the_server_accepts_both(own:
                 await own.api(f"CONSUMER.DELETE.q.{name}")
     assert [answer for answer in answers if answer[2] != answer[3]] == []
     assert 10 < sum(good for _, _, good, _ in answers) < _PAIRS - 10
+
+
+# A plan is blocked exactly where applying it would fail, or would lose or repeat jobs.
+
+
+_MINUTE = 60_000_000_000
+_MEGABYTE = 2**20
+_ACCOUNT = """
+accounts {
+  LIMITED {
+    jetstream {
+      max_streams: 3, max_consumers: 2, max_file: 10MB, max_mem: 1MB, store_max_stream_bytes: 4MB
+      max_bytes_required: true, max_ack_pending: 50
+    }
+    users: [{user: u, password: p}]
+  }
+}
+no_auth_user: u
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is on a server, what is declared for it, and how the server answers; ``None`` where it accepts."""
+
+    error: int | None
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    stream: Mapping[str, Any] | None = None
+    others: tuple[Mapping[str, Any], ...] = ()
+    consumers: tuple[Mapping[str, Any], ...] = ()
+
+
+def _consumer(name: str = "w", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "filter_subject": "q.a", "max_deliver": 3} | fields
+
+
+_ONE_STREAM = Case(10065, stream={"subjects": ["q.a"]}, others=({"name": "other", "subjects": ["q.b.>"]},))
+CASES = {
+    "nothing exists": Case(None),
+    "a subject of another stream": replace(_ONE_STREAM, stream=None),
+    "a subject of another stream, updating": _ONE_STREAM,
+    "a subject that the queue has had before": Case(None, stream={"subjects": ["q.>"]}),
+    "a companion's subject": Case(10065, {"events": "e"}, others=({"name": "other", "subjects": ["completed.q.>"]},)),
+    "replicas without a cluster": Case(10074, {"num_replicas": 3}),
+    "replicas without a cluster, updating": Case(10074, {"num_replicas": 3}, stream={}),
+    "an age below the window that exists": Case(10052, {"max_age": "1m"}, stream={"duplicate_window": 2 * _MINUTE}),
+    "an age above the window that exists": Case(None, {"max_age": "3m"}, stream={"duplicate_window": 2 * _MINUTE}),
+    "rollups of another tool": Case(None, stream={"allow_rollup_hdrs": True}),
+    "discard old where subjects have limits": Case(
+        10052,
+        {"discard": "old"},
+        stream={"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1},
+    ),
+    "no limit per subject where it is needed": Case(
+        10052,
+        {"max_msgs_per_subject": -1},
+        stream={"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1},
+    ),
+    "atomic batches with asynchronous writes": Case(10052, {"atomic_redrive": True}, stream={"persist_mode": "async"}),
+    "a filter that an undeclared consumer has": Case(10100, stream={}, consumers=(_consumer("x"),)),
+    "a filter that overlaps with an undeclared one": Case(
+        10100, stream={}, consumers=(_consumer("x", filter_subject="q.*"),)
+    ),
+    "a filter beside an undeclared consumer without": Case(
+        10100, stream={}, consumers=(_consumer("x", filter_subject=None),)
+    ),
+    "no filter beside an undeclared consumer": Case(
+        10099, {"consumers": [{"name": "w", "max_deliver": 3}]}, stream={}, consumers=(_consumer("x"),)
+    ),
+    "a filter beside an undeclared one": Case(None, stream={}, consumers=(_consumer("x", filter_subject="q.b"),)),
+    "filters that cross": Case(
+        10100,
+        {"consumers": [_consumer(filter_subject="q.*.a")]},
+        stream={},
+        consumers=(_consumer("x", filter_subject="q.b.*"),),
+    ),
+    "an update to a filter that another has": Case(
+        10100, stream={}, consumers=(_consumer("x"), _consumer(filter_subject="q.b"))
+    ),
+    "consumers that exchange their filters": Case(
+        10100,
+        {"consumers": [_consumer("x", filter_subject="q.b"), _consumer("w")]},
+        stream={},
+        consumers=(_consumer("x"), _consumer(filter_subject="q.b")),
+    ),
+    "consumers that pass a filter on": Case(
+        None,
+        {"consumers": [_consumer("w", filter_subject="q.b"), _consumer("x", filter_subject="q.c")]},
+        stream={},
+        consumers=(_consumer("x", filter_subject="q.b"), _consumer("w")),
+    ),
+    "a new consumer for what another gives up": Case(
+        None,
+        {"consumers": [_consumer("x", filter_subject="q.b"), _consumer("w")]},
+        stream={},
+        consumers=(_consumer(filter_subject="q.*"),),
+    ),
+    "a second consumer of a dead letter queue": Case(
+        10099,
+        {
+            "dead_letters": {"name": "d", "retention": "workqueue", "consumers": [{"name": "mine", "max_deliver": 2}]},
+            "archive": False,
+            "audit": False,
+        },
+        others=({"name": "d", "subjects": ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.q.*"]},),
+        consumers=({"stream": "d", "name": "theirs", "max_deliver": 2},),
+    ),
+    "more consumers than the stream may have": Case(
+        10026, stream={"max_consumers": 1}, consumers=(_consumer("x", filter_subject="q.b"),)
+    ),
+    "more in flight than the stream allows": Case(
+        10121, {"consumers": [_consumer(max_ack_pending=10)]}, stream={"consumer_limits": {"max_ack_pending": 5}}
+    ),
+}
+LIMITED = {
+    "within every limit": Case(None, {"max_bytes": "1MB"}),
+    "no max_bytes": Case(10113),
+    "max_bytes removed": Case(10113, {"max_bytes": -1}, stream={"max_bytes": _MEGABYTE}),
+    "a stream that is too large": Case(10122, {"max_bytes": "5MB"}),
+    "more than the account stores": Case(
+        10047,
+        {"max_bytes": "4MB"},
+        others=({"name": "x", "max_bytes": 4 * _MEGABYTE}, {"name": "y", "max_bytes": 3 * _MEGABYTE}),
+    ),
+    "more memory than the account has": Case(10028, {"max_bytes": "2MB", "storage": "memory"}),
+    "more streams than the account may have": Case(
+        10027,
+        {"max_bytes": "1MB"},
+        others=tuple({"name": name, "max_bytes": 1000} for name in ("x", "y", "z")),
+    ),
+    "more streams than are left": Case(
+        10027,
+        {"max_bytes": "1MB", "events": {"name": "e", "max_bytes": "1MB"}},
+        others=tuple({"name": name, "max_bytes": 1000} for name in ("x", "y")),
+    ),
+    "more consumers than the account may have": Case(
+        10026,
+        {"max_bytes": "1MB", "consumers": [_consumer(str(n), filter_subject=f"q.{n}") for n in range(3)]},
+    ),
+    "more in flight than the account allows": Case(
+        10121, {"max_bytes": "1MB", "consumers": [_consumer(max_ack_pending=51)]}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def limited_server() -> Iterator[NatsServer]:
+    with NatsServer(config=_ACCOUNT) as server:
+        yield server
+
+
+@pytest.fixture
+async def alone(server: NatsServer) -> AsyncIterator[NatsPyConnection]:
+    """A connection to a server that stores no stream."""
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
+        yield connection
+        await _remove_all(connection)
+
+
+@pytest.fixture
+async def limited(limited_server: NatsServer) -> AsyncIterator[NatsPyConnection]:
+    """A connection to an account with limits that stores no stream."""
+    async with connect(connection_settings({"servers": (limited_server.url,), "timeout": 5})) as connection:
+        yield connection
+        await _remove_all(connection)
+
+
+async def _remove_all(connection: NatsPyConnection) -> None:
+    for stream in (await connection.api("STREAM.NAMES"))["streams"] or []:
+        await connection.api(f"STREAM.DELETE.{stream}")
+
+
+def _queue(case: Case) -> WorkQueue:
+    return WorkQueue(**{"name": "q", "subjects": ["q.>"], "consumers": [_consumer()], **case.declared})
+
+
+async def _make(connection: NatsPyConnection, case: Case) -> None:
+    """Create by hand what exists."""
+    if case.stream is not None:
+        await _make_stream(connection, {"name": "q", "subjects": ["q.>"], **case.stream})
+    for stream in case.others:
+        await _make_stream(connection, {"subjects": [f"{stream['name']}.>"], **stream})
+    for consumer in case.consumers:
+        config = {key: value for key, value in consumer.items() if value is not None and key != "stream"}
+        config |= {"durable_name": consumer["name"], "ack_policy": "explicit", "deliver_policy": "all"}
+        stream = consumer.get("stream", "q")
+        body = {"stream_name": stream, "config": config}
+        await connection.api(f"CONSUMER.DURABLE.CREATE.{stream}.{consumer['name']}", body)
+
+
+async def _make_stream(connection: NatsPyConnection, fields: Mapping[str, Any]) -> None:
+    config = {"retention": "workqueue", "storage": "file", "num_replicas": 1, **fields}
+    await connection.api(f"STREAM.CREATE.{config['name']}", config)
+
+
+async def _everything(connection: NatsPyConnection) -> list[Any]:
+    streams = (await connection.api("STREAM.LIST"))["streams"] or []
+    consumers = [
+        (await connection.api(f"CONSUMER.LIST.{stream['config']['name']}"))["consumers"] or [] for stream in streams
+    ]
+    return [[item["config"] for item in items] for items in (streams, *consumers)]
+
+
+async def _check(connection: NatsPyConnection, case: Case) -> None:
+    """Compare what a plan says with what the server answers when its steps are taken all the same."""
+    await _make(connection, case)
+    planned = await plan(connection, _queue(case))
+    if case.error is None:
+        assert planned.blocked == ()
+        await apply(connection, planned)
+        assert (await plan(connection, _queue(case))).changes == ()
+        return
+    before = await _everything(connection)
+    with pytest.raises(DriftError, match=rf"\(error {case.error}\)"):
+        await provision(connection, _queue(case))
+    assert await _everything(connection) == before
+    unchecked = Plan(tuple(replace(step, blocked=()) for step in planned.steps))
+    with pytest.raises(ProvisioningError, match=rf"\(error {case.error}\)"):
+        await apply(connection, unchecked)
+
+
+# Before 2.14 a server without a cluster takes the update and keeps one replica; the plan refuses it all the same.
+_NOT_REFUSED = {"replicas without a cluster, updating"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.since_server("2.14", "a refusal of it")) if case in _NOT_REFUSED else case
+        for case in CASES
+    ],
+)
+async def test_a_plan_and_the_server_agree(alone: NatsPyConnection, case: str) -> None:
+    await _check(alone, CASES[case])
+
+
+@pytest.mark.parametrize("case", LIMITED)
+async def test_a_plan_and_the_account_s_limits_agree(limited: NatsPyConnection, case: str) -> None:
+    await _check(limited, LIMITED[case])

@@ -3,21 +3,59 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import re
 import time
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import nats
 import pytest
+from nats.js.errors import APIError
 
-from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message, take_cursor, wait
-from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.dead_letters import publish_raw
-from testbed.face import next_message, stated_job_id
+from airflow_provider_jetstream.jetstream import (
+    Job,
+    Protocol,
+    RedriveRequest,
+    Selection,
+    WaitPolicy,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    get_message,
+    permissions,
+    plan,
+    provision,
+    publish,
+    redrive_dead_letters,
+    running_warnings,
+    take_cursor,
+    wait,
+)
+from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
+from airflow_provider_jetstream.worker.logs import TextFormatter
+from testbed.dead_letters import letter_records, publish_raw, stream_messages
+from testbed.face import authorization, next_message, read_range, stated_job_id, stream_info
 from testbed.nats_server import NatsServer
-from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import (
+    completion_count,
+    eventually,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    running_mover,
+    running_worker,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
@@ -209,3 +247,453 @@ async def test_what_would_end_the_connection_is_refused_before_it_is_sent(connec
         await connection.publish("x", b"", {"A": "b" * connection.max_payload})
     await connection.api("INFO")
     assert connection.is_connected
+
+
+# What no face shows of hostile jobs.
+
+
+@pytest.mark.slow
+async def test_no_job_forges_a_line_of_the_log(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1})
+    forged = "x\r\n2026-01-01 00:00:00,000 INFO job ended worker=w job_id=forged\u2028\x85\x1b[2K"
+
+    def handle(job: Delivery) -> None:
+        raise RuntimeError(job.json()["id"])
+
+    caplog.set_level("INFO")
+    async with running_worker(Worker(queue, "worker", handle, settings, name="w")):
+        await publish_jobs(connection, queue, [json.dumps({"id": forged})])
+        await eventually(lambda: "outcome=dead" in caplog.text, within=30)
+    formatter = TextFormatter("%(asctime)s %(levelname)s %(message)s")
+    records = [record for record in caplog.records if record.name == "jetstream.worker"]
+    assert all("\n" not in record.getMessage() for record in records)
+    lines = [line for record in records for line in formatter.format(record).split("\n")]
+    assert any("RuntimeError: x" in line for line in lines)
+    starts = [line for line in lines if not line.startswith("    ")]
+    assert len(starts) == len(records)
+    assert all(re.match(r"\d{4}-\d\d-\d\d ", line) for line in starts)
+    assert "\x1b" not in "".join(lines)
+
+
+# What a publisher's headers say removes, replaces and places no other message.
+
+
+QUEUE = small_queue("orders", schedules=True, atomic_redrive=True)
+OTHER = small_queue("bills", schedules=True)
+STREAMS = tuple(stream.name for queue in (QUEUE, OTHER) for stream in (queue, *queue.companions()))
+_SECRET = "of-every-user"
+SOON = (datetime.now(UTC) + timedelta(milliseconds=500)).isoformat().replace("+00:00", "Z")
+
+
+def _scheduled(target: str, **headers: str) -> dict[str, str]:
+    return {"Nats-Schedule": f"@at {SOON}", "Nats-Schedule-Target": target} | headers
+
+
+HEADERS = [
+    {"Nats-Rollup": "all"},
+    {"Nats-Rollup": "sub"},
+    {"nats-rollup": "all"},
+    _scheduled("orders.jobs.b"),
+    _scheduled("completed.orders.worker.1"),
+    _scheduled("requeued.orders.1"),
+    _scheduled("bills.jobs.a"),
+    _scheduled("due.orders.orders.jobs.b"),
+    {"Nats-Schedule-Next": "purge", "Nats-Scheduler": "orders.jobs.a"},
+    {"Nats-Schedule-Next": "purge", "Nats-Scheduler": "archive.orders.orders.jobs.a"},
+    {"Nats-Stream-Source": "orders-schedules 99 due.orders.> > due.orders.orders.jobs.a"},
+    {"Scheduled-Msg-Id": "of-another-job"},
+    {"KV-Operation": "PURGE"},
+    {"KV-Operation": "DEL", "Nats-Rollup": "sub"},
+    {"Nats-Incr": "+1"},
+    {"Nats-Marker-Reason": "Purge"},
+    {"Nats-TTL": "1s"},
+    {"Nats-Expected-Last-Sequence": "0"},
+    {"Nats-Expected-Last-Subject-Sequence": "0", "Nats-Expected-Last-Subject-Sequence-Subject": "orders.jobs.b"},
+    {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1", "Nats-Rollup": "all"},
+    {"Nats-Batch-Id": "c", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1", "Nats-Rollup": "sub"},
+]
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    roles = [permissions(QUEUE, role) for role in ("publisher", "scheduler")]
+    config = re.sub(r"password: \S+", f'password: "{_SECRET}"', authorization(*roles))
+    admin = f'users: [\n    {{ user: "admin", password: "{_SECRET}" }}'
+    with NatsServer(config=config.replace("users: [", admin, 1), user="admin", password=_SECRET) as running:
+        yield running
+
+
+async def _stored(connection: NatsPyConnection) -> dict[str, int]:
+    return {name: await stored_count(connection, name) for name in STREAMS}
+
+
+@pytest.mark.slow
+async def test_no_header_of_a_publisher_removes_or_places_anything_else(server: NatsServer) -> None:
+    settings = connection_settings({"servers": (server.url,), "user": "admin", "password": _SECRET})
+    async with connect(settings) as connection:
+        for queue in (QUEUE, OTHER):
+            await provision(connection, queue)
+            await make_dead_letters(connection, queue, ["dead"])
+            await publish_jobs(connection, queue, ["a", "b"])
+            await publish(connection, queue, [Job(b"later", f"{queue.name}.jobs.a", delay="1h")])
+        await eventually(lambda: _copied(connection))
+        before = await _stored(connection)
+        denied: list[str] = []
+
+        async def note(error: Exception) -> None:
+            denied.append(str(error))
+
+        user = permissions(QUEUE, "publisher")
+        prefix = user.inbox_prefix.encode()
+        publisher = await nats.connect(server.url, user=user.user, password=_SECRET, inbox_prefix=prefix, error_cb=note)
+        accepted = 0
+        for headers in HEADERS:
+            try:
+                await publisher.jetstream().publish("orders.jobs.a", b"x", headers=headers, timeout=5)
+                accepted += 1
+            except APIError:
+                pass
+        for subject in ("scheduled.orders.once.a", "due.orders.orders.jobs.a", "archive.orders.orders.jobs.a"):
+            await publisher.publish(subject, b"x", headers=_scheduled("due.orders.orders.jobs.b"))
+        await publisher.flush()
+        await eventually(lambda: len(denied) == 3)
+        await asyncio.sleep(0.5)
+        after = await _stored(connection)
+        await publisher.close()
+        lost = {name: count for name, count in after.items() if count < before[name]}
+        assert lost == {}
+        grown = {name: count - before[name] for name, count in after.items() if count > before[name]}
+        # What is no header of the server's is a job like others, with its copy; a copy with one may be refused.
+        assert grown.pop("orders") == accepted < len(HEADERS) / 2
+        assert grown.pop("orders-archive", 0) <= accepted
+        assert grown == {}
+
+
+async def _copied(connection: NatsPyConnection) -> bool:
+    return [await stored_count(connection, f"{queue.name}-archive") for queue in (QUEUE, OTHER)] == [3, 3]
+
+
+@pytest.mark.slow
+async def test_who_may_schedule_places_jobs_on_the_subjects_of_the_queue_only(server: NatsServer) -> None:
+    settings = connection_settings({"servers": (server.url,), "user": "admin", "password": _SECRET})
+    async with connect(settings) as connection:
+        for queue in (QUEUE, OTHER):
+            await provision(connection, queue)
+        before = await _stored(connection)
+        placed: list[bytes] = []
+        user = permissions(QUEUE, "scheduler")
+        scheduler = await nats.connect(
+            server.url, user=user.user, password=_SECRET, inbox_prefix=user.inbox_prefix.encode()
+        )
+        js, own = scheduler.jetstream(), "scheduled.orders.once.a"
+        for target in ("completed.orders.worker.1", "requeued.orders.1", "bills.jobs.a", "due.bills.bills.jobs.a"):
+            with pytest.raises(APIError, match="target is invalid"):
+                await js.publish(own, b"x", headers=_scheduled(target))
+        async with running_mover(connection, QUEUE):
+            for body, more in (
+                (b"x", {"Nats-Schedule-Rollup": "sub"}),
+                # Nothing of the server's reaches the queue but the message id.
+                (b"y", {"Nats-Schedule-TTL": "1s", "Nats-Expected-Last-Sequence": "0", "Nats-Rollup": "sub"}),
+                (b"z", {"Nats-Marker-Reason": "Purge", "KV-Operation": "PURGE"}),
+            ):
+                with suppress(APIError):
+                    await js.publish(own, body, headers=_scheduled("due.orders.orders.jobs.b", **more))
+                    placed.append(body)
+                    await eventually(lambda: _jobs(connection, len(placed)))
+        await scheduler.close()
+        after = await _stored(connection)
+        changed = {name for name in STREAMS if after[name] != before[name]}
+        assert changed == {"orders", "orders-archive"}
+        async for message in read_range(connection, "orders"):
+            assert [name for name, _ in message.headers if name.startswith("Nats-")] == ["Nats-Msg-Id"]
+        assert len(placed) >= 2
+
+
+async def _jobs(connection: NatsPyConnection, count: int) -> bool:
+    return await stored_count(connection, "orders") == count
+
+
+@pytest.mark.parametrize("flag", ["allow_msg_schedules", "allow_rollup_hdrs"])
+async def test_a_queue_whose_publishers_can_purge_it_is_named_with_the_way_out(
+    connection: NatsPyConnection, name: str, flag: str
+) -> None:
+    queue = small_queue(name)
+    own = {"name": name, "subjects": [f"{name}.jobs.>"], "retention": "workqueue", flag: True}
+    await connection.api(f"STREAM.CREATE.{name}", own)
+    forever = flag == "allow_msg_schedules"
+    planned = str(await plan(connection, queue))
+    assert ("remove it by hand, and provision it again" if forever else "allow_rollup_hdrs: True → False") in planned
+    await provision(connection, queue)
+    await provision(connection, queue)
+    assert (await stream_info(connection, name))["config"]["allow_rollup_hdrs"] is forever
+    for found in ((await find_dead_letters(connection, queue)).risks, await running_warnings(connection, queue)):
+        assert any("Nats-Rollup" in str(text) for text in found) is forever
+    blocked = (await plan(connection, small_queue(name, schedules=True))).blocked
+    assert [step.name for step in blocked] == ([name] if forever else [])
+
+
+# Subjects and headers that aren't UTF-8, or in no form that a client sends: they come back as they were.
+
+
+LINES = [
+    b"Tag: b",
+    b"Tag:a",
+    b"Tag:  b \t",
+    b"no colon",
+    b"Folded: one\r\n two: three\r\n\tfour",
+    b"City: K\xf6ln",
+    b"St\xe4dte: \xff\xfe",
+    b"Two Words: x",
+    b"Lines: a\nb\rc",
+    b"Empty:",
+    b": nameless",
+]
+NO_ARCHIVE: dict[str, Any] = {"archive": None}
+
+
+async def header_block(connection: NatsPyConnection, stream: str, sequence: int) -> bytes:
+    answer = await connection.api(f"STREAM.MSG.GET.{stream}", {"seq": sequence})
+    return base64.b64decode(answer["message"]["hdrs"])
+
+
+async def delivered_subjects(connection: NatsPyConnection, queue: Any, count: int) -> dict[bytes, str]:
+    messages = await pull_jobs(connection, queue, count)
+    for message in messages:
+        await message.ack_sync()
+    return {message.data: message.subject for message in messages}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
+async def test_a_job_comes_back_byte_by_byte(
+    connection: NatsPyConnection, nats: NatsServer, name: str, protocol: Protocol
+) -> None:
+    atomic: dict[str, Any] = {
+        "atomic_redrive": protocol == Protocol.ATOMIC,
+        "consumer": {"filter_subject": f"{name}.jobs.>"},
+    }
+    queue = await make_queue(connection, name, **atomic)
+    subject = f"{name}.jobs.K\udcf6ln"
+    await publish_raw(nats, subject, b"\r\n".join([*LINES, b"Nats-Msg-Id: first"]), b"odd")
+    await publish_jobs(connection, queue, ["plain"])
+    await exhaust_deliveries(connection, queue, 2)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=protocol))
+    assert (set(report.redriven), report.failed) == ({1, 2}, {})
+    block = await header_block(connection, name, report.redriven[1])
+    assert block.startswith(b"\r\n".join([b"NATS/1.0", *LINES, b"Redrive-Count: 1\r\n"]))
+    # The consumer may not take the markers of an atomic redrive.
+    assert await delivered_subjects(connection, queue, 2) == {b"odd": subject, b"plain": f"{name}.jobs.plain"}
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+@pytest.mark.slow
+async def test_a_parked_job_comes_back_byte_by_byte(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
+    queue = await make_queue(connection, name)
+    subject = f"{name}.jobs.K\udcf6ln"
+    await publish_raw(nats, subject, b"\r\n".join(LINES), b"odd")
+    await exhaust_deliveries(connection, queue, 1)
+    assert list((await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))).parked) == [1]
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(parked=True)))
+    assert dict(report.redriven) == {1: 2}
+    block = await header_block(connection, name, 2)
+    # A record has its job's headers in any order, but all values of a name in theirs.
+    assert all(line + b"\r\n" in block for line in LINES)
+    assert block.index(b"Tag: b\r\n") < block.index(b"Tag:a\r\n") < block.index(b"Tag:  b \t\r\n")
+    assert await delivered_subjects(connection, queue, 1) == {b"odd": subject}
+
+
+@pytest.mark.slow
+async def test_a_line_that_hides_a_header_of_the_server_has_no_effect(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    config = (await connection.api(f"STREAM.INFO.{name}"))["config"]
+    await connection.api(f"STREAM.UPDATE.{name}", config | {"allow_rollup_hdrs": True})
+    await publish_jobs(connection, queue, ["dead"])
+    await exhaust_deliveries(connection, queue, 1)
+    record = json.dumps([["A", "b\r\nNats-Rollup: all"], ["B", "c\nNats-Rollup: all", "B: c\nNats-Rollup: all"]])
+    headers = f"Dead-Letter-Subject: {name}.jobs.a\r\nDead-Letter-Kept-Headers: {record}\r\nDead-Letter-Parked: x"
+    await publish_raw(nats, f"parked.{name}.worker.7", headers.encode(), b"forged")
+    await publish_jobs(connection, queue, ["alive"])
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(parked=True)))
+    assert (list(report.redriven), report.failed) == ([7], {})
+    assert await process_all(connection, queue) == {"alive": 1, "forged": 1}
+    assert await stored_count(connection, name) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["archive", "record"])
+async def test_one_subject_that_is_not_utf8_neither_deafens_a_worker_nor_stops_a_redrive(
+    connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str, source: str
+) -> None:
+    fields: dict[str, Any] = NO_ARCHIVE if source == "record" else {}
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3}, **fields)
+    odd, bodies = f"{name}.jobs.K\udcf6ln", [str(number) for number in range(40)]
+    await publish_jobs(connection, queue, bodies[:20])
+    await publish_raw(nats, odd, b"A: 1", b"odd")
+    await publish_jobs(connection, queue, bodies[20:])
+
+    def give_up(_: Delivery) -> None:
+        raise GiveUpError("bad printer")
+
+    async def all_captured() -> bool:
+        return await stored_count(connection, f"{name}-dead") == 2 * 41
+
+    if source == "record":
+        async with running_worker(Worker(queue, "worker", give_up, settings)):
+            await eventually(all_captured)
+    else:
+        for message in await pull_jobs(connection, queue, 41):
+            await message.respond(b"+TERM bad printer")
+
+        async def all_terminated() -> bool:
+            return await stored_count(connection, f"{name}-dead") == 41
+
+        await eventually(all_terminated)
+    findings = await find_dead_letters(connection, queue)
+    assert (len(findings.letters), findings.letters[20].subject) == (41, odd)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(run="first"))
+    assert (len(report.redriven), report.failed, await stored_count(connection, name)) == (41, {}, 41)
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
+    assert await stored_count(connection, name) == 41
+    assert {record.subject for record in await letter_records(connection, queue)} == {
+        f"{name}.jobs.plain",
+        f"{name}.jobs.K\ufffdln",
+    }
+    done: dict[bytes, str] = {}
+
+    def work(job: Delivery) -> None:
+        assert job.body not in done
+        done[job.body] = job.subject
+
+    async with running_worker(Worker(queue, "worker", work, settings)):
+        await eventually(lambda: len(done) == 41)
+    assert done.pop(b"odd") == odd
+    assert set(done) == {body.encode() for body in bodies}
+
+
+@pytest.mark.slow
+async def test_a_job_whose_exact_subject_nothing_shows_is_set_aside_by_itself(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, allow_direct=False, **NO_ARCHIVE)
+    await publish_jobs(connection, queue, "ab")
+    await publish_raw(nats, f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")
+    await publish_raw(nats, f"{name}.jobs.real\ufffd", b"A: 1", b"replacement")
+    await exhaust_deliveries(connection, queue, 4)
+    for request in (RedriveRequest(), RedriveRequest(max_redrives=0)):
+        report = await redrive_dead_letters(connection, queue, request)
+        assert list(report.failed) == [3]
+        assert report.failed[3].startswith(
+            f"expected the exact subject of job 3, found {name}.jobs.K\ufffdln: its bytes that aren't UTF-8 are shown"
+        )
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(subject=f"{name}.jobs.other"))
+    assert (set(report.redriven), report.failed) == ({3}, {})
+    assert await delivered_subjects(connection, queue, 4) == {
+        b"a": f"{name}.jobs.plain",
+        b"b": f"{name}.jobs.plain",
+        b"replacement": f"{name}.jobs.real\ufffd",
+        b"odd": f"{name}.jobs.other",
+    }
+
+
+async def test_the_archive_shows_the_exact_subject_of_a_job_that_used_up_its_deliveries(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, allow_direct=False)
+    await publish_jobs(connection, queue, "ab")
+    await publish_raw(nats, odd := f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")
+    await exhaust_deliveries(connection, queue, 3)
+    findings = await find_dead_letters(connection, queue)
+    assert [letter.subject for letter in findings.letters] == [f"{name}.jobs.plain", f"{name}.jobs.plain", odd]
+
+
+@pytest.mark.slow
+@pytest.mark.since_server("2.11", "the exact subject in direct gets")
+async def test_direct_gets_show_the_exact_subject(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **NO_ARCHIVE)
+    await publish_raw(nats, f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")
+    await exhaust_deliveries(connection, queue, 1)
+    assert list((await redrive_dead_letters(connection, queue)).redriven) == [1]
+    assert [message.subject for message in await stream_messages(connection, name)] == [f"{name}.jobs.K\udcf6ln"]
+
+
+@pytest.mark.slow
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+async def test_the_jobs_of_an_odd_subject_can_be_requeued_in_place(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, **NO_ARCHIVE)
+    await publish_raw(nats, f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")
+    await publish_jobs(connection, queue, ["plain"])
+    await exhaust_deliveries(connection, queue, 2)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    assert (set(report.redriven), report.failed) == ({1, 2}, {})
+    assert await process_all(connection, queue) == {"odd": 1, "plain": 1}
+
+
+async def test_an_odd_subject_whose_jobs_cannot_be_counted_drops_none(
+    connection: NatsPyConnection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, max_msgs_per_subject=2)
+    subject = f"{name}.jobs.K\udcf6ln"
+    await publish_raw(nats, subject, b"A: 1", b"dead")
+    await exhaust_deliveries(connection, queue, 1)
+    await publish_raw(nats, subject, b"A: 1", b"alive")
+    report = await redrive_dead_letters(connection, queue)
+    assert (list(report.redriven), list(report.failed)) == ([], [1])
+    assert "isn't UTF-8: its jobs can't be counted" in report.failed[1]
+    assert await process_all(connection, queue) == {"alive": 1}
+
+
+@pytest.mark.slow
+async def test_odd_subjects_among_events_stop_neither_a_waiter_nor_a_worker(
+    connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3}, advisory_subjects=f"{name}-advisory.>")
+    started = asyncio.Event()
+
+    async def work(_: Delivery) -> None:
+        started.set()
+
+    odd = [f"{name}-advisory.\udcff", f"cancelled.{name}.\udcff", f"completed.{name}.worker.\udcff"]
+    async with running_worker(Worker(queue, "worker", work, settings)):
+        for _ in range(2):
+            cursor = await take_cursor(connection, queue)
+            for subject in odd:
+                await publish_raw(nats, subject, b"Nats-Msg-Id: \xff\xfe", b"\xff")
+            report = await publish(connection, queue, ["job"], subject=f"{name}.jobs.plain")
+            async with asyncio.timeout(5):
+                await started.wait()
+                outcome = await wait(connection, cursor, report.sequences, policy=WaitPolicy())
+            assert outcome.completed == set(report.sequences)
+            started.clear()
+
+
+@pytest.mark.parametrize(
+    "headers", [b"NATS/1.0 \xff\xff\r\n\r\n", b"NATS/1.0 503 \xff\r\n\r\n", b"NATS/1.0", b"\xff" * 20, b"\r\n\r\n"]
+)
+async def test_a_connection_goes_on_after_headers_that_are_none(
+    connection: NatsPyConnection, nats: NatsServer, name: str, headers: bytes
+) -> None:
+    received: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def receive(message: Any) -> None:
+        await received.put(message.data)
+
+    await connection.subscribe(f"{name}.>", receive)
+    await connection.client.flush()
+    reader, writer = await asyncio.open_connection("127.0.0.1", nats.port)
+    await reader.readline()
+    writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
+    for subject, reply in ((f"{name}.a\udcff", ""), (f"{name}.a", "inbox\udcff ")):
+        line = f"HPUB {subject} {reply}{len(headers)} {len(headers) + 3}\r\n".encode("utf-8", "surrogateescape")
+        writer.write(line + headers + b"odd\r\n")
+    writer.write(f"PUB {name}.b 4\r\nlast\r\nPING\r\n".encode())
+    assert await reader.readline() == b"PONG\r\n"
+    writer.close()
+    async with asyncio.timeout(5):
+        while await received.get() != b"last":
+            pass

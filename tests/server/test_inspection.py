@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
+from test_command_line import as_json
 
-from airflow_provider_jetstream.jetstream import inspect_queue
-from airflow_provider_jetstream.jetstream.contract import marker_subject
+from airflow_provider_jetstream.jetstream import (
+    Status,
+    connect,
+    connection_settings,
+    discover_queue,
+    find_dead_letters,
+    inspect_queue,
+    provision,
+    redrive_dead_letters,
+    running_warnings,
+)
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, marker_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from testbed.face import LeftOver, NatsPyConnection, count_left_over
-from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, publish_jobs, pull_jobs
+from airflow_provider_jetstream.jetstream.inspection import overview as overviews
+from airflow_provider_jetstream.jetstream.inspection.queue_metrics import queue_samples
+from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState, QueueWatch
+from testbed.code_blocks import code_blocks
+from testbed.dead_letters import make_terminated_letters
+from testbed.face import LeftOver, NatsPyConnection, consumer_info, count_left_over, inspect_all_queues
+from testbed.prometheus import exporter, prometheus
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
 
     from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.jetstream import Connection, WorkQueue
+    from airflow_provider_jetstream.jetstream.inspection.queue_state import PartState
+    from testbed.nats_server import NatsServer
 
 
 async def publish(connection: NatsPyConnection, subject: str, headers: dict[str, str] | None = None) -> None:
@@ -162,3 +196,386 @@ async def test_missing_numbers_of_a_cluster_raise_and_never_count_as_zero(
 async def test_a_queue_that_is_not_there_is_named(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none"):
         await inspect_queue(connection, name)
+
+
+# The state of queues: truthful for consumers, partitions, priorities, subjects without a consumer, limits, pauses.
+
+
+async def look(connection: NatsPyConnection, name: str, watch: QueueWatch) -> dict[str, PartState]:
+    """Return the states of a queue's parts by their names."""
+    overview = next(found for found in await inspect_all_queues(connection) if found.name == name)
+    return {found.name: found for found in watch.compare(overview)}
+
+
+@asynccontextmanager
+async def pulling(connection: NatsPyConnection, queue: str, consumer: str, *, ack: bool = True) -> AsyncIterator[None]:
+    """Do jobs as a foreign worker does."""
+
+    async def work() -> None:
+        pull = await connection.client.jetstream().pull_subscribe_bind(consumer, stream=queue)
+        while True:
+            with suppress(TimeoutError):
+                for message in await pull.fetch(1, timeout=5):
+                    if ack:
+                        await message.ack_sync()
+
+    task = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.slow
+async def test_jobs_that_nobody_pulls_are_stuck_and_jobs_that_end_are_worked(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue, watch = await make_queue(connection, name), QueueWatch()
+    assert (await look(connection, name, watch))["worker"].state == QueueState.IDLE
+    await publish_jobs(connection, queue, map(str, range(5)))
+    first = (await look(connection, name, watch))["worker"]
+    assert (first.state, first.pending, first.since) == (QueueState.STUCK, 5, None)
+    assert first.evidence == "5 pending, 0 in flight, and nobody pulls"
+    again = (await look(connection, name, watch))["worker"]
+    assert again.since is not None
+    assert watch.state == QueueState.STUCK
+    async with pulling(connection, name, "worker"):
+
+        async def works() -> bool:
+            return (await look(connection, name, watch))["worker"].state in (QueueState.WORKING, QueueState.IDLE)
+
+        await eventually(works, 30)
+
+
+@pytest.mark.slow
+async def test_a_partition_without_a_worker_is_unserved(connection: NatsPyConnection, name: str) -> None:
+    queue = small_queue(
+        name,
+        subjects=[f"{name}.jobs.*"],
+        consumers=[{"name": "part", "filter_subject": f"{name}.jobs.{{partition}}", "partitions": 2, "max_deliver": 3}],
+    )
+    await provision(connection, queue)
+    watch = QueueWatch()
+    async with pulling(connection, name, "part-0"):
+        for partition in (0, 1):
+            await publish_jobs(connection, queue, ["a", "b"], kind=str(partition))
+
+        async def is_done() -> bool:
+            states = await look(connection, name, watch)
+            return states["part-0"].pending == 0 and states["part-1"].pending == 2
+
+        await eventually(is_done, 30)
+        unserved = (await look(connection, name, watch))["part-1"]
+    assert unserved.state == watch.state == QueueState.UNSERVED
+    assert unserved.evidence == "partition 1 of 2: 2 pending, 0 in flight, and nobody pulls, while part-0 is served"
+
+
+async def test_jobs_of_low_priority_that_nobody_serves_are_unserved(connection: NatsPyConnection, name: str) -> None:
+    consumers = [{"name": kind, "filter_subject": f"{name}.jobs.{kind}", "max_deliver": 3} for kind in ("high", "low")]
+    queue, watch = (
+        small_queue(name, consumers=consumers, subjects=[f"{name}.jobs.high", f"{name}.jobs.low"]),
+        QueueWatch(),
+    )
+    await provision(connection, queue)
+    async with pulling(connection, name, "high"):
+        await publish_jobs(connection, queue, ["a"] * 3, kind="low")
+        await publish_jobs(connection, queue, ["a"] * 3, kind="high")
+
+        async def high_is_done() -> bool:
+            states = await look(connection, name, watch)
+            return states["high"].pending == 0 and watch.state == QueueState.UNSERVED
+
+        await eventually(high_is_done, 30)
+    assert watch.states[0].name == "low"
+
+
+@pytest.mark.slow
+async def test_jobs_that_no_consumer_takes_are_unserved_or_without_consumer(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.plain"})
+    await publish_jobs(connection, queue, ["a", "b"], kind="other")
+    watch = QueueWatch()
+    states = await look(connection, name, watch)
+    assert watch.state == states[f"{name}.jobs.other"].state == QueueState.UNSERVED
+    assert states[f"{name}.jobs.other"].pending == 2
+    await connection.api(f"CONSUMER.DELETE.{name}.worker", {})
+    states = await look(connection, name, watch)
+    assert watch.state == states[name].state == QueueState.NO_CONSUMER
+    assert states[name].evidence == "2 jobs are stored, and the stream has no consumer"
+
+
+@pytest.mark.parametrize("limit", ["max_msgs", "max_bytes"])
+async def test_a_stream_at_a_limit_is_full(connection: NatsPyConnection, name: str, limit: str) -> None:
+    most = 3 if limit == "max_msgs" else 400
+    queue = small_queue(name, discard="new", **{limit: most})  # type: ignore[arg-type]
+    await provision(connection, queue)
+    jetstream = connection.client.jetstream()
+    with suppress(Exception):
+        for _ in range(10):
+            await jetstream.publish(f"{name}.jobs.plain", b"x" * 50)
+    watch = QueueWatch()
+    full = next(state for state in (await look(connection, name, watch), watch.states)[1] if state.part == "queue")
+    assert full.state == QueueState.FULL
+    assert f"of {limit} {most} are used: the stream refuses more jobs" in full.evidence
+
+
+@pytest.mark.since_server("2.11", "pauses of consumers")
+async def test_a_paused_consumer_is_paused_until(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await publish_jobs(connection, queue, ["a"])
+    until = datetime.now(UTC) + timedelta(hours=1)
+    await connection.api(f"CONSUMER.PAUSE.{name}.worker", {"pause_until": until.isoformat()})
+    watch = QueueWatch()
+    paused = (await look(connection, name, watch))["worker"]
+    assert paused.state == watch.state == QueueState.PAUSED
+    assert f"paused until {until:%Y-%m-%dT%H:%M}" in paused.evidence
+
+
+@pytest.mark.slow
+async def test_jobs_in_flight_of_which_none_ends_are_stuck_after_a_while(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue, watch = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 100}), QueueWatch()
+    await publish_jobs(connection, queue, ["a", "b"])
+    await pull_jobs(connection, queue, 1)
+    assert (await look(connection, name, watch))["worker"].state == QueueState.WAITING
+    # What another watch has seen two minutes ago.
+    known = {
+        key: type(found)(found.state, found.since, None, found.quiet_since and found.quiet_since - timedelta(minutes=2))
+        for key, found in watch.known().items()
+    }
+    later = QueueWatch()
+    later.remember(known)
+    stuck = (await look(connection, name, later))["worker"]
+    assert stuck.state == QueueState.STUCK
+    assert "none has ended for 2 min, with an ack wait of 1 s" in stuck.evidence
+
+
+def test_the_most_urgent_state_is_that_of_the_queue() -> None:
+    assert [state.value for state in QueueState] == [
+        *("no_consumer", "stuck", "unserved", "full", "paused", "waiting", "working", "idle", "unknown")
+    ]
+    assert QueueWatch().state == QueueState.UNKNOWN
+
+
+# Which streams of a server are work queues, and which stream has their dead letters.
+
+
+async def test_a_dead_letter_queue_is_no_work_queue_whatever_its_retention(connection: Connection, name: str) -> None:
+    letters = f"{name}-dead"
+    streams: dict[str, dict[str, Any]] = {
+        name: {"subjects": [f"{name}.>"], "retention": "workqueue"},
+        # As the source documents make it: only its subjects show what it is.
+        letters: {"subjects": [f"{MAX_DELIVERIES}.{name}.*"], "retention": "workqueue"},
+        f"{name}-marked": {
+            "subjects": [f"dead.{name}.>"],
+            "retention": "workqueue",
+            "metadata": {"dead_letter_queue": "true"},
+        },
+        f"{name}-log": {"subjects": [f"log.{name}"], "retention": "limits"},
+    }
+    for stream, config in streams.items():
+        await connection.api(f"STREAM.CREATE.{stream}", {"name": stream, "storage": "memory", **config})
+    (look,) = [overview for overview in await inspect_all_queues(connection) if overview.name.startswith(name)]
+    assert look.name == name
+    assert look.dead_letter_queue is not None
+    assert look.dead_letter_queue["config"]["name"] == letters
+
+
+# Queues with thousands of subjects: monitoring counts their dead and undeliverable jobs, or says that it doesn't.
+
+
+_METRICS = ("jetstream_queue_counted", "jetstream_queue_dead_letters", "jetstream_queue_undeliverable_jobs")
+
+
+async def queue_of_many_subjects(
+    connection: NatsPyConnection, name: str, *, waiting: int = 2_050, unmatched: int = 3
+) -> WorkQueue:
+    """A queue with three dead letters, and one job each on many subjects."""
+    queue = await make_queue(
+        connection, name, subjects=[f"{name}.jobs.>", f"{name}.other.*"], consumer={"filter_subject": f"{name}.jobs.>"}
+    )
+    await make_dead_letters(connection, queue, "abc")
+    for number in range(waiting):
+        await connection.client.publish(f"{name}.jobs.{number}", b"{}")
+    for number in range(unmatched):
+        await connection.client.publish(f"{name}.other.{number}", b"{}")
+
+    async def all_stored() -> bool:
+        return await stored_count(connection, name) == 3 + waiting + unmatched
+
+    await eventually(all_stored)
+    return queue
+
+
+async def metrics(connection: NatsPyConnection, name: str) -> dict[str, float]:
+    (overview,) = [found for found in await inspect_all_queues(connection) if found.name == name]
+    return {sample.metric: sample.value for sample in queue_samples(overview) if sample.metric in _METRICS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("waiting", "unmatched"), [(2_050, 3), (0, 2_100), (2_050, 0)])
+async def test_dead_and_undeliverable_jobs_are_counted_beyond_2000_subjects(
+    nats: NatsServer, connection: NatsPyConnection, name: str, waiting: int, unmatched: int
+) -> None:
+    queue = await queue_of_many_subjects(connection, name, waiting=waiting, unmatched=unmatched)
+    assert await metrics(connection, name) == dict(zip(_METRICS, (1, 3, unmatched), strict=True))
+    (listed,) = [found for found in await as_json(nats, "queues") if found["queue"] == name]
+    assert (listed["dead"], listed["undeliverable"], listed["problem"]) == (3, unmatched, None)
+    names = {warning.name for warning in await running_warnings(connection, queue)}
+    assert ("untaken-subjects" in names) == bool(unmatched)
+
+
+async def test_beyond_the_bound_monitoring_says_that_it_does_not_count(
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
+) -> None:
+    # 250,000 subjects would take this test a minute.
+    mocker.patch.object(overviews, "MAX_SUBJECTS", 5)
+    await queue_of_many_subjects(connection, name, waiting=2, unmatched=2)
+    assert await metrics(connection, name) == {"jetstream_queue_counted": 1, "jetstream_queue_dead_letters": 3} | {
+        "jetstream_queue_undeliverable_jobs": 2
+    }
+    await connection.client.publish(f"{name}.jobs.one-more", b"{}")
+    await connection.client.flush()
+    assert await metrics(connection, name) == {"jetstream_queue_counted": 0}
+    (overview,) = [found for found in await inspect_all_queues(connection) if found.name == name]
+    assert "6 subjects, more than 5" in overview.uncounted
+    assert "up to 5, aren't counted" in overview.uncounted
+    found = QueueWatch().compare(overview)
+    assert (QueueState.UNKNOWN, overview.uncounted) in [(part.state, part.evidence) for part in found]
+    # A queue without anything left over needs no counting, however many subjects it has.
+    await connection.api(f"STREAM.PURGE.{name}")
+    for number in range(7):
+        await connection.client.publish(f"{name}.jobs.{number}", b"{}")
+    await connection.client.flush()
+    assert await metrics(connection, name) == dict(zip(_METRICS, (1, 0, 0), strict=True))
+
+
+# Streams that source or mirror a queue have consumers on it, which are no worker's.
+
+
+@pytest.mark.parametrize("copying", ["mirror", "sources"])
+async def test_live_jobs_of_a_queue_that_another_stream_copies_are_not_dead(
+    connection: NatsPyConnection, name: str, copying: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await publish_jobs(connection, queue, "abc")
+    config: dict[str, Any] = {"name": f"{name}-copy"}
+    config[copying] = {"name": name} if copying == "mirror" else [{"name": name}]
+    await connection.api(f"STREAM.CREATE.{name}-copy", config)
+
+    async def is_copied() -> bool:
+        return bool((await connection.api(f"STREAM.INFO.{name}-copy"))["state"]["messages"] == 3)
+
+    await eventually(is_copied, within=10)
+    listed = (await connection.api(f"CONSUMER.LIST.{name}"))["consumers"]
+    assert any(info["delivered"]["stream_seq"] == 3 for info in listed), "the copying stream's consumer"
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, findings.uncertain) == ((), 0)
+    assert not (await redrive_dead_letters(connection, queue)).redriven
+    assert [consumer.name for consumer in (await discover_queue(connection, name)).consumers] == [CONSUMER]
+    assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_a_job_that_is_done_and_stays_stored_when_the_sourcing_stream_is_deleted_is_no_dead_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
+    await connection.api(f"STREAM.CREATE.{name}-copy", {"name": f"{name}-copy", "sources": [{"name": name}]})
+
+    async def sourcing_consumer() -> str | None:
+        consumers = (await connection.api(f"CONSUMER.LIST.{name}"))["consumers"]
+        return next((info["name"] for info in consumers if info["name"] != CONSUMER), None)
+
+    source = await eventually(sourcing_consumer, within=10)
+    # As a source that is away: it takes no job any more, so the jobs that are done stay stored.
+    until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
+    await connection.api(f"CONSUMER.PAUSE.{name}.{source}", {"pause_until": until})
+    jobs = await publish_jobs(connection, queue, "abc")
+    for message in await pull_jobs(connection, queue, 3):
+        await message.ack_sync()
+    await connection.api(f"STREAM.DELETE.{name}-copy")
+    assert await stored_count(connection, name) == len(jobs)
+    findings = await find_dead_letters(connection, queue)
+    assert [(job.sequence, job.status) for job in findings.dismissed] == [(job, Status.COMPLETED) for job in jobs]
+    assert (findings.letters, findings.uncertain) == ((), 0)
+    report = await redrive_dead_letters(connection, queue)
+    assert (len(report.redriven), list(report.gone)) == (0, jobs)
+    assert await stored_count(connection, name) == 0
+
+
+# The query of docs/kubernetes.md by which workers are scaled, in a real Prometheus: it counts live work only.
+
+
+def query_for(name: str) -> str:
+    """The page's query, about another queue and consumer."""
+    (scaled,) = [
+        found
+        for block in code_blocks("yaml")
+        if block.page == "docs/kubernetes.md" and (found := yaml.safe_load(block.code))["kind"] == "ScaledObject"
+    ]
+    query = str(scaled["spec"]["triggers"][0]["metadata"]["query"])
+    return query.replace('"orders_stream"', f'"{name}"').replace('"processor"', f'"{CONSUMER}"')
+
+
+def load_of_keda(server: NatsServer, stream: str, consumer: str) -> int:
+    """What KEDA's scaler ``nats-jetstream`` computes of the monitoring port."""
+    (account,) = server.monitor("jsz?acc=$G&consumers=true&config=true")["account_details"]
+    (detail,) = [each for each in account["stream_detail"] if each["name"] == stream]
+    for each in detail.get("consumer_detail") or []:
+        if each["name"] == consumer:
+            return int(each["num_pending"] + each["num_ack_pending"])
+    return int(detail["state"]["last_seq"])
+
+
+@pytest.mark.slow
+async def test_live_work_counts_and_dead_letters_do_not(own_nats: NatsServer, name: str, tmp_path: Path) -> None:
+    query = query_for(name)
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as admin:
+        queue = await make_queue(admin, name, consumer={"ack_wait": "60s"})
+        await make_dead_letters(admin, queue, ["a", "b"])
+        await make_terminated_letters(admin, queue, ["c"])
+        with exporter(own_nats.url) as port, prometheus(port, tmp_path / "prometheus") as server:
+            await eventually(lambda: server.values(query) == [0], within=60)
+            assert await stored_count(admin, name) == 2
+            assert load_of_keda(own_nats, name, CONSUMER) == 0
+            # A wrong name counts everything that was ever stored there; the query has no value, which is an error.
+            assert load_of_keda(own_nats, name, "unknown") == 3
+            assert server.values(query_for("unknown")) == []
+            await publish_jobs(admin, queue, ["d", "e", "f"])
+            await pull_jobs(admin, queue, 1)
+            await eventually(lambda: server.values(query) == [3], within=30)
+            assert load_of_keda(own_nats, name, CONSUMER) == 3
+            await admin.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": "2099-01-01T00:00:00Z"})
+            await eventually(lambda: server.values(query) == [0], within=30)
+            assert load_of_keda(own_nats, name, CONSUMER) == 3
+
+
+@pytest.mark.slow
+async def test_a_death_that_nobody_pulls_for_counts_until_the_first_pull(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "100ms", "max_deliver": 2})
+    await publish_jobs(connection, queue, ["a"])
+    await pull_jobs(connection, queue, 1)
+    await pull_jobs(connection, queue, 1)
+    await asyncio.sleep(0.4)
+
+    async def load() -> int:
+        info = await consumer_info(connection, name, CONSUMER)
+        return int(info["num_pending"] + info["num_ack_pending"])
+
+    assert (await load(), await stored_count(connection, f"{name}-dead")) == (1, 0)
+    # What a worker that is started for it does.
+    await connection.client.publish(
+        f"$JS.API.CONSUMER.MSG.NEXT.{name}.{CONSUMER}", b'{"batch":1,"expires":200000000}', reply="_INBOX.worker"
+    )
+
+    async def settled() -> bool:
+        return await load() == 0
+
+    await eventually(settled)
+    assert (await stored_count(connection, name), await stored_count(connection, f"{name}-dead")) == (1, 1)

@@ -1,22 +1,35 @@
+"""Messages are read by sequence, by subject, in ranges and ahead, each as the server stores it."""
+
 from __future__ import annotations
 
 import asyncio
 import re
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import connect, connection_settings, get_message
-from airflow_provider_jetstream.jetstream.client.message_reader import follow, next_message
+from airflow_provider_jetstream.jetstream import (
+    Selection,
+    connect,
+    connection_settings,
+    get_message,
+    redrive_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.client.message_reader import follow, last_message, next_message, read_range
+from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
+from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from testbed import seams
-from testbed.face import consumer_info
-from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
+from testbed.dead_letters import change_stream, make_terminated_letters, publish_raw, request_for
+from testbed.face import Scan, consumer_info
+from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from testbed.face import NatsPyConnection, StoredMessage
+    from collections.abc import Mapping
+
+    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings, DeadLetter, WorkQueue
+    from testbed.face import NatsPyConnection, NotDead, StoredMessage
     from testbed.nats_server import NatsServer
 
 
@@ -225,3 +238,255 @@ def subscribed(server: NatsServer, subject: str) -> bool:
     """Return whether a client subscribes; the server's own stream subscribes in another account."""
     connections = server.monitor("connz?subs=1")["connections"]
     return any(subject in connection.get("subscriptions_list", []) for connection in connections)
+
+
+# Reads ranges of stored messages, and calls coroutine functions concurrently.
+
+
+async def make_stream_range(connection: NatsPyConnection, name: str, subjects: list[str], body: bytes = b"") -> None:
+    await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
+    for number, subject in enumerate(subjects, 1):
+        await connection.client.publish(f"{name}.{subject}", body or str(number).encode())
+
+    async def is_stored() -> bool:
+        return await stored_count(connection, name) == len(subjects)
+
+    await eventually(is_stored)
+
+
+async def read_sequences(
+    connection: NatsPyConnection, name: str, subject: str = ">", start: int = 1, stop: int | None = None
+) -> list[int]:
+    return [message.sequence async for message in read_range(connection, name, subject, start, stop)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 34, 700])
+async def test_a_whole_stream_is_read_in_order(connection: NatsPyConnection, name: str, count: int) -> None:
+    await make_stream_range(connection, name, ["a"] * count)
+    assert await read_sequences(connection, name) == list(range(1, count + 1))
+
+
+async def test_a_range_is_read(connection: NatsPyConnection, name: str) -> None:
+    await make_stream_range(connection, name, ["a"] * 100)
+    assert await read_sequences(connection, name, start=40, stop=60) == list(range(40, 61))
+    assert await read_sequences(connection, name, start=90) == list(range(90, 101))
+    assert await read_sequences(connection, name, start=101) == []
+    assert await read_sequences(connection, name, stop=0) == []
+    assert await read_sequences(connection, name, start=99, stop=1_000) == [99, 100]
+
+
+@pytest.mark.slow
+async def test_other_subjects_and_deleted_messages_are_skipped(connection: NatsPyConnection, name: str) -> None:
+    await make_stream_range(connection, name, ["a" if number % 7 == 0 else "b" for number in range(1, 501)])
+    matching = [number for number in range(1, 501) if number % 7 == 0]
+    assert await read_sequences(connection, name, f"{name}.a") == matching
+    for sequence in (*range(1, 60), *range(200, 420), 500):
+        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+    left = [number for number in range(60, 500) if not 200 <= number < 420]
+    assert await read_sequences(connection, name) == left
+    assert await read_sequences(connection, name, f"{name}.*") == left
+    assert await read_sequences(connection, name, f"{name}.a") == [number for number in left if number % 7 == 0]
+    assert await read_sequences(connection, name, f"{name}.c") == []
+
+
+async def test_few_matching_messages_among_many_take_few_requests(connection: NatsPyConnection, name: str) -> None:
+    await make_stream_range(connection, name, ["a" if number % 500 == 0 else "b" for number in range(1, 5_001)])
+    before = connection.client.stats["out_msgs"]
+    assert await read_sequences(connection, name, f"{name}.a") == list(range(500, 5_001, 500))
+    assert connection.client.stats["out_msgs"] - before < 100
+
+
+@pytest.mark.slow
+async def test_many_matching_messages_take_about_one_request_each(connection: NatsPyConnection, name: str) -> None:
+    await make_stream_range(connection, name, ["a"] * 5_000)
+    before = connection.client.stats["out_msgs"]
+    assert len(await read_sequences(connection, name)) == 5_000
+    assert connection.client.stats["out_msgs"] - before < 5_100
+
+
+@pytest.mark.slow
+async def test_large_messages_are_read_a_few_at_a_time(connection: NatsPyConnection, name: str) -> None:
+    await make_stream_range(connection, name, ["a"] * 100, b"x" * 700_000)
+    assert await read_sequences(connection, name) == list(range(1, 101))
+
+
+async def test_messages_that_are_stored_during_a_read_are_not_read(connection: NatsPyConnection, name: str) -> None:
+    await make_stream_range(connection, name, ["a"] * 50)
+    sequences: list[int] = []
+    async for message in read_range(connection, name):
+        sequences.append(message.sequence)
+        await connection.client.publish(f"{name}.a", b"more")
+    assert sequences == list(range(1, 51))
+
+
+async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str) -> None:
+    with pytest.raises(NotFoundError, match=f"expected stream {name}"):
+        await read_sequences(connection, name)
+    with pytest.raises(NotFoundError, match=f"expected stream {name}"):
+        await read_sequences(connection, name, stop=5)
+
+
+# Read-ahead finds the same letters as single reads, with far fewer requests.
+
+
+QUEUE = {"consumer": {"ack_wait": "1s"}}
+
+
+async def scan_all(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLetter], list[NotDead], list[int]]:
+    """Scan all letters, parked ones too."""
+    scan = await Scan.begin(connection, queue)
+    letters: list[DeadLetter] = []
+    dismissed: list[NotDead] = []
+    for parked in (False, True):
+        async for page in scan.pages(Selection(parked=parked)):
+            letters += page.letters
+            dismissed += page.dismissed
+    return letters, dismissed, sorted(scan.reconciliation.orphans)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("direct", [True, False])
+async def test_the_same_letters_are_found(
+    connection: NatsPyConnection, nats: NatsServer, name: str, *, direct: bool
+) -> None:
+    queue = await make_queue(connection, name, allow_direct=direct, max_age="1h", **QUEUE)
+    await make_dead_letters(connection, queue, map(str, range(300)))
+    await make_terminated_letters(connection, queue, map(str, range(30)))
+    await publish_raw(nats, f"{name}.jobs.odd", b"Twice: 1\r\nAirflow-Dag-Id: a\xff\r\nTwice: 2", b"odd")
+    await make_dead_letters(connection, queue, [])
+    await redrive_dead_letters(connection, queue, request_for([1, 2, 301]))
+    await redrive_dead_letters(connection, queue, request_for([3, 302], max_redrives=0))
+    plain = await scan_all(connection, queue)
+    ahead = await scan_all(await read_ahead(connection, queue.name, queue.companion_names()), queue)
+    assert len(plain[0]) == 327
+    assert ahead[0] == plain[0]
+    assert ahead[1:] == plain[1:]
+
+
+@pytest.mark.slow
+async def test_far_fewer_requests_are_sent(own_nats: NatsServer, name: str) -> None:
+    requests = []
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
+        await make_dead_letters(connection, queue, map(str, range(400)))
+        for reader in (connection, await read_ahead(connection, queue.name, queue.companion_names())):
+            before = own_nats.monitor("varz")["in_msgs"]
+            assert len((await scan_all(reader, queue))[0]) == 400
+            requests.append(own_nats.monitor("varz")["in_msgs"] - before)
+    # Without reading ahead, an entry, a job and a completion are read for each of as few letters as these; the audit is
+    # known to be empty.
+    assert requests[0] > 1_200
+    assert requests[1] < 120
+
+
+async def test_single_reads_equal_those_of_the_api(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
+    await publish_jobs(connection, queue, ["first"])
+    await publish_raw(nats, f"{name}.jobs.odd", b"Nats-Stream: mine\r\nNats-Sequence: 7\r\nA: 1\r\nA: 2", b"\0\xff")
+    await publish_raw(nats, f"{name}.jobs.bare", b"", b"")
+    await publish_jobs(connection, queue, ["last"] * 3)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 4, "no_erase": True})
+    assert await stored_count(connection, name) == 5
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
+    for sequence in (1, 2, 3, 4, 5, 6, 7, 2**63):
+        assert await get_message(ahead, name, sequence) == await get_message(connection, name, sequence)
+        for subject in (">", f"{name}.jobs.odd"):
+            expected = await next_message(connection, name, sequence, subject)
+            assert await next_message(ahead, name, sequence, subject) == expected
+    subjects = [f"{name}.jobs.{kind}" for kind in ("plain", "odd", "bare", "none")]
+    last = await asyncio.gather(*(last_message(ahead, name, subject) for subject in [*subjects, *subjects]))
+    expected_last = [await last_message(connection, name, subject) for subject in subjects]
+    assert last == [*expected_last, *expected_last]
+    # A job without a body, and one with the header of a server's answer, would be evidence of nothing.
+    assert [message.sequence if message else None for message in expected_last] == [6, None, None, None]
+
+
+@pytest.mark.slow
+async def test_a_message_is_read_again_after_two_seconds(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
+    await publish_jobs(connection, queue, ["job"])
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
+    assert await get_message(ahead, name, 1)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1, "no_erase": True})
+    # It was read less than two seconds before.
+    assert await get_message(ahead, name, 1)
+    await asyncio.sleep(2.1)
+    assert await get_message(ahead, name, 1) is None
+
+
+async def test_a_cancelled_read_does_not_cancel_the_others(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
+    await publish_jobs(connection, queue, ["job"])
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
+    reads = [asyncio.create_task(get_message(ahead, name, 1)) for _ in range(2)]
+    lasts = [asyncio.create_task(last_message(ahead, name, f"{name}.jobs.plain")) for _ in range(2)]
+    await asyncio.sleep(0)
+    reads[0].cancel()
+    lasts[0].cancel()
+    assert (await reads[1], await lasts[1]) == (await get_message(connection, name, 1),) * 2
+
+
+@pytest.mark.slow
+async def test_a_stream_that_allows_no_direct_gets_any_more_is_still_read(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
+    await publish_jobs(connection, queue, ["job"])
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
+    await change_stream(connection, name, allow_direct=False)
+    assert await get_message(ahead, name, 1)
+    assert await last_message(ahead, name, f"{name}.jobs.plain")
+    await connection.api(f"STREAM.DELETE.{name}")
+    with pytest.raises(NotFoundError):
+        await get_message(ahead, name, 1)
+
+
+# Reads which sequences a stream stores, and counts dead letters by them.
+
+
+@pytest.mark.slow
+async def test_stored_sequences_are_read_without_messages(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    stored = await stored_sequences(connection, name)
+    assert (0 in stored, 1 in stored, stored.exact) == (False, False, True)
+    await publish_jobs(connection, queue, "abcdefg")
+    for sequence in (1, 2, 4, 7):
+        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+    stored = await stored_sequences(connection, name)
+    assert ([sequence for sequence in range(10) if sequence in stored], stored.exact) == ([3, 5, 6], True)
+    monkeypatch.setattr(seams.STREAM_API_MAX_DELETED, 0)
+    stored = await stored_sequences(connection, name)
+    assert ([sequence for sequence in range(10) if sequence in stored], stored.exact) == ([3, 4, 5, 6, 7], False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counted", ["by sequences", "one by one"])
+@pytest.mark.parametrize("busy", [False, True])
+async def test_letters_are_counted_equally_by_sequences_and_one_by_one(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, counted: str, *, busy: bool
+) -> None:
+    if counted == "one by one":
+
+        async def inexact(
+            connection: NatsPyConnection, stream: str, state: Mapping[str, Any] | None = None
+        ) -> SequenceSet:
+            stored = await stored_sequences(connection, stream, state)
+            return SequenceSet(stored.first, stored.last, exact=False)
+
+        monkeypatch.setattr(seams.RECONCILIATION_STORED_SEQUENCES, inexact)
+    queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
+    await make_dead_letters(connection, queue, "abcdefgh")
+    # One was acknowledged late, one deleted, one has no entry; one more is in flight.
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 3, "no_erase": True})
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 8, "no_erase": True})
+    await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 5, "no_erase": True})
+    if busy:
+        await publish_jobs(connection, queue, "i")
+        await pull_jobs(connection, queue, 1)
+    scan = await Scan.begin(connection, queue)
+    assert (scan.reconciliation.inconsistent_consumers, scan.reconciliation.uncertain) == (set(), int(busy))
+    assert list(scan.reconciliation.orphans) == ([] if busy else [5])
+    letters = [letter.sequence async for letter in scan.letters(Selection())]
+    assert letters == ([1, 2, 4, 6, 7] if busy else [1, 2, 4, 5, 6, 7])

@@ -1,18 +1,37 @@
+"""A queue is created as declared, drift is corrected, and what the server would refuse is refused first."""
+
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any
+from unittest.mock import PropertyMock
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import WorkQueue, apply, connect, connection_settings, plan, provision
-from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError
+from airflow_provider_jetstream.jetstream import Plan, WorkQueue, apply, connect, connection_settings, plan, provision
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    DriftError,
+    ProvisioningError,
+    ServerTooOldError,
+    TransientError,
+)
+from testbed import seams
+from testbed.face import consumer_names
 from testbed.nats_server import NatsServer
+from testbed.queues import eventually, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pytest_mock import MockerFixture
+
     from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
+    from testbed.face import NatsPyConnection
 
 
 def _queue(name: str, **changes: Any) -> WorkQueue:
@@ -264,3 +283,334 @@ async def test_undeclared_consumers_are_not_changed(connection: Connection, name
     assert (after["created"], after["config"]) == (before["created"], before["config"])
     with pytest.raises(ApiError, match="10014"):
         await connection.api(f"CONSUMER.INFO.{name}.never")
+
+
+def _other(name: str) -> dict[str, Any]:
+    return _consumer(name) | {"name": "x", "filter_subject": f"{name}.b"}
+
+
+_FILTERS: dict[str, Mapping[str, Any]] = {
+    "one": {"filter_subject": "{}.a"},
+    "another": {"filter_subject": "{}.b"},
+    "a list": {"filter_subjects": ["{}.a", "{}.c"]},
+    "none": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", _FILTERS)
+@pytest.mark.parametrize("before", _FILTERS)
+async def test_a_filter_is_changed_into_any_other_kind(
+    connection: Connection, name: str, before: str, after: str
+) -> None:
+    def queue(kind: str) -> WorkQueue:
+        filters = {
+            field: [one.format(name) for one in value] if isinstance(value, list) else value.format(name)
+            for field, value in _FILTERS[kind].items()
+        }
+        return _alone(name, consumers=[{"name": "w", "max_deliver": 3, **filters}])
+
+    await provision(connection, queue(before))
+    done = await provision(connection, queue(after))
+    assert bool(done.changes) == (before != after)
+    stored = await _consumer_config(connection, name, "w")
+    expected = queue(after).consumer("w").config()
+    for field in ("filter_subject", "filter_subjects"):
+        assert stored.get(field) == expected.get(field)
+    assert (await plan(connection, queue(after))).changes == ()
+
+
+async def test_a_filter_written_as_a_list_of_one_is_the_same_filter(connection: Connection, name: str) -> None:
+    await provision(connection, _alone(name, consumers=[]))
+    config = _alone(name).consumer("w").config()
+    config["filter_subjects"] = [config.pop("filter_subject")]
+    await connection.api(f"CONSUMER.CREATE.{name}.w", {"stream_name": name, "config": config, "action": "create"})
+    assert (await plan(connection, _alone(name))).changes == ()
+
+
+async def test_an_ack_wait_replaces_the_backoff_that_would_override_it(connection: Connection, name: str) -> None:
+    await provision(connection, _alone(name, consumers=[_consumer(name, backoff=["1s", "2s"])]))
+    waiting = _alone(name, consumers=[_consumer(name, ack_wait="1m")])
+    done = await provision(connection, waiting)
+    assert "ack_wait: 1s → 1m\n    backoff: [1s, 2s] → unset" in str(done)
+    stored = await _consumer_config(connection, name, "w")
+    assert (stored["ack_wait"], stored.get("backoff")) == (60_000_000_000, None)
+    assert (await plan(connection, waiting)).changes == ()
+
+
+async def _jobs(connection: Connection, *subjects: str) -> None:
+    for subject in subjects:
+        await connection.publish_acknowledged(subject, b"job")
+
+
+async def _pending(connection: Connection, stream: str, consumer: str) -> int:
+    return int((await connection.api(f"CONSUMER.INFO.{stream}.{consumer}"))["num_pending"])
+
+
+@pytest.mark.parametrize("pulled", [True, False])
+async def test_stored_jobs_that_a_consumer_has_passed_keep_their_subject_from_it(
+    connection: NatsPyConnection, name: str, *, pulled: bool
+) -> None:
+    await provision(connection, _alone(name))
+    await _jobs(connection, f"{name}.b", f"{name}.b", f"{name}.a")
+    if pulled:
+        (message,) = await pull_jobs(connection, _alone(name), 1, consumer="w")
+        await message.ack_sync()
+    wider = _alone(name, consumers=[_consumer(name, filter_subject=f"{name}.*")])
+    with pytest.raises(DriftError) as caught:
+        await provision(connection, wider)
+    assert (
+        f"not possible: 2 jobs on {name}.b would never be delivered: w has passed what it had no filter for; declare a"
+        " consumer of another name for these subjects"
+    ) in str(caught.value)
+    if pulled:
+        # Belief: the server accepts the update and doesn't deliver them.
+        unchecked = [replace(step, blocked=()) for step in (await plan(connection, wider)).steps]
+        await apply(connection, Plan(tuple(unchecked)))
+        assert await _pending(connection, name, "w") == 0
+
+
+async def test_a_filter_is_not_dropped_while_jobs_are_stored_that_only_it_matches(
+    connection: NatsPyConnection, name: str
+) -> None:
+    both = _alone(name, consumers=[{"name": "w", "filter_subjects": [f"{name}.a", f"{name}.b"], "max_deliver": 3}])
+    await provision(connection, both)
+    await _jobs(connection, f"{name}.b")
+    with pytest.raises(DriftError, match=rf"1 job on {name}.b would have no consumer: keep that filter until they are"):
+        await provision(connection, _alone(name))
+    assert (await _consumer_config(connection, name, "w"))["filter_subjects"] == [f"{name}.a", f"{name}.b"]
+    other = _other(name)
+    await provision(connection, _alone(name, consumers=[_consumer(name), other]), migrate=True)
+    assert await _pending(connection, name, "x") == 1
+
+
+async def test_a_consumer_is_not_left_without_a_filter_beside_others(connection: NatsPyConnection, name: str) -> None:
+    await provision(connection, _alone(name, consumers=[_consumer(name), _other(name)]))
+    everything = _alone(name, consumers=[{"name": "w", "max_deliver": 3}])
+    with pytest.raises(DriftError, match=r"its filter q\w+\.b overlaps with those declared for w, .*\(error 10099\)"):
+        await provision(connection, everything)
+    # Belief: the server accepts the update, and then both consumers deliver the jobs of one.
+    unfiltered = await _consumer_config(connection, name, "w")
+    del unfiltered["filter_subject"]
+    body = {"stream_name": name, "config": unfiltered, "action": "update"}
+    await connection.api(f"CONSUMER.CREATE.{name}.w", body)
+    await _jobs(connection, f"{name}.b")
+    for consumer in ("w", "x"):
+        assert len(await pull_jobs(connection, everything, 1, consumer=consumer)) == 1
+    with pytest.raises(DriftError, match="its filter > overlaps with those declared for x"):
+        await provision(connection, _alone(name, consumers=[_other(name)]))
+
+
+async def test_a_push_consumer_is_not_taken_for_the_declared_one(connection: NatsPyConnection, name: str) -> None:
+    await provision(connection, _alone(name, consumers=[]))
+    config = _consumer(name, durable_name="w", ack_policy="explicit", deliver_subject=f"to.{name}")
+    await connection.api(f"CONSUMER.DURABLE.CREATE.{name}.w", {"stream_name": name, "config": config})
+    with pytest.raises(DriftError, match=r"it is a push consumer, from which no worker can pull.*\(error 10012\)"):
+        await provision(connection, _alone(name))
+
+
+async def test_the_consumer_of_a_source_is_in_nobody_s_way(connection: NatsPyConnection, name: str) -> None:
+    await provision(connection, _alone(name, consumers=[]))
+    sourced = {"name": f"{name}_copy", "sources": [{"name": name}], "num_replicas": 1}
+    await connection.api(f"STREAM.CREATE.{name}_copy", sourced)
+
+    async def listed() -> bool:
+        return any(consumer.startswith("JS_SRC_") for consumer in await consumer_names(connection, name))
+
+    if connection.server_version >= (2, 14, 0):
+        await eventually(listed)
+    await provision(connection, _alone(name))
+    assert (await plan(connection, _alone(name))).changes == ()
+
+
+# The markers of atomic redrives: the queue captures them, and no consumer gets them.
+
+
+def _queue_markers(name: str, **changes: Any) -> WorkQueue:
+    values = {
+        "name": name,
+        "subjects": [f"{name}.jobs.>", f"{name}.more.*"],
+        "consumers": [{"name": "worker", "max_deliver": 2}],
+        "dead_letters": f"{name}-dead",
+    }
+    return WorkQueue(**values | changes)
+
+
+async def _config(connection: NatsPyConnection, subject: str) -> dict[str, Any]:
+    config: dict[str, Any] = (await connection.api(subject))["config"]
+    return config
+
+
+async def _mark(connection: NatsPyConnection, name: str, sequence: int) -> None:
+    await connection.client.jetstream().publish(f"requeued.{name}.{sequence}", b"")
+
+
+@pytest.mark.parametrize("subjects", [["{}.jobs.>"], ["{}.jobs.>", "{}.more.*"]], ids=["one subject", "two"])
+async def test_a_consumer_without_a_filter_gets_jobs_and_no_markers(
+    connection: NatsPyConnection, name: str, subjects: list[str]
+) -> None:
+    subjects = [subject.format(name) for subject in subjects]
+    queue = _queue_markers(name, subjects=subjects, atomic_redrive=True)
+    await provision(connection, queue)
+    assert (await _config(connection, f"STREAM.INFO.{name}"))["subjects"] == [*subjects, f"requeued.{name}.*"]
+    consumer = await _config(connection, f"CONSUMER.INFO.{name}.worker")
+    assert (consumer.get("filter_subjects") or [consumer["filter_subject"]]) == subjects
+    assert (await plan(connection, queue)).changes == ()
+    await _mark(connection, name, 1)
+    await publish_jobs(connection, queue, ["job"])
+    (message,) = await pull_jobs(connection, queue, 1)
+    assert message.data == b"job"
+    info = await connection.api(f"CONSUMER.INFO.{name}.worker")
+    assert (info["num_pending"], await stored_count(connection, name)) == (0, 2)
+
+
+async def test_a_queue_that_exists_is_upgraded_and_keeps_its_jobs_and_deliveries(
+    connection: NatsPyConnection, name: str
+) -> None:
+    await provision(connection, _queue_markers(name))
+    await publish_jobs(connection, _queue_markers(name), ["job", "other"])
+    (first,) = await pull_jobs(connection, _queue_markers(name), 1)
+    done = await provision(connection, _queue_markers(name, atomic_redrive=True))
+    jobs, more, markers = f"{name}.jobs.>", f"{name}.more.*", f"requeued.{name}.*"
+    *changes, marks = done.changes
+    assert str(marks).startswith(f"update stream {name}\n    metadata: {{'filters.worker'")
+    assert [str(step) for step in changes] == [
+        (
+            f"update stream {name}\n    subjects: {[jobs, more]} → {[jobs, more, markers]}\n"
+            "    allow_atomic: unset → True\n    allow_msg_ttl: False → True"
+        ),
+        f"update consumer {name}/worker\n    filter_subjects: unset → {[jobs, more]}",
+    ]
+    await first.ack_sync()
+    (second,) = await pull_jobs(connection, _queue_markers(name), 1)
+    assert (second.data, second.metadata.num_delivered) == (b"other", 1)
+
+
+async def test_a_queue_that_drops_the_flag_keeps_its_markers_and_no_consumer_gets_them(
+    connection: NatsPyConnection, name: str
+) -> None:
+    atomic, plain = _queue_markers(name, atomic_redrive=True), _queue_markers(name)
+    await provision(connection, atomic)
+    await _mark(connection, name, 1)
+    before = await _config(connection, f"STREAM.INFO.{name}"), await _config(connection, f"CONSUMER.INFO.{name}.worker")
+    assert (await provision(connection, plain)).changes == ()
+    await provision(connection, _queue_markers(name, max_msgs=77, consumers=[{"name": "worker", "max_deliver": 3}]))
+    stream = await _config(connection, f"STREAM.INFO.{name}")
+    consumer = await _config(connection, f"CONSUMER.INFO.{name}.worker")
+    assert (stream["max_msgs"], consumer["max_deliver"]) == (77, 3)
+    assert stream["subjects"] == before[0]["subjects"]
+    assert consumer["filter_subjects"] == before[1]["filter_subjects"]
+    assert await stored_count(connection, name) == 1
+
+
+async def test_a_filter_that_includes_stored_markers_is_refused(connection: NatsPyConnection, name: str) -> None:
+    await provision(connection, _queue_markers(name, atomic_redrive=True))
+    wide = [{"name": "worker", "filter_subject": "*.*.>", "max_deliver": 2}]
+    with pytest.raises(
+        DriftError,
+        match=rf"its filter \*\.\*\.> includes the markers of atomic redrives \(requeued\.{name}\.\*\): give it a",
+    ):
+        await provision(connection, _queue_markers(name, consumers=wide))
+
+
+@pytest.mark.parametrize("filters", [{}, {"filter_subjects": ["*.*.>"]}], ids=["no filter", "a wide one"])
+async def test_an_undeclared_consumer_whose_filter_includes_markers_is_refused(
+    connection: NatsPyConnection, name: str, filters: dict[str, Any]
+) -> None:
+    await provision(connection, _queue_markers(name, consumers=[]))
+    config = {"name": "theirs", "durable_name": "theirs", "ack_policy": "explicit", **filters}
+    body = {"stream_name": name, "config": config, "action": "create"}
+    await connection.api(f"CONSUMER.CREATE.{name}.theirs", body)
+    before = await _config(connection, f"STREAM.INFO.{name}")
+    with pytest.raises(DriftError, match=rf"keep consumer {name}/theirs\n    not possible: its filter "):
+        await provision(connection, _queue_markers(name, consumers=[], atomic_redrive=True))
+    assert await _config(connection, f"STREAM.INFO.{name}") == before
+
+
+async def test_an_undeclared_consumer_of_other_jobs_is_not_changed(connection: NatsPyConnection, name: str) -> None:
+    consumers = [{"name": "worker", "filter_subject": f"{name}.more.*", "max_deliver": 2}]
+    await provision(connection, _queue_markers(name, consumers=consumers))
+    config = {"durable_name": "theirs", "ack_policy": "explicit", "filter_subject": f"{name}.jobs.>"}
+    body = {"stream_name": name, "config": config, "action": "create"}
+    await connection.api(f"CONSUMER.CREATE.{name}.theirs", body)
+    done = await provision(connection, _queue_markers(name, consumers=consumers, atomic_redrive=True))
+    assert [step.name for step in done.changes] == [name]
+
+
+@pytest.mark.parametrize(
+    ("level", "version", "server"),
+    [(1, (2, 11, 9), "2.11.9 (API level 1)"), (2, (2, 12, 0), "2.12.0 (API level 2)")],
+)
+async def test_an_older_server_is_refused_before_anything_is_changed(
+    connection: NatsPyConnection,
+    name: str,
+    mocker: MockerFixture,
+    level: int,
+    version: tuple[int, int, int],
+    server: str,
+) -> None:
+    connection.api_level = level
+    mocker.patch.object(type(connection), "server_version", PropertyMock(return_value=version))
+    with pytest.raises(ServerTooOldError) as caught:
+        await provision(connection, _queue_markers(name, atomic_redrive=True))
+    assert str(caught.value) == (
+        f"atomic_redrive of work queue {name}: expected nats-server 2.12.1 or later (API level 2), found {server},"
+        " which would store the messages of a batch one by one: upgrade every server, or leave the flag out; nothing"
+        " was changed"
+    )
+    streams = (await connection.api("STREAM.NAMES"))["streams"] or []
+    assert [stream for stream in streams if stream.startswith(name)] == []
+    await provision(connection, _queue_markers(name))
+
+
+# Several processes that provision one queue at the same time.
+
+
+def declared(name: str, size: str = "2MB", wait: str = "2s") -> WorkQueue:
+    consumer = {"name": "worker", "filter_subject": f"{name}.{{partition}}", "partitions": 3, "max_deliver": 3}
+    companions = {"dead_letters": f"{name}-dead", "events": f"{name}-events"}
+    return WorkQueue(
+        name=name, subjects=[f"{name}.>"], max_bytes=size, consumers=[consumer | {"ack_wait": wait}], **companions
+    )
+
+
+@pytest.mark.parametrize("theirs", [{"size": "1MB"}, {"wait": "1s"}], ids=["stream", "consumer"])
+async def test_what_another_process_has_changed_since_the_plan_was_made_is_planned_again(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, theirs: dict[str, str]
+) -> None:
+    ours, plans = declared(name), count(1)
+
+    async def plan_while_another_provisions(*arguments: Any, **options: Any) -> Plan:
+        planned = await plan(*arguments, **options)
+        if next(plans) == 1:
+            await apply(connection, await plan(connection, declared(name, **theirs)))
+        return planned
+
+    monkeypatch.setattr(seams.APPLY_PLAN, plan_while_another_provisions)
+    await provision(connection, ours)
+    assert next(plans) == 3
+    assert (await plan(connection, ours)).changes == ()
+
+
+async def test_a_plan_that_another_process_has_overtaken_can_be_tried_again(
+    connection: NatsPyConnection, name: str
+) -> None:
+    planned = await plan(connection, declared(name))
+    await provision(connection, declared(name, wait="1s"))
+    with pytest.raises(TransientError) as caught:
+        await apply(connection, planned)
+    assert str(caught.value).startswith(
+        f"consumer {name}/worker-0 was changed by another process after the plan was made: consumer already exists"
+        " (error 10148)"
+    )
+
+
+async def test_different_declarations_at_once_leave_one_of_them(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    async with connect(settings) as other:
+        queues = [declared(name), declared(name, "1MB", "1s")]
+        await asyncio.gather(*map(provision, (connection, other), queues))
+    for queue in queues:
+        await provision(connection, queue)
+        assert (await plan(connection, queue)).changes == ()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections import Counter
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from nats.errors import TimeoutError as NatsTimeoutError
+from test_command_line import as_json, ended, start
 from test_command_line import command as run_command
 from test_redrive_waves import counts, reached, running, shop_with_letters
 
@@ -31,12 +34,16 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueGone
 from testbed import seams
 from testbed.dead_letters import letter_records, request_for
 from testbed.face import SequenceRanges, advance_redrive, redrive_control_subject
-from testbed.queues import eventually, make_dead_letters, make_queue
+from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue
+from testbed.redrivers import redrivers
+from testbed.shop import shop_with_letters as workers_with_letters
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import tzinfo
+    from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, Redrive, WorkQueue
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
@@ -317,3 +324,251 @@ async def test_three_steer_in_any_order_and_two_abort(
         records = Counter(record.sequence for record in await letter_records(connection, queue))
         assert set(records.values()) <= {1}
         assert found.redriven == len(records)
+
+
+# Redrivers that are killed with SIGKILL between waves, and at any call, while page and command line steer at once.
+
+
+LETTERS = 40
+SEEDS = 12 if os.environ.get("FAULTS") == "full" else 1
+
+
+async def at_wave(connection: NatsPyConnection, queue: WorkQueue, number: int, state: str) -> Redrive:
+    """Wait until a wave of the only redrive is recorded in a state."""
+
+    async def found() -> Redrive | None:
+        redrives = await list_redrives(connection, queue)
+        waves = redrives[0].waves if redrives else ()
+        return redrives[0] if len(waves) == number and waves[-1].state == state else None
+
+    return await eventually(found, WITHIN)
+
+
+async def check_end(connection: NatsPyConnection, queue: WorkQueue, done: Counter[int], redrive: Redrive) -> None:
+    """Check that there is one redrive, that nothing is lost, and that nothing was done twice."""
+    assert [found.id for found in await list_redrives(connection, queue)] == [redrive.id]
+    left = len((await find_dead_letters(connection, queue)).letters)
+    assert (sum(done.values()) + left, set(done.values())) == (LETTERS, {1})
+    outcomes = redrive.outcomes
+    assert (outcomes.completed, outcomes.died_again) == (LETTERS - left, left)
+    assert outcomes.still_running == outcomes.unknown == 0
+    records = await letter_records(connection, queue)
+    assert set(Counter(record.sequence for record in records).values()) == {1}
+    assert redrive.redriven == len(records)
+
+
+@pytest.mark.smoke
+@pytest.mark.slow
+async def test_killed_while_a_wave_is_awaited_and_at_its_gate(
+    nats: NatsServer, connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "2s"})
+    arguments = (name, "--waves", "5,10,rest", "--run", "night")
+
+    async def both(page: Any, action: str, redrive: str) -> None:
+        _, found = await asyncio.gather(
+            page(connection, queue, redrive, who="on the page"), as_json(nats, "redrive", action, name, redrive)
+        )
+        assert found["id"] == redrive
+
+    async with workers_with_letters(connection, settings, queue, LETTERS, WITHIN) as shop:
+        shop.fails = lambda number: "no currency" if number < 3 else ""
+        shop.is_open.clear()
+        process = start(nats, *arguments)
+        try:
+            begun = await at_wave(connection, queue, 1, "awaiting")
+            process.kill()
+            await both(pause_redrive, "pause", begun.id)
+            assert (await read_redrive(connection, queue, begun.id)).state == "paused"
+            await both(resume_redrive, "resume", begun.id)
+            # They end while nobody awaits them.
+            shop.is_open.set()
+            await eventually(lambda: sum(shop.done.values()) == 2, WITHIN)
+            process = start(nats, *arguments)
+            stopped = await at_wave(connection, queue, 1, "at_gate")
+            process.kill()
+            assert (stopped.outcomes.completed, stopped.outcomes.died_again) == (2, 3)
+            shop.fails = lambda _: ""
+            shop.is_open.clear()
+            await both(resume_redrive, "resume", begun.id)
+            process = start(nats, *arguments)
+            await at_wave(connection, queue, 2, "awaiting")
+            process.kill()
+            shop.is_open.set()
+            process = start(nats, *arguments)
+            code, report, _ = await ended(process)
+        finally:
+            process.kill()
+        assert (code, report["state"], report["redrive"], report["redriven"]) == (0, "finished", begun.id, LETTERS + 3)
+        finished = await read_redrive(connection, queue, begun.id)
+        assert [(wave.redriven, wave.outcomes.completed) for wave in finished.waves] == [(5, 2), (10, 10), (28, 28)]
+        assert finished.waves[0].passed_by not in ("", "rule")
+        await check_end(connection, queue, shop.done, finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_killed_at_any_call_while_two_sides_steer(
+    nats: NatsServer,
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    rng = random.Random(seed)  # noqa: S311 - dice
+    queue = await make_queue(connection, name, consumer={"ack_wait": "2s"})
+    request = {"waves": [5, 10, 15, "rest"], "run": "night"}
+    async with (
+        workers_with_letters(connection, settings, queue, LETTERS, WITHIN) as shop,
+        connect(settings) as other,
+        redrivers([nats.url], tmp_path) as starter,
+    ):
+        shop.fails = lambda number: "no currency" if number % 10 < 3 else ""
+        kills = 0
+
+        async def run_until_over() -> None:
+            nonlocal kills
+            while True:
+                # The waves' starts and ends, their gates and what people asked take some twenty calls each.
+                outcome = await starter.redrive(queue, request, kill_at=rng.randint(1, 60) if kills < 8 else None)
+                kills += outcome.killed
+                if outcome.report:
+                    return
+
+        running = asyncio.create_task(run_until_over())
+        begun = (await eventually(lambda: list_redrives(connection, queue), WITHIN))[0]
+        try:
+            for _ in range(10):
+                step = rng.choice((pause_redrive, resume_redrive, resume_redrive))
+                with suppress(RedriveRequestError):
+                    await asyncio.gather(
+                        step(connection, queue, begun.id, who="page"), step(other, queue, begun.id, who="command line")
+                    )
+                await asyncio.sleep(rng.random() / 4)
+            shop.fails = lambda _: ""
+
+            async def over() -> Redrive | None:
+                found = await read_redrive(connection, queue, begun.id)
+                if found.state in ("paused", "at_gate"):
+                    await resume_redrive(connection, queue, found.id, who="page")
+                return found if found.state == "finished" else None
+
+            finished = await eventually(over, 3 * WITHIN)
+            await asyncio.wait_for(running, WITHIN)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        assert kills > 0
+        await eventually(lambda: sum(shop.done.values()) >= LETTERS - finished.outcomes.died_again, WITHIN)
+        await check_end(connection, queue, shop.done, finished)
+
+
+# Redrives of different kinds at the same time, in processes of their own: each job is done once, or parked.
+
+
+RESET_LEVEL = 4
+COPY = {"protocol": "copy"}
+IN_PLACE = {"protocol": "in_place"}
+PARK = {"max_redrives": 0}
+# What happens to the first redrive of each queue: it is killed in place of one of its calls that change something
+# (early, while it stores, while it records), or stopped for longer than its lease lasts after so many seconds.
+FATES: tuple[dict[str, dict[str, Any]], ...] = (
+    {"": {}, "killed": {"kill_at": 3}, "stopped": {"stop_after": 0.05}},
+    {"": {}, "killed": {"kill_at": 30}, "stopped": {"stop_after": 0.12}},
+    {"": {}, "killed": {"kill_at": 60}, "stopped": {"stop_after": 0.25}},
+)
+# How a redrive ends that was stopped: somebody else has the lease, or the server has closed its connection.
+CUT_OFF = ("LeaseLostError", "LeaseHeldError", "UnreachableError", "DeadlineError")
+
+
+class Worker:
+    """A foreign worker that does jobs as they come, and notes which."""
+
+    def __init__(self, connection: NatsPyConnection, queue: WorkQueue) -> None:
+        self._connection = connection
+        self._queue = queue
+        self.done: Counter[str] = Counter()
+        self.idle = 0
+
+    async def run(self) -> None:
+        pull = await self._connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=self._queue.name)
+        while True:
+            try:
+                messages = await pull.fetch(10, timeout=0.3)
+            except (TimeoutError, NatsTimeoutError):
+                self.idle += 1
+                continue
+            for message in messages:
+                self.done[message.data.decode()] += 1
+                await message.ack_sync()
+
+    async def wait_for(self, jobs: int) -> None:
+        """Wait until as many jobs are done, which takes until a killed redrive's pause is over, and no more come."""
+        await eventually(lambda: self.done.total() >= jobs, within=20)
+        idle = self.idle
+        await eventually(lambda: self.idle >= idle + 2, within=20)
+
+
+async def parked_jobs(connection: NatsPyConnection, queue: WorkQueue) -> Counter[str]:
+    found = await find_dead_letters(connection, queue, Selection(parked=True))
+    return Counter(letter.body.decode() for letter in found.letters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("requests", "fate"),
+    [
+        ((IN_PLACE, COPY), ""),
+        ((IN_PLACE, PARK), ""),
+        ((COPY, PARK), ""),
+        ((COPY, IN_PLACE, PARK), ""),
+        ((COPY, IN_PLACE, PARK), "killed"),
+        ((COPY, IN_PLACE, PARK), "stopped"),
+    ],
+    ids=["in place and copy", "in place and park", "copy and park", "all three", "killed", "stopped"],
+)
+async def test_each_job_is_done_once_or_parked_whoever_redrives_beside_whom(
+    nats: NatsServer,
+    connection: NatsPyConnection,
+    name: str,
+    tmp_path: Path,
+    requests: Sequence[dict[str, Any]],
+    fate: str,
+) -> None:
+    if IN_PLACE in requests and connection.api_level < RESET_LEVEL:
+        pytest.skip("nats-server can't reset a consumer before 2.14")
+    queues = [
+        await make_queue(connection, f"{name}-{number}", consumer={"ack_wait": "2s"}, duplicate_window="500ms")
+        for number in range(3)
+    ]
+    bodies = [f"job-{number}" for number in range(LETTERS)]
+    for queue in queues:
+        await make_dead_letters(connection, queue, bodies)
+    workers = [Worker(connection, queue) for queue in queues]
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    try:
+        async with redrivers([nats.url], tmp_path) as starter:
+            outcomes = await asyncio.gather(
+                *(
+                    starter.redrive(queue, request, **(fates[fate] if number == 0 else {}))
+                    for queue, fates in zip(queues, FATES, strict=True)
+                    for number, request in enumerate(requests)
+                )
+            )
+            errors = [outcome.error for outcome in outcomes if outcome.error]
+            assert [error for error in errors if not (fate == "stopped" and error.startswith(CUT_OFF))] == []
+            for queue in queues:
+                # What came back while the next operation already looked is found by one more.
+                assert (await starter.redrive(queue, COPY)).complete
+        parked = [await parked_jobs(connection, queue) for queue in queues]
+        for worker, apart in zip(workers, parked, strict=True):
+            await worker.wait_for(LETTERS - apart.total())
+    finally:
+        for task in running:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+    for queue, worker, apart in zip(queues, workers, parked, strict=True):
+        assert worker.done + apart == dict.fromkeys(bodies, 1)
+        assert (await find_dead_letters(connection, queue)).letters == ()

@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import re
+import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
     Protocol,
+    PublishIncompleteError,
     RedriveRequest,
     Repair,
     Selection,
+    WorkQueue,
+    connect,
+    connection_settings,
     find_dead_letters,
     preview,
+    provision,
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import marker_subject
-from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from testbed.dead_letters import change_stream, letter_records, publish_raw, stored_message, stream_messages
-from testbed.face import GUARANTEES, consumer_info
-from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs
+from airflow_provider_jetstream.jetstream.errors import QueueFullError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.queue.stream_room import stored_size
+from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
+from testbed.dead_letters import (
+    change_stream,
+    letter_records,
+    make_terminated_letters,
+    publish_raw,
+    stored_message,
+    stream_messages,
+)
+from testbed.face import (
+    GUARANTEES,
+    Headers,
+    Scan,
+    consumer_info,
+    prepare_jobs,
+    publish_prepared,
+    store,
+    summarise_dead_letters,
+)
+from testbed.queues import (
+    eventually,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    probe,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream import WorkQueue
+    from airflow_provider_jetstream.jetstream import PublishReport
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
@@ -240,3 +275,261 @@ async def test_a_subject_without_a_consumer_is_refused(
         f"^expected a subject that a consumer of {name} takes, found {name}.jobs.b: no worker would get the jobs$"
     )
     await assert_refused(connection, queue, RedriveRequest(subject=f"{name}.jobs.b", protocol=protocol), expected)
+
+
+# A redrive never drops live jobs, or other letters, for what it stores: it stores as many letters as have room.
+
+
+LETTERS, LIVE = 15, 18
+DEAD = [f"dead-{number:02}" for number in range(LETTERS)]
+JOBS = [f"live-{number:02}" for number in range(LIVE)]
+
+
+async def make_terminated(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
+    """Make a queue of terminated letters, whose bodies are in the archive, beside live jobs."""
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **fields)
+    await publish_jobs(connection, queue, DEAD)
+    for message in await pull_jobs(connection, queue, LETTERS):
+        await message.term()
+
+    async def are_known() -> bool:
+        return (await summarise_dead_letters(connection, queue)).dead == LETTERS
+
+    await eventually(are_known)
+    await publish_jobs(connection, queue, JOBS)
+    return queue
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fields", "stored"), [({}, 2), ({"atomic_redrive": True}, 1)])
+async def test_only_as_many_terminated_letters_come_back_as_max_msgs_allows(
+    connection: NatsPyConnection, name: str, fields: dict[str, Any], stored: int
+) -> None:
+    queue = await make_terminated(connection, name, discard="old", max_msgs=20, **fields)
+    shown = await preview(connection, queue, RedriveRequest())
+    assert (shown.redriven, shown.failures) == (stored, LETTERS - stored)
+    report = await redrive_dead_letters(connection, queue)
+    assert (len(report.redriven), report.failures) == (stored, LETTERS - stored)
+    assert report.failed[LETTERS].startswith(f"{name} has no room for the copy of {LETTERS} (max_msgs 20, 20 used, ")
+    assert await process_all(connection, queue) == dict.fromkeys([*JOBS, *DEAD[:stored]], 1)
+    # The markers of an atomic redrive stay for a day, and take room.
+    for _ in range(LETTERS):
+        report = await redrive_dead_letters(connection, queue)
+        done = await process_all(connection, queue)
+        assert done.total() == len(report.redriven)
+        if not report.redriven:
+            break
+        stored += len(report.redriven)
+    assert stored == LETTERS
+
+
+@pytest.mark.slow
+async def test_only_as_many_terminated_letters_come_back_as_max_bytes_allows(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_terminated(connection, name, discard="old")
+    used = (await connection.api(f"STREAM.INFO.{name}"))["state"]["bytes"]
+    await change_stream(connection, name, max_bytes=used + 1_000)
+    report = await redrive_dead_letters(connection, queue)
+    assert 0 < len(report.redriven) < LETTERS
+    assert f"{name} has no room for the copy of {LETTERS} (max_bytes {used + 1_000}, " in report.failed[LETTERS]
+    assert await process_all(connection, queue) == dict.fromkeys([*JOBS, *DEAD[: len(report.redriven)]], 1)
+
+
+@pytest.mark.slow
+async def test_stored_letters_come_back_one_after_the_other_where_there_is_room_for_one(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, discard="old", max_msgs=9)
+    await make_dead_letters(connection, queue, "abcde")
+    await publish_jobs(connection, queue, "xyz")
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))
+    assert report.redriven == {1: 9, 2: 10, 3: 11, 4: 12, 5: 13}
+    assert await process_all(connection, queue) == dict.fromkeys("abcdexyz", 1)
+
+
+@pytest.mark.slow
+async def test_a_copy_drops_only_its_own_original_of_its_subject(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, discard="old")
+    await make_dead_letters(connection, queue, "ab", kind="one")
+    await make_dead_letters(connection, queue, "c", kind="two")
+    await publish_jobs(connection, queue, ["live"], kind="two")
+    await change_stream(connection, name, max_msgs_per_subject=2)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))
+    assert (len(report.redriven), report.failures) == (3, 0)
+    assert await process_all(connection, queue) == dict.fromkeys(["a", "b", "c", "live"], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("discard", ["old", "new"])
+async def test_a_copy_that_would_drop_a_live_job_of_its_subject_is_refused(
+    connection: NatsPyConnection, name: str, discard: str
+) -> None:
+    queue = await make_queue(connection, name, discard=discard, max_msgs=100)
+    await make_terminated_letters(connection, queue, "ab")
+    await publish_jobs(connection, queue, ["live"])
+    await change_stream(connection, name, max_msgs_per_subject=1)
+    report = await redrive_dead_letters(connection, queue)
+    assert (len(report.redriven), report.failures) == (0, 2)
+    assert f"(max_msgs_per_subject 1, 1 on {name}.jobs.plain, 1 needed)" in report.failed[1]
+    assert await process_all(connection, queue) == {"live": 1}
+
+
+async def test_parking_drops_no_other_letter(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_terminated(connection, name)
+    entries = await stream_messages(connection, f"{name}-dead")
+    # As many entries as there are, and one more.
+    await change_stream(connection, f"{name}-dead", discard="old", max_msgs=len(entries) + 1)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+    assert len(report.parked) + report.failures == LETTERS
+    assert (
+        f"{name}-dead has no room for the parked letter {LETTERS} (max_msgs {len(entries) + 1}, "
+        in report.failed[LETTERS]
+    )
+    found = await find_dead_letters(connection, queue)
+    assert len(found.letters) == report.failures
+    for _ in range(LETTERS):
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+        if not report.failures:
+            break
+    assert await stored_count(connection, name) == LIVE
+    parked = [
+        message.data.decode() for message in await stream_messages(connection, f"{name}-dead", f"parked.{name}.>")
+    ]
+    assert sorted(parked) == DEAD
+
+
+async def test_preserving_bodies_drops_no_other_letter(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+    await make_dead_letters(connection, queue, "cdef")
+    entries = await stored_count(connection, f"{name}-dead")
+    await change_stream(connection, f"{name}-dead", discard="old", max_msgs=entries + 1)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.preserved) == (4, 1)
+    parked = await find_dead_letters(connection, queue, Selection(parked=True))
+    assert [letter.body for letter in parked.letters] == [b"a", b"b"]
+
+
+# What no face shows of redrive room.
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+async def test_the_size_of_a_stored_message_is_known_before_it_is_stored(
+    connection: NatsPyConnection, name: str, storage: str
+) -> None:
+    await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": storage})
+    headers, body = Headers([("Some", "value"), ("Nats-Msg-Id", "1")]), b"x" * 100
+    await store(connection, f"{name}.a", body, headers)
+    size = (await connection.api(f"STREAM.INFO.{name}"))["state"]["bytes"]
+    computed = stored_size(f"{name}.a", headers, body)
+    assert size == computed if storage == "file" else size <= computed
+
+
+async def test_a_bulk_redrive_is_refused_where_its_tasks_might_drop_jobs(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, discard="old", max_msgs=20)
+    await publish_jobs(connection, queue, "abc")
+    scan = await Scan.begin(connection, queue)
+    require_room_for_all(scan.snapshot, 8, connection.max_payload)
+    with pytest.raises(RedriveRequestError, match=r"copies of up to 9 letters.*max_msgs 20, 3 used, 18 needed"):
+        require_room_for_all(scan.snapshot, 9, connection.max_payload)
+    await change_stream(connection, f"{name}-dead", discard="old", max_msgs=5)
+    scan = await Scan.begin(connection, queue)
+    with pytest.raises(RedriveRequestError, match=f"max_msgs 5, 0 used, 6 needed.*{name}-dead would drop"):
+        require_room_for_all(scan.snapshot, 3, connection.max_payload, f"{name}-dead")
+    await change_stream(connection, name, max_msgs=-1, max_msgs_per_subject=1)
+    scan = await Scan.begin(connection, queue)
+    with pytest.raises(RedriveRequestError, match="expected a queue without max_msgs_per_subject"):
+        require_room_for_all(scan.snapshot, 1, connection.max_payload)
+
+
+# The jobs queue of its source document, filled up by its dead letters.
+
+
+# The document's limit is 20,000 jobs.
+MANY = 5_000
+ACKNOWLEDGED, FAILED = b"+ACK", b"-NAK"
+
+QUEUE_JOBS = WorkQueue(
+    name="jobs",
+    subjects=["jobs.*.*"],
+    discard="new",
+    max_msgs=MANY,
+    max_bytes="256MB",
+    max_age="7d",
+    duplicate_window="2m",
+    consumers=[
+        {
+            "name": kind,
+            "filter_subject": f"jobs.{kind}.*",
+            "max_deliver": 1,
+            "ack_wait": "5s",
+            "max_ack_pending": -1,
+        }
+        for kind in ("high", "low")
+    ],
+    dead_letters="jobs_dlq",
+)
+
+
+async def publish_jobs_queue(connection: NatsPyConnection, kind: str, count: int) -> PublishReport:
+    bodies = (f"{kind}-{number}" for number in range(count))
+    jobs = prepare_jobs(bodies, subject=f"jobs.{kind}.my_job_id", origin=None, batch=f"{kind}-{count}")
+    return await publish_prepared(connection, jobs)
+
+
+async def answer_all(connection: NatsPyConnection, kind: str, answer: bytes) -> Counter[bytes]:
+    """Settle every job that a consumer delivers, many at a time."""
+    done: Counter[bytes] = Counter()
+    pull = await connection.client.jetstream().pull_subscribe_bind(kind, stream="jobs")
+    while (await pull.consumer_info()).num_pending:
+        for message in await pull.fetch(1_000):
+            done[message.data] += 1
+            await connection.client.publish(message.reply, answer)
+        await connection.client.flush()
+    await pull.unsubscribe()
+    return done
+
+
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+@pytest.mark.slow
+async def test_a_queue_filled_by_its_dead_letters_accepts_jobs_again(own_nats: NatsServer) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 10})) as connection:
+        await provision(connection, QUEUE_JOBS)
+        for kind in ("high", "low"):
+            (await publish_jobs_queue(connection, kind, MANY // 2)).raise_for_failures()
+            assert (await answer_all(connection, kind, FAILED)).total() == MANY // 2
+
+        async def all_dead() -> bool:
+            for kind in ("high", "low"):
+                await probe(connection, QUEUE_JOBS, consumer=kind)
+            return await stored_count(connection, "jobs_dlq") == MANY
+
+        await eventually(all_dead)
+        refused = await publish_jobs_queue(connection, "high", 3)
+        assert all(isinstance(failure.error, QueueFullError) for failure in refused.failures)
+        expected = (
+            r"^0 of 3 jobs are stored; 3 are not known to be: job 0 .* is not stored: jobs is full \(maximum messages"
+        )
+        with pytest.raises(PublishIncompleteError, match=expected):
+            refused.raise_for_failures()
+
+        started = time.monotonic()
+        report = await redrive_dead_letters(connection, QUEUE_JOBS, RedriveRequest(why="the workers are repaired"))
+        print(f"{MANY} letters in place in {time.monotonic() - started:.1f} s")
+        report.raise_for_failures()
+        assert (report.protocol, len(report.redriven), len(report.gone)) == (Protocol.IN_PLACE, MANY, 0)
+        assert await stored_count(connection, "jobs") == MANY
+        for kind in ("high", "low"):
+            done = await answer_all(connection, kind, ACKNOWLEDGED)
+            assert done == {f"{kind}-{number}".encode(): 1 for number in range(MANY // 2)}
+
+        async def drained() -> bool:
+            return await stored_count(connection, "jobs") == 0
+
+        await eventually(drained)
+        assert await stored_count(connection, "jobs_dlq") == 0
+        (await publish_jobs_queue(connection, "high", 3)).raise_for_failures()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
     Protocol,
+    Reason,
     RedriveRequest,
     Selection,
     connect,
@@ -21,23 +24,42 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import intent_filter, letter_audit_subject
-from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import (
+    JetStreamProviderError,
+    RedriveError,
+    RedriveRequestError,
+    TransientError,
+    UnreachableError,
+)
 from testbed import seams
+from testbed.crash_points import crash_at_every_call
 from testbed.dead_letters import (
     change_stream,
     letter_records,
     make_terminated_letters,
     request_for,
+    run_records,
     stream_messages,
 )
-from testbed.face import read_lease, stream_info
-from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, stored_count, unhurried
+from testbed.face import AuditLog, NatsPyConnection, read_lease, stream_info
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    stored_count,
+    unhurried,
+)
+from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream import WorkQueue
-    from testbed.face import NatsPyConnection
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
+    from testbed.face import LetterRecord
     from testbed.nats_server import NatsServer
 
 COPY = RedriveRequest(protocol=Protocol.COPY)
@@ -402,3 +424,391 @@ async def test_letters_of_a_try_that_was_cut_off_count_as_resumed(
         await redrive_dead_letters(connection, queue, request)
     report = await redrive_dead_letters(connection, queue, request)
     assert (dict(report.redriven), report.resumed, report.awaited_sequences()) == ({1: 4, 2: 5, 3: 6}, 3, {4, 5, 6})
+
+
+# Redrives that are killed, cut off or concurrent: no job is lost or done twice.
+
+
+JOBS = ["a", "b", "c"]
+AT_ONCE = 8
+
+HANDLER = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
+
+
+def fields(kind: str, name: str) -> dict[str, Any]:
+    """Return the fields of a queue: the defaults, or those of the orders document."""
+    if kind == "plain":
+        return {}
+    letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [HANDLER]}
+    return {"discard": "new", "deny_delete": True, "dead_letters": letters}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "orders"])
+@pytest.mark.parametrize("workers", ["workers are away", "workers take each copy at once"])
+async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothing_when_it_is_run_again(
+    nats: NatsServer, connection: NatsPyConnection, name: str, kind: str, workers: str, tmp_path: Path
+) -> None:
+    async def prepare(call: int) -> WorkQueue:
+        queue = await make_queue(connection, f"{name}-{call}", **fields(kind, f"{name}-{call}"))
+        await make_dead_letters(connection, queue, JOBS)
+        return queue
+
+    deaths = await crash_at_every_call(
+        (nats.url,), f"{redrive_dead_letters.__module__}:redrive_dead_letters", prepare, logs=tmp_path
+    )
+    print(deaths.table())
+    assert set(deaths.statuses) == {-signal.SIGKILL, 0}
+    # Reading, then five calls for each of three letters, then the removal of the entries.
+    assert len(deaths.killed_calls) >= 20
+
+    async def redrive_again(queue: WorkQueue) -> None:
+        done: Counter[str] = Counter()
+        if workers == "workers take each copy at once":
+            done += await process_all(connection, queue)
+        report = await redrive_dead_letters(connection, queue)
+        assert report.failed == {}
+        done += await process_all(connection, queue)
+        assert done == dict.fromkeys(JOBS, 1), queue.name
+        assert await stored_count(connection, queue.name) == 0
+        assert (await find_dead_letters(connection, queue)).letters == ()
+
+    for start in range(0, len(deaths.queues), AT_ONCE):
+        await asyncio.gather(*map(redrive_again, deaths.queues[start : start + AT_ONCE]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "orders"])
+@pytest.mark.parametrize("redrivers", [2, 3])
+async def test_concurrent_redrives_lose_and_repeat_nothing(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str, redrivers: int
+) -> None:
+    # On a loaded machine, forty acknowledgements take longer than the half second that other tests give them. Once its
+    # ack wait is over a job is done without evidence, and its entry stays.
+    queue = await make_queue(connection, name, consumer={"ack_wait": "3s"}, **fields(kind, name))
+    jobs = [str(number) for number in range(40)]
+    await make_dead_letters(connection, queue, jobs, headers={"Customer": "x"})
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(connect(settings)) for _ in range(redrivers)]
+        draining = asyncio.create_task(drain_until_empty(connection, queue, len(jobs)))
+        reports = await asyncio.gather(*(redrive_dead_letters(client, queue) for client in connections))
+    assert await draining == dict.fromkeys(jobs, 1)
+    assert all(report.failed == {} for report in reports)
+    # One after the other: whoever had the lease first redrove all.
+    assert sorted(sequence for report in reports for sequence in report.redriven) == list(range(1, 41))
+    assert await stored_count(connection, name) == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def drain_until_empty(connection: NatsPyConnection, queue: WorkQueue, count: int) -> Counter[str]:
+    """Do jobs until so many were done and none is left, while the redrives run."""
+    done: Counter[str] = Counter()
+
+    async def over() -> bool:
+        done.update(await process_all(connection, queue))
+        return done.total() >= count and not await stored_count(connection, queue.name)
+
+    await eventually(over, within=20)
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [2, 6, 8, 10, 11, 12, 13, 16])
+async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
+    own_nats: NatsServer, name: str, call: int
+) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 2})) as connection:
+        queue = await make_queue(connection, name)
+        await make_dead_letters(connection, queue, JOBS)
+        await kill_server_before(own_nats, connection, call, redrive_dead_letters(connection, queue))
+        await eventually(lambda: connection.client.is_connected)
+        report = await redrive_dead_letters(connection, queue)
+        assert report.failed == {}
+        assert await process_all(connection, queue) == dict.fromkeys(JOBS, 1)
+        assert await stored_count(connection, name) == 0
+
+
+async def kill_server_before(server: NatsServer, connection: NatsPyConnection, call: int, redrive_module: Any) -> None:
+    """Run a redrive, and kill and restart the server before its n-th call."""
+    publish, write, sent = connection.client.publish, connection.client.write, 0
+
+    async def killing(*args: Any, **kwargs: Any) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == call:
+            server.kill()
+            await asyncio.to_thread(server.restart)
+        await publish(*args, **kwargs)
+
+    def killing_write(frames: bytes, messages: int) -> None:
+        nonlocal sent
+        written = list(sent_messages(frames))
+        assert len(written) == messages
+        for _, message in written:
+            sent += 1
+            if sent == call:
+                server.kill()
+                server.start()
+            write(message, 1)
+
+    connection.client.publish = killing  # type: ignore[method-assign]
+    connection.client.write = killing_write  # type: ignore[method-assign]
+    try:
+        await redrive_module
+    except TransientError:
+        pass
+    finally:
+        connection.client.publish = publish  # type: ignore[method-assign]
+        connection.client.write = write  # type: ignore[method-assign]
+    assert sent >= call
+
+
+@pytest.mark.slow
+async def test_a_cancelled_redrive_is_finished_by_the_next(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    jobs = [str(number) for number in range(1_000)]
+    await make_dead_letters(connection, queue, jobs)
+    first = asyncio.create_task(redrive_dead_letters(connection, queue))
+
+    async def begun() -> bool:
+        return int((await connection.api(f"STREAM.INFO.{name}"))["state"]["last_seq"]) > 1_000
+
+    await eventually(begun)
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    second = await redrive_dead_letters(connection, queue)
+    assert second.redriven
+    assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
+
+
+async def test_letters_whose_consumer_is_deleted_in_the_middle_are_redriven_all_the_same(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    looked_at = 0
+
+    async def delete_before_the_second(*_: object) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        if looked_at == 2:
+            await connection.api(f"CONSUMER.DELETE.{name}.worker")
+        return True
+
+    monkeypatch.setattr(seams.REDRIVE_STEP_WAIT_UNTIL, delete_before_the_second)
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 1)
+    report = await redrive_dead_letters(connection, queue)
+    report.raise_for_failures()
+    assert report.redriven == {1: 3, 2: 4}
+    assert (await stored_count(connection, name), await stored_count(connection, f"{name}-dead")) == (2, 0)
+
+
+# A redrive of many letters that is cut off before, within or after any of its requests loses and repeats nothing.
+
+
+LETTERS = 60
+BATCH = 20
+# Parts of what a request group holds that still leave this process.
+PARTS = (0.0, 0.5, 1.0)
+# Two batches of two parts each under way at once; so many more cuts than requests end a redrive.
+MOST_REQUESTS = 60
+
+
+class Cut:
+    """Lets the redrive's requests out until a number of them, then only those that give the lease and a pause back."""
+
+    def __init__(self, number: int, part: float) -> None:
+        self.left = number
+        self.part = part
+        self.has_begun = False
+        self.is_cut = False
+        self.task: asyncio.Task[object] | None = None
+
+    def allowed(self, frames: bytes) -> bytes | None:
+        """Return what is sent of encoded messages; ``None`` for nothing, as from a process that isn't there."""
+        if self.is_cut:
+            return frames if b".lease" in frames or b"CONSUMER.PAUSE" in frames else None
+        self.has_begun |= b".intents." in frames or b"CONSUMER.PAUSE" in frames
+        if not self.has_begun or self.task is None:
+            return frames
+        self.left -= 1
+        if self.left >= 0:
+            return frames
+        self.is_cut = True
+        self.task.cancel()
+        whole = [*split(frames)]
+        return b"".join(whole[: int(len(whole) * self.part)])
+
+
+def split(frames: bytes) -> Iterator[bytes]:
+    """Return encoded messages one by one."""
+    start = 0
+    while start < len(frames):
+        line = frames.index(b"\r\n", start) + 2
+        end = line + int(frames[start:line].split()[-1]) + 2
+        yield frames[start:end]
+        start = end
+
+
+async def redrive_until_cut(connection: NatsPyConnection, queue: WorkQueue, request: RedriveRequest, cut: Cut) -> None:
+    write = NatsPyConnection.write
+
+    def write_or_cut(self: NatsPyConnection, frames: bytes, messages: int = 1) -> None:
+        if (sent := cut.allowed(frames)) is None:
+            raise UnreachableError("the process is gone")
+        if sent:
+            write(self, sent, messages)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NatsPyConnection, "write", write_or_cut)
+        cut.task = asyncio.create_task(redrive_dead_letters(connection, queue, request))
+        with suppress(asyncio.CancelledError, JetStreamProviderError):
+            await cut.task
+
+
+def cases() -> list[tuple[Protocol, int]]:
+    """Return the protocol with the turn of the parts that the first request leaves."""
+    turns = range(len(PARTS)) if os.environ.get("FAULTS") == "full" else [1]
+    return [(Protocol.COPY, turn) for turn in turns]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "turn"), cases())
+async def test_a_redrive_that_is_cut_off_at_any_request_is_finished_by_the_next_one(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, protocol: Protocol, turn: int
+) -> None:
+    monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, BATCH)
+    monkeypatch.setattr(seams.STEPS_LEAST_OVERLAPPED, 1)
+    bodies = [str(number) for number in range(LETTERS)]
+    cuts = 0
+
+    async def cut_at(number: int) -> bool:
+        """Cut a redrive off; return whether it had so many requests."""
+        queue = await make_queue(connection, f"{name}{number}", archive=None)
+        await make_dead_letters(connection, queue, bodies)
+        request = RedriveRequest(protocol=protocol, run="r")
+        cut = Cut(number, PARTS[(number + turn) % len(PARTS)])
+        await redrive_until_cut(connection, queue, request, cut)
+        what = f"{protocol.value}, cut at request {number}, {cut.part} of it sent"
+
+        async def is_finished() -> bool:
+            report = await redrive_dead_letters(connection, queue, request)
+            return not report.failures
+
+        await eventually(is_finished)
+        stored = Counter(message.data.decode() for message in await stream_messages(connection, queue.name))
+        assert stored == Counter(bodies), what
+        consumer = await connection.api(f"CONSUMER.INFO.{queue.name}.worker")
+        assert (consumer["num_pending"], consumer["num_ack_pending"]) == (LETTERS, 0), what
+        assert not await stream_messages(connection, f"{queue.name}-dead"), what
+        recorded = Counter(record.sequence for record in await letter_records(connection, queue))
+        assert set(recorded) == set(range(1, LETTERS + 1)), what
+        for stream in (queue.name, f"{queue.name}-dead", f"{queue.name}-audit", f"{queue.name}-events"):
+            with suppress(JetStreamProviderError):
+                await connection.api(f"STREAM.DELETE.{stream}")
+        return cut.is_cut
+
+    for number in range(MOST_REQUESTS):
+        if not await cut_at(number):
+            break
+        cuts += 1
+    print(f"{protocol.value}: cut off at {cuts} requests")
+    assert 5 <= cuts < MOST_REQUESTS
+
+
+# Redrives that are cut off between storing a new job and removing the original, and finished at any later time.
+
+
+RUN = RedriveRequest(run="orders-1")
+
+
+async def keep_original(*_: object) -> None:
+    raise RedriveError("the original could not be removed")
+
+
+async def duplicates_forgotten(connection: NatsPyConnection, queue: WorkQueue) -> None:
+    """Wait until the queue's duplicate window has passed."""
+    body, jetstream = "probe", connection.client.jetstream()
+    await jetstream.publish(f"{queue.name}.jobs.probe", body.encode(), headers={"Nats-Msg-Id": "probe"})
+
+    async def forgotten() -> bool:
+        ack = await jetstream.publish(f"{queue.name}.jobs.probe", body.encode(), headers={"Nats-Msg-Id": "probe"})
+        return not ack.duplicate
+
+    await eventually(forgotten)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", ["with an entry", "without an entry"])
+async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_copy_at_any_time(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, death: str
+) -> None:
+    queue = await make_queue(connection, name, duplicate_window="100ms")
+    await make_dead_letters(connection, queue, "ab")
+    if death == "without an entry":
+        await connection.api(f"STREAM.PURGE.{name}-dead")
+    with monkeypatch.context() as patch:
+        patch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, keep_original)
+        report = await redrive_dead_letters(connection, queue, RUN)
+    assert report.failed == dict.fromkeys((1, 2), "it is redriven, but the original could not be removed")
+    assert await stored_count(connection, name) == 4
+    await duplicates_forgotten(connection, queue)
+    assert (await process_all(connection, queue)).keys() == {"a", "b", "probe"}
+
+    def refuse(_: object) -> None:
+        raise ValueError("it isn't to be called again")
+
+    again = await redrive_dead_letters(connection, queue, RedriveRequest(run="orders-1", transform=refuse))
+    again.raise_for_failures()
+    assert (dict(again.redriven), list(again.gone)) == ({1: 3, 2: 4}, [])
+    assert await process_all(connection, queue) == {}
+    assert await stored_count(connection, name) == 0
+    assert len(await letter_records(connection, queue)) == 2
+    assert (await run_records(connection, queue, "orders-1"))[-1].finished
+
+
+@pytest.mark.parametrize(
+    "then", [{}, {"protocol": Protocol.IN_PLACE}, {"max_redrives": 0}], ids=["", "in place", "park"]
+)
+@pytest.mark.parametrize("death", ["dead", "terminated"])
+async def test_an_atomic_copy_without_a_record_is_found_by_its_marker(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, death: str, then: dict[str, Any]
+) -> None:
+    queue = await make_queue(
+        connection, name, atomic_redrive=True, duplicate_window="100ms", consumer={"filter_subject": f"{name}.jobs.>"}
+    )
+    await (make_dead_letters if death == "dead" else make_terminated_letters)(connection, queue, "ab")
+
+    async def cut_off(_: AuditLog, records: Sequence[LetterRecord]) -> list[UnreachableError]:
+        return [UnreachableError("cut off")] * len(records)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditLog, "write", cut_off)
+        assert (await redrive_dead_letters(connection, queue)).failures == 2
+    await duplicates_forgotten(connection, queue)
+    done = await process_all(connection, queue)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(**then))
+    report.raise_for_failures()
+    assert ({*report.redriven}, list(report.parked)) == ({1, 2}, [])
+    assert [record.action for record in await letter_records(connection, queue)] == ["redriven"] * 2
+    done += await process_all(connection, queue)
+    assert (done["a"], done["b"]) == (1, 1)
+
+
+async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without_a_second_copy(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumers = [{"name": CONSUMER, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.probe"}]
+    queue = await make_queue(connection, name, consumers=consumers, duplicate_window="100ms")
+    await publish_jobs(connection, queue, "a", kind="typo")
+    undeliverable = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
+    request = RedriveRequest(undeliverable, subject=f"{name}.jobs.probe")
+    with monkeypatch.context() as patch:
+        patch.setattr(seams.STORED_LETTERS_REMOVE_ORIGINALS, keep_original)
+        assert (await redrive_dead_letters(connection, queue, request)).failures == 1
+    await duplicates_forgotten(connection, queue)
+    report = await redrive_dead_letters(connection, queue, request)
+    assert report.redriven == {1: 2}
+    assert (await process_all(connection, queue))["a"] == 1
+    assert len(await letter_records(connection, queue)) == 1

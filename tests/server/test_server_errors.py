@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
 import socket
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import (
     AuthenticationError,
     ConnectionSettingsError,
     JetStreamProviderError,
+    Job,
+    PublishError,
+    PublishIncompleteError,
     SubscriptionRefusedError,
     TerminalError,
+    TLSError,
     TransientError,
     UnreachableError,
     connect,
     connection_settings,
+    publish,
 )
 from airflow_provider_jetstream.jetstream.client.denials import ERROR_KINDS, connection_error, error_kind, is_refusal
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueFullError
 from airflow_provider_jetstream.worker import Worker
+from testbed.authentication import authenticating_server, make_pair, operator_mode
+from testbed.face import prepare_jobs, publish_prepared
+from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
-from testbed.ports import free_ports
-from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs
+from testbed.ports import LOOPBACK, free_ports
+from testbed.queues import CONSUMER, eventually, make_queue, process_all, publish_jobs, small_queue
 from testbed.spark_face import NatsSocket
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+    from pathlib import Path
+
+    from nats.aio.msg import Msg
+
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
+    from testbed.face import NatsPyConnection, OutgoingJob
 
 # Nothing here may wait for it.
 LIMIT = 60.0
@@ -194,3 +216,390 @@ async def test_credentials_that_expire_in_time_are_refused_and_a_slow_handshake_
             while b"-ERR" not in said and (part := client.recv(4096)):
                 said += part
         assert b"Authentication Timeout" in said
+
+
+# What the server says right before it ends a connection is what the worker, the hook and the publisher say.
+
+
+FULL = "maximum connections exceeded"
+TRIES = 5
+
+
+def settings_of_connections(server: NatsServer, **values: Any) -> ConnectionSettings:
+    return connection_settings({"servers": (server.url,), "timeout": 3, **values})
+
+
+async def restarted(server: NatsServer) -> None:
+    """Restart a server, and wait until it has no connection, that of the wait for its start included."""
+    await asyncio.to_thread(server.restart)
+    await eventually(lambda: not server.monitor("connz")["connections"])
+
+
+async def opened(settings: ConnectionSettings) -> None:
+    async with connect(settings):
+        pass
+
+
+async def opened_blocking(settings: ConnectionSettings) -> None:
+    with contextlib.closing(await asyncio.to_thread(NatsSocket, settings)):
+        pass
+
+
+@pytest.mark.parametrize("way", ["none", "own authority", "handshake first"])
+async def test_a_full_server_is_named_and_transient(tmp_path: Path, way: str) -> None:
+    with authenticating_server(way, tmp_path) as (server, values):
+        settings = settings_of_connections(server, **values | {"servers": (server.url,)})
+        server.config += "\nmax_connections: 1"
+        await restarted(server)
+        async with connect(settings):
+            for _ in range(TRIES):
+                for open_it in (opened, opened_blocking):
+                    with pytest.raises(UnreachableError, match=FULL) as caught:
+                        await open_it(settings)
+                    assert isinstance(caught.value, TransientError)
+                    assert "TLS" not in str(caught.value)
+
+
+async def test_worker_hook_and_publisher_name_a_full_server(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_nats.config = "max_connections: 1"
+    await restarted(own_nats)
+    queue = small_queue("q")
+    fields = {"conn_type": "nats", "host": own_nats.url, "extra": {"timeout": 2}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_FULL", json.dumps(fields))
+    async with connect(settings_of_connections(own_nats)):
+        with pytest.raises(UnreachableError, match=FULL):
+            await asyncio.wait_for(Worker(queue, CONSUMER, print, settings_of_connections(own_nats)).run(), SOON)
+        with pytest.raises(UnreachableError, match=FULL):
+            await asyncio.to_thread(JetStreamHook("nats_full").publish, [Job(b"")], queue=queue)
+        reached, said = await asyncio.to_thread(JetStreamHook("nats_full").test_connection)
+        assert (reached, FULL in said) == (False, True)
+
+
+@pytest.mark.slow
+async def test_a_limit_that_is_lowered_later_is_named_by_who_loses_the_connection(
+    own_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    own_nats.config = "max_connections: 4"
+    own_nats.restart()
+    async with connect(settings_of_connections(own_nats, timeout=1)) as connection:
+        queue = await make_queue(connection, "q")
+        ran: list[Any] = []
+        running = asyncio.create_task(Worker(queue, CONSUMER, ran.append, settings_of_connections(own_nats)).run())
+        await publish(connection, queue, [Job(b"", subject="q.jobs.a")])
+        await eventually(lambda: ran)
+        own_nats.config = "max_connections: -1"
+        own_nats.reload()
+        # Nobody is let in any more.
+        await eventually(lambda: caplog.text.count(f"is lost, and tried again: {FULL}") == 2)
+        with pytest.raises(PublishError) as caught:
+            await publish(connection, queue, [Job(b"", subject="q.jobs.a")])
+        assert FULL in str(caught.value.report.failures[0].error)
+        with pytest.raises(TransientError, match=FULL):
+            await connection.api("INFO")
+        own_nats.config = "max_connections: 4"
+        own_nats.reload()
+        await eventually(lambda: len(own_nats.monitor("connz")["connections"]) == 2)
+        await publish(connection, queue, [Job(b"", subject="q.jobs.a")])
+        await eventually(lambda: len(ran) > 1)
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_the_limits_of_an_account_are_named(own_nats: NatsServer) -> None:
+    def limit(**limits: int) -> ConnectionSettings:
+        text = ", ".join(f"{name}: {value}" for name, value in limits.items())
+        own_nats.config = (
+            f"accounts {{ A: {{ jetstream: enabled, users: [{{user: u, password: p}}], limits: {{ {text} }} }} }}"
+        )
+        own_nats.restart()
+        return settings_of_connections(own_nats, user="u", password="p")
+
+    settings = limit(max_connections=1)
+    await eventually(lambda: not own_nats.monitor("connz")["connections"])
+    async with connect(settings):
+        for open_it in (opened, opened_blocking):
+            with pytest.raises(UnreachableError, match="maximum account active connections exceeded"):
+                await open_it(settings)
+    settings = limit(max_subscriptions=1)
+    with pytest.raises(SubscriptionRefusedError, match="maximum subscriptions exceeded"):
+        await asyncio.wait_for(Worker(small_queue("q"), CONSUMER, print, settings).run(), SOON)
+
+
+@pytest.mark.parametrize(
+    ("config", "job", "said"),
+    [
+        ("max_payload: 1000", Job(bytes(5_000), subject="q.jobs.a"), "maximum payload violation"),
+        (
+            "accounts { A: { jetstream: enabled, users: [{user: u, password: p}], limits: { max_payload: 1000 } } }",
+            Job(bytes(5_000), subject="q.jobs.a"),
+            "maximum payload violation",
+        ),
+        ("max_control_line: 512", Job(b"", subject="q.jobs." + "a" * 600), "maximum control line exceeded"),
+    ],
+    ids=["payload", "payload of the account", "control line"],
+)
+@pytest.mark.slow
+async def test_a_message_for_which_the_server_ends_the_connection_is_named(
+    own_nats: NatsServer, config: str, job: Job, said: str
+) -> None:
+    if is_known := not config.startswith("max_payload"):
+        own_nats.config = config
+        own_nats.restart()
+    user = {"user": "u", "password": "p"} if "accounts" in config else {}
+    async with connect(settings_of_connections(own_nats, **user)) as connection:
+        queue = await make_queue(connection, "q")
+        if not is_known:
+            # The server tells a client only as it connects.
+            own_nats.config = config
+            own_nats.reload()
+            await eventually(lambda: "Reloaded: max_payload" in own_nats.log())
+        with pytest.raises(PublishError) as caught:
+            await publish(connection, queue, [job])
+        text = str(caught.value).lower()
+        assert said in text or "server's limit of 1000" in text
+        # What fits is stored.
+        await publish(connection, queue, [Job(b"", subject="q.jobs.b")])
+
+
+@pytest.mark.slow
+async def test_a_user_that_expires_is_refused_and_named(own_nats: NatsServer) -> None:
+    expires = int(time.time()) + 3
+    mode = operator_mode(make_pair(), expires=expires)
+    own_nats.config = mode.config
+    own_nats.restart()
+    async with connect(settings_of_connections(own_nats, credentials_secret=mode.credentials, timeout=1)) as connection:
+        await eventually(lambda: "expired" in str(connection.last_error).lower() or not connection.is_connected)
+        with pytest.raises(JetStreamProviderError, match=r"(?i)expired|authorization|refused"):
+            await connection.api("INFO")
+    with pytest.raises(AuthenticationError):
+        await opened(settings_of_connections(own_nats, credentials_secret=mode.credentials))
+
+
+@pytest.mark.slow
+async def test_a_slow_consumer_gets_its_connection_again(own_nats: NatsServer) -> None:
+    own_nats.config = "max_pending: 262144\nmax_payload: 131072"
+    own_nats.restart()
+    got: list[bytes] = []
+    async with (
+        connect(settings_of_connections(own_nats)) as connection,
+        connect(settings_of_connections(own_nats)) as other,
+    ):
+        await connection.subscribe_raw("s.*", lambda subject, *_: got.append(subject))
+        await connection.api("INFO")
+        with socket.create_connection((LOOPBACK, own_nats.port)) as publisher:
+            publisher.sendall(b"CONNECT {}\r\n" + b"".join([b"PUB s.a 65536\r\n" + bytes(65_536) + b"\r\n"] * 320))
+            publisher.sendall(b"PING\r\n")
+            said = b""
+            # The event loop doesn't read meanwhile.
+            while b"PONG" not in said:
+                said += publisher.recv(65_536)
+        await eventually(lambda: connection.reconnects == 1)
+        await other.publish("s.b", b"")
+        await eventually(lambda: b"s.b" in got)
+
+
+class ReportingServer:
+    """A server that lets clients in and ends the connection with a report when something is published on ``boom``."""
+
+    def __init__(self, report: str, *, early: bool) -> None:
+        self.report = f"-ERR '{report}'\r\n".encode()
+        self.early = early
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        writer.write(b'INFO {"version":"2.15.0","max_payload":1048576,"headers":true}\r\n')
+        if self.early:
+            writer.write(self.report)
+            writer.close()
+            return
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            inboxes: dict[bytes, bytes] = {}
+            while line := await reader.readline():
+                words = line.split()
+                match words[0].upper():
+                    case b"PING":
+                        writer.write(b"PONG\r\n")
+                    case b"SUB":
+                        inboxes[words[1].removesuffix(b"*")] = words[-1]
+                    case b"PUB" | b"HPUB":
+                        await reader.readexactly(int(words[-1]) + 2)
+                        if words[1] == b"boom":
+                            writer.write(self.report)
+                            break
+                        number = next(number for inbox, number in inboxes.items() if words[2].startswith(inbox))
+                        writer.write(b"MSG %b %b 2\r\n{}\r\n" % (words[2], number))
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def reporting_server(report: str, *, early: bool) -> AsyncIterator[tuple[ReportingServer, ConnectionSettings]]:
+    scripted = ReportingServer(report, early=early)
+    server = await asyncio.start_server(scripted.serve, LOOPBACK, 0)
+    port = server.sockets[0].getsockname()[1]
+    try:
+        yield scripted, connection_settings({"servers": (f"nats://{LOOPBACK}:{port}",), "timeout": 1})
+    finally:
+        server.close()
+
+
+TYPES: dict[str, type[JetStreamProviderError]] = {
+    "subscription": SubscriptionRefusedError,
+    "credentials": AuthenticationError,
+    "address": ConnectionSettingsError,
+    "encryption": TLSError,
+    "transient": UnreachableError,
+}
+ENDING = {text: TYPES[kind] for text, kind in ERROR_KINDS.items() if kind != "permission"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("said", "error"), ENDING.items(), ids=list(ENDING))
+@pytest.mark.parametrize("spelled", [str, str.title])
+async def test_each_report_before_the_handshake_is_named_as_what_it_is(
+    said: str, error: type[JetStreamProviderError], spelled: Any
+) -> None:
+    async with reporting_server(spelled(said), early=True) as (_, settings):
+        for open_it in (opened, opened_blocking):
+            with pytest.raises(error) as caught:
+                await open_it(settings)
+            # Of the commonest, the error says what is wrong.
+            assert said in str(caught.value).lower() or said == "authorization violation"
+            assert isinstance(caught.value, TransientError if error is UnreachableError else TerminalError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("said", ENDING)
+async def test_each_report_that_ends_a_connection_is_named_by_the_request_that_gets_no_answer(said: str) -> None:
+    async with reporting_server(said, early=False) as (_, settings), connect(settings) as connection:
+        with pytest.raises(JetStreamProviderError) as caught:
+            await connection.request("boom")
+        assert said in str(caught.value).lower()
+
+
+async def test_what_a_message_says_is_no_report(own_nats: NatsServer) -> None:
+    async with connect(settings_of_connections(own_nats)) as connection:
+        got: list[bytes] = []
+        await connection.subscribe_raw("s", lambda *parts: got.append(parts[3]))
+        await connection.publish("s", b"\r\n-ERR 'maximum connections exceeded'\r\n")
+        await eventually(lambda: got)
+        assert connection.reconnects == 0
+        assert connection.last_error is None
+
+
+# Publishing while the server can't store a job just now: it shuts down gracefully, elects a leader, or is full.
+
+
+_NAME = "q"
+_SECONDS = 60
+# The shortest times that the server accepts, so that it closes its clients' connections soon.
+_LAME_DUCK = 'lame_duck_grace_period: "2s"\nlame_duck_duration: "30s"'
+
+
+@asynccontextmanager
+async def _connected_away(*servers: str, **settings: Any) -> AsyncIterator[NatsPyConnection]:
+    async with connect(connection_settings({"servers": servers, "timeout": 5} | settings)) as opened:
+        yield opened
+
+
+def _jobs(count: int, batch: str = _NAME) -> Iterable[OutgoingJob]:
+    return prepare_jobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
+
+
+@pytest.mark.slow
+async def test_a_server_in_lame_duck_mode_is_a_transient_error() -> None:
+    with NatsServer(config=_LAME_DUCK.replace('"2s"', '"25s"')) as server:
+        async with _connected_away(server.url) as connection:
+            await make_queue(connection, _NAME)
+            await _begin_lame_duck(server)
+            report = await asyncio.wait_for(publish_prepared(connection, _jobs(600), away_timeout=1), _SECONDS)
+            with pytest.raises(
+                PublishIncompleteError, match=r"no stream answers on q\.jobs\.a just now, and whether one"
+            ):
+                report.raise_for_failures()
+            assert len(report.failures) == 600
+            assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
+            # They got an answer: that nobody takes them.
+            assert all(failure.certain for failure in report.failures)
+            server.kill()
+
+
+async def _begin_lame_duck(server: NatsServer) -> None:
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGUSR2)
+    # Its connections are open, and nothing stores jobs any more.
+    await eventually(lambda: "] JetStream Shutdown" in server.log(), within=_SECONDS)
+
+
+@pytest.mark.slow
+async def test_a_stream_without_a_leader_gets_its_jobs_when_it_has_one_again() -> None:
+    with NatsCluster() as cluster:
+        meta_leader = await asyncio.to_thread(cluster.meta_leader)
+        kept_on, client_on = (name for name in cluster.servers if name != meta_leader)
+        async with _connected_away(cluster.server(client_on).url) as connection:
+            config = {"name": _NAME, "subjects": [f"{_NAME}.>"], "placement": {"tags": [kept_on]}}
+            await connection.api(f"STREAM.CREATE.{_NAME}", config)
+            assert (await publish_prepared(connection, _jobs(5, "first"))).stored == 5
+            await asyncio.to_thread(cluster.kill, kept_on)
+            failed = await publish_prepared(connection, _jobs(3, "failed"), away_timeout=1)
+            with pytest.raises(PublishIncompleteError, match=r"q captures q\.jobs\.a and doesn't answer just now"):
+                failed.raise_for_failures()
+            publishing = asyncio.create_task(publish_prepared(connection, _jobs(5, "second")))
+            await asyncio.to_thread(cluster.restart, kept_on)
+            report = await asyncio.wait_for(publishing, _SECONDS)
+            report.raise_for_failures()
+            assert list(report.sequences) == [6, 7, 8, 9, 10]
+
+
+async def test_a_server_that_can_store_nothing_for_too_long_ends_the_call(
+    connection: NatsPyConnection, name: str
+) -> None:
+    refusal = {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}
+
+    async def answer_as_a_server_without_a_leader(message: Msg) -> None:
+        await message.respond(json.dumps({"error": refusal, "stream": name}).encode())
+
+    await connection.client.subscribe(f"{name}.>", cb=answer_as_a_server_without_a_leader)
+    jobs = prepare_jobs(["a", "b"], subject=f"{name}.jobs.a", origin=None, batch=name)
+    report = await asyncio.wait_for(publish_prepared(connection, jobs, away_timeout=0.5), _SECONDS)
+    assert report.stored == 0
+    assert [failure.certain for failure in report.failures] == [True, True]
+    assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
+    assert "can't store it just now" in str(report.failures[0].error)
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+async def test_an_account_that_may_store_no_more_is_a_transient_error_and_its_jobs_wait_for_room(storage: str) -> None:
+    limits = "accounts { A { jetstream { max_file: 200KB, max_mem: 200KB }, users [{user: a, password: a}] } }"
+    with NatsServer(config=limits) as server:
+        async with _connected_away(server.url, user="a", password="a") as connection:
+            queue = await make_queue(connection, _NAME, storage=storage, consumer={"ack_wait": "1m"})
+            bodies = [f"{number:01000}" for number in range(300)]
+            with pytest.raises(TransientError, match=r"account may store no more \(resource limits exceeded") as caught:
+                await publish(connection, queue, bodies, subject=f"{_NAME}.jobs.a")
+            assert isinstance(caught.value, PublishIncompleteError)
+            assert {type(failure.error) for failure in caught.value.report.failures} == {QueueFullError}
+            await process_all(connection, queue)
+            more = asyncio.create_task(
+                publish(connection, queue, bodies, subject=f"{_NAME}.jobs.a", room_timeout=_SECONDS)
+            )
+            while not more.done():
+                await process_all(connection, queue)
+            assert (await more).stored == 300
+
+
+async def test_a_subject_that_no_stream_captures_is_looked_up_rather_than_tried_for_each_job(
+    own_nats: NatsServer,
+) -> None:
+    async with _connected_away(own_nats.url) as connection:
+        await connection.api("INFO")
+        before = own_nats.monitor("varz")["in_msgs"]
+        report = await publish_prepared(connection, _jobs(3_000))
+        assert {type(failure.error) for failure in report.failures} == {NotFoundError}
+        assert len(report.failures) == 3_000
+        assert own_nats.monitor("varz")["in_msgs"] - before < 3_000

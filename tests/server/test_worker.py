@@ -1,4 +1,4 @@
-"""None"""
+"""A worker runs each job and stores how it ended."""
 
 from __future__ import annotations
 
