@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 from airflow_steps import log_text, provisioned, succeeded
-from dags.authoring import CROWDED, DOOMED, ONCE
+from dags.authoring import CROWDED, ONCE
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import WorkQueue, connect
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from testbed.face import consumer_info, find_cancellation, last_message, stream_info
+from testbed.face import consumer_info, stream_info
 from testbed.queues import eventually, pull_jobs, store_completion
 
 if TYPE_CHECKING:
@@ -80,23 +79,6 @@ async def test_a_dry_run_of_provisioning_returns_the_plan_and_changes_nothing(ai
     assert "storage: file → memory" in step["differences"]
     assert "storage of a stream is fixed" in step["blocked"][0]
     assert "Nothing was changed." in log_text(airflow, "authoring", RUN, "plan_moved")
-
-
-async def test_jobs_are_cancelled_by_id_as_jobs_and_by_sequence(airflow: Airflow, connection: Connection) -> None:
-    await asyncio.to_thread(succeeded, airflow, "cancelling", RUN)
-    assert airflow.xcom("cancelling", RUN, "by_id") == {"cancelled": 1, "schedules": 0}
-    assert airflow.xcom("cancelling", RUN, "by_job")["cancelled"] == 2
-    assert airflow.xcom("cancelling", RUN, "by_sequence")["cancelled"] >= 3
-    for job_id in ("a", "b", "later"):
-        cancellation = await find_cancellation(connection, DOOMED, job_id)
-        assert cancellation is not None
-        by = cancellation.by or ""
-        assert by.startswith(f"cancelling/{RUN}/by_")
-    unnamed = await last_message(connection, "doomed_events", "cancelled.doomed.3")
-    assert unnamed is not None
-    assert json.loads(unnamed.data)["by"].startswith(f"cancelling/{RUN}/by_sequence")
-    schedules = await connection.api("STREAM.INFO.doomed-schedules", {"subjects_filter": ">"})
-    assert not schedules["state"].get("subjects")
 
 
 async def test_two_runs_with_one_key_publish_once_and_both_wait(

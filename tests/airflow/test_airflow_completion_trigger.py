@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import time
-import tracemalloc
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +17,6 @@ from airflow_provider_jetstream.jetstream import Origin, take_cursor
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
-from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from testbed import seams
 from testbed.dead_letters import stream_messages
 from testbed.deferral import TaskDeferred
@@ -130,33 +127,3 @@ async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_th
         await operator._publish(connection, queue, jobs, other)  # noqa: SLF001
     await operator._close(connection, queue, origin, over=False)  # noqa: SLF001
     await operator._publish(connection, queue, jobs, other)  # noqa: SLF001
-
-
-@pytest.mark.slow
-async def test_a_wait_takes_little_memory_beyond_its_trigger(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    count = 200
-    first = await completion_trigger(connection, queue, 1)
-    arguments = first.serialize()[1]
-    # The process has the connection and the reader of the ends already.
-    waits = [asyncio.create_task(event_of(first))]
-    await eventually(lambda: waiter_count() == 1)
-    triggers = [JobCompletionTrigger(**json.loads(json.dumps(arguments))) for _ in range(count)]
-    gc.collect()
-    tracemalloc.start()
-    try:
-        waits += [asyncio.create_task(event_of(trigger)) for trigger in triggers]
-        await eventually(lambda: waiter_count() == count + 1)
-        gc.collect()
-        growth = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-    # With its task and the timer of this test; 6.9 KB as long as each had generators and empty containers of its own.
-    assert growth / count < 5_500
-
-
-def waiter_count() -> int:
-    follower = seams.current(seams.END_FOLLOWER)
-    return sum(found.waiter_count for found in gc.get_objects() if type(found) is follower)

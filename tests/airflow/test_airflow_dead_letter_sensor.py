@@ -9,9 +9,7 @@ import pytest
 from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_states, wait_for_states
 from dags.letters import ABANDONED, LETTERS
 
-from airflow_provider_jetstream.jetstream import find_dead_letters
 from testbed.face import stream_info
-from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -90,25 +88,6 @@ async def test_letters_are_sensed_and_redriven(
     )
     assert (redriven[:2], completed[:2]) == ([2, 2], [0, 2])
     assert (await stream_info(connection, "letters"))["state"]["messages"] == 0
-
-
-async def test_letters_without_an_advisory_are_sensed(
-    airflow: Airflow, connection: NatsPyConnection, runs: dict[str, str]
-) -> None:
-    run_id = runs["abandoned"]
-    wait_for_states(airflow, "abandoned", run_id, {"sense": "deferred"})
-    for _ in range(4):
-        await connection.client.jetstream().publish("abandoned", b"job")
-    # All workers are killed with their jobs, and no worker pulls another one.
-    first, *_ = await pull_jobs(connection, ABANDONED, 4)
-    await first.ack_sync()
-    wait_for_states(airflow, "abandoned", run_id, {"sense": "success"})
-    result = airflow.xcom("abandoned", run_id, "sense")
-    (group,) = result["groups"]
-    assert (result["dead"], result["sequences"]) == (3, [[2, 4]])
-    assert (group["group"], group["count"]) == ({"consumer": "worker"}, 3)
-    assert group["oldest_age_seconds"] >= 2
-    assert all(letter.preserved for letter in (await find_dead_letters(connection, ABANDONED)).letters)
 
 
 def test_a_deferred_sensor_without_letters_fails_or_skips_at_its_timeout(

@@ -60,13 +60,6 @@ def outputs(process: CompletedProcess[str]) -> dict[str, str]:
     return dict(json.loads(line.removeprefix("OUTPUTS ")))
 
 
-def test_the_provider_is_described(outputs: dict[str, str]) -> None:
-    (provider,) = json.loads(outputs["get"])
-    assert provider["package-name"] == "airflow-provider-jetstream"
-    for module in ("hooks.jetstream", "operators.publish", "sensors.dead_letter", "triggers.completion"):
-        assert f"{PACKAGE}.{module}" in json.dumps(provider)
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -43,21 +43,6 @@ async def test_a_blocking_call_inside_a_running_loop_is_refused(method: str, nam
         "expected no running event loop, found one: a blocking call would stop it; await the method of the same name"
         ' that starts with "a" (aprovision, apublish, …)'
     )
-
-
-def test_no_text_is_made_of_what_a_blocking_call_returns() -> None:
-    class Large:
-        texts = 0
-
-        def __repr__(self) -> str:
-            Large.texts += 1
-            return "large"
-
-    async def operation(_: Connection) -> Large:
-        return Large()
-
-    JetStreamHook().blocking(operation)
-    assert not Large.texts
 
 
 @pytest.mark.slow
@@ -105,23 +90,6 @@ def test_testing_a_connection_returns_what_was_found(conn_id: str, message: str,
     works, text = JetStreamHook(conn_id).test_connection()
     assert works is ok
     assert text.startswith(message) or message in text
-
-
-@pytest.mark.parametrize(
-    ("fields", "servers"),
-    [
-        ({"host": "one"}, ("nats://one:4222",)),
-        ({"host": "one", "port": 4333}, ("nats://one:4333",)),
-        ({"host": "one:4111, two", "port": 4333}, ("nats://one:4111", "nats://two:4333")),
-        ({"host": "tls://one,tls://two:4111"}, ("tls://one:4222", "tls://two:4111")),
-        ({"host": "[::1]", "port": 4333}, ("nats://[::1]:4333",)),
-    ],
-)
-async def test_a_host_may_list_servers_with_or_without_ports(
-    monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], servers: tuple[str, ...]
-) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_NATS_LISTED", json.dumps({"conn_type": "nats", **fields}))
-    assert (await JetStreamHook("nats_listed").asettings()).servers == servers
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from testbed.face import stream_info
 from testbed.nats_server import NatsServer
 from testbed.page import Hiding, LetterQuery, MonitorService, MonitorSettings, TaskQuery
 from testbed.ports import LOOPBACK
-from testbed.queues import eventually, exhaust_deliveries, make_queue, publish_jobs, pull_jobs
+from testbed.queues import eventually, exhaust_deliveries, make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -160,55 +160,6 @@ async def test_a_scan_after_the_first_reads_only_new_entries(
     only = Selection.of(second["select"])
     page = json.loads(await service.letters.page(CONNECTION, name, LetterQuery(only), Hiding(), after=0, limit=50))
     assert [letter["sequence"] for letter in page["letters"]] == [1_001]
-
-
-@pytest.mark.slow
-async def test_the_snapshot_counts_all_queues_without_waiting_for_the_next_poll(
-    server: NatsServer, service: MonitorService, name: str
-) -> None:
-    for number in range(5):
-        await make_letters(server, f"{name}-{number}", number + 1)
-    slow = MonitorService(MonitorSettings((CONNECTION,), 600.0, "all", 1_000, "jetstream_redrive"))
-
-    async def counted() -> list[int] | None:
-        letters = [queue["letters"] for queue in (await snapshot(slow))["queues"]]
-        return [counts["certain"] for counts in letters] if all(letters) else None
-
-    try:
-        assert await eventually(counted, 30) == [1, 2, 3, 4, 5]
-    finally:
-        slow.stop()
-
-
-async def test_published_and_completed_jobs_become_rates_and_a_history(
-    server: NatsServer, service: MonitorService, name: str
-) -> None:
-    settings = connection_settings({"servers": (server.url,), "timeout": 5})
-    async with connect(settings) as connection:
-        queue = await make_queue(connection, name)
-        await snapshot(service)
-        await publish_jobs(connection, queue, map(str, range(20)))
-
-        async def numbers() -> dict[str, Any]:
-            return next(queue for queue in (await snapshot(service))["queues"] if queue["queue"] == name)
-
-        async def is_stuck() -> bool:
-            current = await numbers()
-            return bool(current["pending"] == 20 and current["state"] == "stuck")
-
-        await eventually(is_stuck)
-        for message in await pull_jobs(connection, queue, 20):
-            await message.ack_sync()
-
-        async def is_working() -> bool:
-            current = await numbers()
-            return bool(current["state"] == "working" and current["out_per_second"] > 0)
-
-        await eventually(is_working)
-        detail = json.loads(await service.queue(CONNECTION, name))
-    assert max(point["pending"] for point in detail["history"]) <= 20
-    assert detail["numbers"]["pending_history"]
-    assert detail["events"] == f"{name}-events"
 
 
 async def test_a_server_that_was_away_is_polled_again(server: NatsServer, service: MonitorService, name: str) -> None:

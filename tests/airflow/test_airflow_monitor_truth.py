@@ -13,7 +13,6 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import (
     JsonPatch,
-    RedriveRequest,
     Selection,
     connect,
     connection_settings,
@@ -124,38 +123,6 @@ async def test_after_a_time_without_viewers_a_healthy_server_is_up_and_its_lette
     await asyncio.sleep(0.5)
     state = await snapshot(service)
     assert (state["state"], state["problem"]) == ("up", None)
-
-
-async def test_wrong_credentials_are_named_and_are_nothing_that_goes_on_by_itself(
-    server: NatsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_connection(server, monkeypatch, "wrong")
-    service = MonitorService(SETTINGS)
-    try:
-
-        async def refused() -> dict[str, Any] | None:
-            state = await snapshot(service)
-            return state if state["state"] != "starting" else None
-
-        state = await eventually(refused, 30)
-        assert (state["state"], state["problem"]["code"]) == ("refused", "JS102")
-    finally:
-        service.stop()
-
-
-async def test_a_redriven_letter_is_shown_with_what_became_of_it(
-    service: MonitorService, connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    await make_terminated_letters(connection, queue, [BODY])
-    assert (await detail(service, name, 1))["state"] == "dead"
-    await redrive_dead_letters(connection, queue, RedriveRequest(why="fixed", who={"person": "Ann Lee"}))
-    shown = await detail(service, name, 1)
-    assert (shown["state"], shown["next"], shown["payload"]) == ("redriven", 2, None)
-    assert [(line["action"], line["user"], line["why"]) for line in shown["audit"]] == [
-        ("redriven", "Ann Lee", "fixed")
-    ]
-    assert "job 2" in shown["now"]
 
 
 async def test_two_api_workers_show_the_same_history_with_gaps_and_all_deaths(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
-from hashlib import sha256
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -13,16 +11,12 @@ import pytest
 from airflow_steps import log_text, succeeded, wait_for
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
-from airflow_provider_jetstream.jetstream import Origin, connect, connection_settings
-from testbed.face import job_id_of, next_message, resolve_origins, stream_info
+from testbed.face import next_message, stream_info
 
 if TYPE_CHECKING:
-    from airflow_steps import Secrets
-
     from airflow_provider_jetstream.jetstream import Connection
     from testbed.airflow import Airflow
     from testbed.face import StoredMessage
-    from testbed.nats_server import NatsServer
 
 
 @pytest.fixture(scope="module")
@@ -67,43 +61,6 @@ async def test_jobs_of_every_form_are_stored(
     assert [n for low, high in result["sequences"] for n in range(low, high + 1)] == [m.sequence for m in messages]
 
 
-async def test_a_job_names_its_origin(connection: Connection, run_id: str) -> None:
-    _, second = await stored(connection, "forms", "forms.as_upstream")
-    origin = Origin("publish_forms", run_id, "as_upstream")
-    # The body states name and advisory; the queue declares no advisory subject, so its content is its identity, with
-    # the run's start: another run of that name publishes jobs of its own.
-    content = sha256(b'["forms.as_upstream", null]\n' + second.data).hexdigest()
-    assert dict(second.headers).keys() == {"Nats-Msg-Id", "Airflow-Task"}
-    assert second.header("Nats-Msg-Id") != origin.message_id(content, 0)
-    assert second.header("Airflow-Task") == origin.key
-    assert await resolve_origins(connection, "forms", "forms_events", [origin.key]) == {origin.key: origin}
-
-
-async def test_a_job_object_keeps_its_subject_id_and_headers(connection: Connection, run_id: str) -> None:
-    (message,) = await stored(connection, "forms", "forms.own")
-    assert message.data == b"own subject"
-    assert (message.header("Job-Id"), message.header("Colour")) == ("mine", "blue")
-    assert message.header("Airflow-Task") == Origin("publish_forms", run_id, "as_jobs").key
-
-
-def test_provisioning_again_changes_nothing(airflow: Airflow, run_id: str) -> None:
-    companions = ["forms_dead", "forms_events", "forms-archive", "forms-audit"]
-    parts = [*(f"stream {name}" for name in companions), "stream forms", "consumer forms/worker"]
-    assert airflow.xcom("publish_forms", run_id, "provision") == [f"create {part}" for part in parts]
-    assert airflow.xcom("publish_forms", run_id, "provision_again") == [f"keep {part}" for part in parts]
-
-
-async def test_path_connection_subject_and_jobs_are_templated(
-    token_nats: NatsServer, secrets: Secrets, run_id: str
-) -> None:
-    # The connection's template names the other server.
-    async with connect(connection_settings({"servers": (token_nats.url,), "token": secrets.token})) as other:
-        text, nested = await stored(other, "templated", "templated.templated")
-    assert text.data == run_id.encode()
-    assert json.loads(nested.data) == {"id": "publish", "nested": ["2"]}
-    assert job_id_of(nested.headers, nested.data, nested.sequence) == "publish"
-
-
 async def test_a_queue_may_be_a_dict_with_templates(airflow: Airflow, connection: Connection, run_id: str) -> None:
     assert "create stream as_as_dict" in airflow.xcom("as_dict", run_id, "provision")
     assert (await stream_info(connection, "as_as_dict"))["state"]["messages"] == 1
@@ -123,14 +80,3 @@ def test_the_serialized_dag_is_the_same_at_every_parse(airflow: Airflow, run_id:
     assert "as_iterator" in rows[0][0]
     assert " at 0x" not in rows[0][0]
     assert airflow.api("GET", "dags/publish_forms/dagVersions")["total_entries"] == 1
-
-
-def test_a_queue_object_has_a_readable_rendered_field(airflow: Airflow, run_id: str) -> None:
-    # The list of a run's tasks has these fields since Airflow 3.3 only.
-    run = f"dags/publish_forms/dagRuns/{quote(run_id)}/taskInstances"
-    names = [task["task_id"] for task in airflow.task_instances("publish_forms", run_id) if task["map_index"] < 0]
-    tasks = {name: airflow.api("GET", f"{run}/{name}") for name in names}
-    shown = tasks["provision"]["rendered_fields"]["work_queue"]
-    assert "name='forms'" in shown
-    assert " at 0x" not in json.dumps([task["rendered_fields"] for task in tasks.values()])
-    assert tasks["as_callable"]["rendered_fields"]["jobs"].endswith(".plain>")

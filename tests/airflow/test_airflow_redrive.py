@@ -9,10 +9,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_states, wait_for, wait_for_states
+from airflow_steps import process_jobs, provisioned, succeeded, wait_for, wait_for_states
 from dags.redrives import LETTERS, queue
 
-from airflow_provider_jetstream.jetstream import connect, find_dead_letters, list_redrives
+from airflow_provider_jetstream.jetstream import connect
 from testbed.face import open_audit, read_range, stream_info
 from testbed.queues import eventually
 
@@ -105,29 +105,6 @@ async def test_the_retry_of_a_killed_process_continues_and_waits_for_the_jobs_of
     assert await stored(connection, "cut_off") == []
 
 
-async def test_a_task_that_is_marked_as_failed_leaves_the_remaining_letters(
-    airflow: Airflow, connection: Connection
-) -> None:
-    airflow.trigger("marked_failed", run_id=RUN)
-    await wait_for_redriven(connection, "marked_failed", 2)
-    path = f"dags/marked_failed/dagRuns/{RUN}/taskInstances/marked_failed"
-    airflow.api("PATCH", path, {"new_state": "failed"})
-
-    def has_stopped() -> bool:
-        return "dead letters, as requested; the others stayed" in log_text(
-            airflow, "marked_failed", RUN, "marked_failed"
-        )
-
-    await asyncio.to_thread(wait_for, has_stopped, "the task to stop", 60)
-    redriven = await redriven_count(connection, "marked_failed", LETTERS)
-    assert 2 <= redriven < LETTERS
-    findings = await find_dead_letters(connection, queue("marked_failed"))
-    messages = await stored(connection, "marked_failed")
-    assert Counter(message.data.decode() for message in messages) == dict.fromkeys(BODIES, 1)
-    assert [letter.sequence for letter in findings.letters] == list(range(redriven + 1, LETTERS + 1))
-    assert task_states(airflow, "marked_failed", RUN) == {"marked_failed": "failed"}
-
-
 async def test_arguments_that_are_rendered_as_text_are_parsed(airflow: Airflow, connection: Connection) -> None:
     await asyncio.to_thread(succeeded, airflow, "as_text", RUN)
     (group,) = airflow.xcom("as_text", RUN, "sense")["groups"]
@@ -154,22 +131,6 @@ async def test_arguments_that_are_rendered_as_text_are_parsed(airflow: Airflow, 
     }
 
 
-async def test_letters_are_changed_by_a_rendered_patch_and_those_that_do_not_fit_are_named(
-    airflow: Airflow, connection: Connection
-) -> None:
-    wait_for_states(airflow, "patched", RUN, {"patched": "failed"})
-    assert "2: operation 1 of the patch, replace /currency: the body has no such place" in log_text(
-        airflow, "patched", RUN, "patched"
-    )
-    assert [message.data for message in await stored(connection, "patched")] == [
-        b'{"f":2}',
-        b'{"f":1.10,"currency":"EUR"}',
-    ]
-    (redrive,) = await list_redrives(connection, queue("patched"))
-    assert redrive.plan["patch"] == '[{"op":"replace","path":"/currency","value":"EUR"}]'
-    assert (redrive.redriven, redrive.failed, redrive.who["person"]) == (1, 1, "admin")
-
-
 async def test_a_task_that_is_cleared_after_its_success_starts_a_new_redrive(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection
 ) -> None:
@@ -190,12 +151,3 @@ async def test_a_task_that_is_cleared_after_its_success_starts_a_new_redrive(
     assert first["run"] == second["run"]
     assert (first["redriven"], first["to_sequences"]) == (1, [[2, 2]])
     assert (second["redriven"], second["to_sequences"], second["resumed"]) == (1, [[4, 4]], 0)
-
-
-async def test_each_mapped_instance_redrives_its_own_letters(airflow: Airflow, connection: Connection) -> None:
-    await asyncio.to_thread(succeeded, airflow, "by_index", RUN)
-    results = [airflow.xcom("by_index", RUN, "by_index", map_index=index) for index in range(3)]
-    assert [result["from_sequences"] for result in results] == [[[1, 1]], [[2, 2]], [[3, 4]]]
-    assert len({result["run"] for result in results}) == 3
-    messages = await stored(connection, "by_index")
-    assert Counter(message.data.decode() for message in messages) == dict.fromkeys(BODIES[:4], 1)

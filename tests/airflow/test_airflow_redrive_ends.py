@@ -52,17 +52,6 @@ def _ended(**outcomes: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_a_job_that_died_again_is_counted_as_such(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
-) -> None:
-    await make_letters(settings, queue, b"one")
-    task = asyncio.create_task(run(queue, deferrable=False, **WAITING))
-    await process_jobs(settings, queue, 1, fail=True)
-    result = await task
-    assert _said_by(result) == _ended(died_again=1) | {"redriven": 1} == await _said_by_the_audit(connection, queue)
-
-
-@pytest.mark.slow
 async def test_so_it_is_after_a_deferral(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
@@ -92,13 +81,6 @@ async def test_so_it_is_in_waves_and_in_an_order(
     await process_jobs(settings, queue, 1)
     result = await task
     assert _said_by(result) == _ended(completed=1) | {"redriven": 1} == await _said_by_the_audit(connection, queue)
-
-
-async def test_one_without_letters_is_finished(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
-) -> None:
-    result = await run(queue, deferrable=False, **WAITING)
-    assert _said_by(result) == _ended() | {"redriven": 0} == await _said_by_the_audit(connection, queue)
 
 
 async def test_an_end_that_was_recorded_before_is_the_tasks_too(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -17,13 +16,11 @@ from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     Repair,
-    Selection,
     WorkQueue,
     abort_redrive,
     connect,
     find_dead_letters,
     list_redrives,
-    read_redrive,
 )
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
@@ -34,7 +31,6 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.deferral import TaskDeferred
 from testbed.face import read_range, take_redrive_lease
-from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,18 +145,6 @@ async def test_a_patch_is_shown_with_its_differences_and_refused_where_it_cannot
             operator(queue, **wrong)
 
 
-@pytest.mark.slow
-async def test_parking_takes_letters_out_of_circulation_with_a_reason(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
-) -> None:
-    await make_letters(settings, queue, b"poison")
-    result = await run(queue, max_redrives=0, why="poison")
-    assert (result["redriven"], result["parked"]) == (0, 1)
-    assert await jobs(connection, queue) == {}
-    (parked,) = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
-    assert (parked.body, parked.parked) == (b"poison", "poison")
-
-
 def repair(letter: DeadLetter) -> Repair | None:
     """Repair a letter, or fail, as its body says."""
     match letter.body:
@@ -213,26 +197,6 @@ async def test_a_task_that_is_killed_leaves_the_remaining_letters(
     assert await jobs(connection, queue) == {3: b"three", 4: b"four", 5: b"one", 6: b"two"}
     result = await run(queue, try_number=2)
     assert (result["redriven"], result["resumed"]) == (4, 2)
-
-
-@pytest.mark.slow
-async def test_a_retry_waits_for_the_jobs_of_the_try_before(
-    settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
-) -> None:
-    await make_letters(settings, queue, b"one", b"two")
-    with pytest.raises(DeadlineError, match=r"found 2 of \w+ that did not .*; a retry goes on waiting"):
-        await run(queue, **WAITING)
-    # It ends while no try is running.
-    await process_jobs(settings, queue, 1)
-    with pytest.raises(DeadlineError, match="found 1 of"):
-        await run(queue, try_number=2, **WAITING)
-    await process_jobs(settings, queue, 1)
-    result = await run(queue, try_number=3, **WAITING)
-    assert (result["redriven"], result["resumed"], result["completed"]) == (2, 2, 2)
-    output = capsys.readouterr().out
-    assert "2 dead letters redriven (2 by earlier tries)" in output
-    # The redrive has ended, so a cleared task starts a new one.
-    assert (await run(queue, try_number=4, **WAITING))["redriven"] == 0
 
 
 async def test_a_deferred_retry_waits_for_the_jobs_of_the_try_before(
@@ -367,20 +331,3 @@ async def test_an_aborted_redrive_fails_its_task_and_a_gate_is_not_awaited_for_e
     with pytest.raises(AirflowFailException, match=f"{redrive.id} was aborted: abort by Ann Lee: enough"):
         await run(queue, try_number=2, **arguments)
     assert len(await list_redrives(connection, queue)) == 1
-
-
-# An application of Spark takes half a minute to start.
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["python", "spark"] if os.environ.get("FAULTS") == "full" else ["python"])
-async def test_a_redrive_without_waves_that_a_person_aborts_is_not_begun_anew_by_a_retry(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, engine: str
-) -> None:
-    await make_letters(settings, queue, b"one", b"two", b"three", b"four")
-    running = asyncio.create_task(run(queue, rate=0.5, engine=engine, protocol="copy"))
-    begun = await eventually(lambda: list_redrives(connection, queue), 90)
-    await abort_redrive(connection, queue, begun[0].id, who="Ann Lee", why="enough")
-    with pytest.raises(AirflowFailException, match=f"{begun[0].id} was aborted: abort by Ann Lee: enough"):
-        await running
-    ended = await read_redrive(connection, queue, begun[0].id)
-    assert (ended.engine, ended.state, ended.who["task_id"]) == (engine, "aborted", "task")
-    assert len((await find_dead_letters(connection, queue)).letters) == 4 - ended.redriven > 0

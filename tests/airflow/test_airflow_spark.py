@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for, wait_for_states
+from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for
 
 from airflow_provider_jetstream.jetstream import WorkQueue, find_dead_letters
 from testbed.ledger import read_ledger
@@ -129,10 +129,3 @@ async def test_the_application_of_a_task_that_is_marked_as_failed_ends(airflow: 
         )
 
     await asyncio.to_thread(wait_for, has_stopped, "the task to log it", 30)
-
-
-def test_an_unreachable_master_fails_the_task_in_time(airflow: Airflow, elsewhere: str) -> None:
-    wait_for_states(airflow, "spark_elsewhere", elsewhere, {"spark_elsewhere": "failed"}, timeout=90)
-    log = log_text(airflow, "spark_elsewhere", elsewhere, "spark_elsewhere")
-    assert "JS521 expected a Spark master at spark://127.0.0.1:" in log
-    assert "start it, or correct host and port of the Spark connection" in log

@@ -71,18 +71,6 @@ async def test_statsd_without_tags_has_the_queue_in_the_name(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-async def test_labels_are_statsds_tags_where_airflow_sends_tags(tmp_path: Path) -> None:
-    with received_statsd() as gauges:
-        send(tmp_path, **statsd(gauges.port), AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED="True")
-        await eventually(lambda: len(gauges.of("jetstream_queue_dead_letters")) == 2)
-        assert gauges.of("died_again") == {"airflow.jetstream_redrive_letters,queue=orders,outcome=died_again": [6]}
-        # Airflow sends nothing at all with another character.
-        assert gauges.of("dead_letters") == {
-            f"airflow.jetstream_queue_dead_letters,queue={queue}": [87] for queue in ("orders", "Z_rich_orders")
-        }
-
-
-@pytest.mark.slow
 def test_labels_are_attributes_of_opentelemetry_and_the_end_of_the_process_loses_nothing(tmp_path: Path) -> None:
     with received_otlp() as gauges:
         send(

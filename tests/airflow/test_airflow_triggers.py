@@ -39,17 +39,6 @@ async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
     return await provisioned(settings, queue_of(name))
 
 
-async def test_the_serialized_form_is_small_and_recreates_the_trigger(
-    connection: NatsPyConnection, queue: WorkQueue, secrets: Secrets
-) -> None:
-    trigger = await completion_trigger(connection, queue, 1, sequences=[[1, 10_000]])
-    path, kwargs = trigger.serialize()
-    stored = json.dumps(kwargs)
-    assert len(stored) < 4096
-    assert not any(secret in stored for secret in secrets.all())
-    assert recreated(trigger).serialize() == (path, json.loads(stored))
-
-
 async def test_two_copies_at_once_and_a_later_one_fire_the_same_event(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
@@ -64,15 +53,6 @@ async def test_two_copies_at_once_and_a_later_one_fire_the_same_event(
     assert (first["report"]["completed"], first["report"]["completed_sequences"]) == (3, [[1, 3]])
 
 
-async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
-    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
-) -> None:
-    trigger = await completion_trigger(connection, queue, 3)
-    await process_jobs(settings, queue, 1, fail=True)
-    event = await event_of(trigger)
-    assert (event["status"], event["report"]["dead"], event["report"]["awaited"]) == ("ended", 1, 2)
-
-
 @pytest.mark.slow
 async def test_the_deadline_fires_an_event_with_the_missing_jobs(
     connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
@@ -83,26 +63,6 @@ async def test_the_deadline_fires_an_event_with_the_missing_jobs(
     event = await event_of(trigger)
     assert (event["status"], event["queue"], event["missing"]) == ("timeout", queue.name, [[3, 5]])
     assert event["report"]["completed"] == 2
-
-
-async def test_jobs_that_ended_while_no_triggerer_ran_count_after_the_deadline_too(
-    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
-) -> None:
-    trigger = await completion_trigger(connection, queue, 2, deadline=time.time() - 1)
-    await process_jobs(settings, queue, 2)
-    assert (await event_of(trigger))["status"] == "ended"
-
-
-async def test_a_deleted_stream_fires_an_error(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    trigger = await completion_trigger(connection, queue, 1)
-    assert queue.events is not None
-    await connection.api(f"STREAM.DELETE.{queue.events.name}")
-    event = await event_of(trigger)
-    assert event["status"] == "error"
-    assert event["message"] == (
-        f"JS113 expected stream {queue.events.name} on the server, found none: provision the queue first, or check the"
-        " name"
-    )
 
 
 async def test_a_wrong_password_fires_an_error_that_does_not_contain_it(
@@ -190,17 +150,6 @@ async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
     assert time.monotonic() - started >= 1.5
 
 
-async def test_the_event_of_a_trigger_that_was_taken_over_is_not_delayed(
-    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A delay would outlast the test.
-    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_SHORTEST_MARGIN, 3600.0)
-    monkeypatch.setattr(seams.EARLY_FIRE_GUARD_LONGEST_MARGIN, 3600.0)
-    trigger = await completion_trigger(connection, queue, 1)
-    await process_jobs(settings, queue, 1)
-    assert (await event_of(trigger))["status"] == "ended"
-
-
 def dead_letter_trigger(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
     arguments = {
         "nats_conn_id": "nats_default",
@@ -210,26 +159,6 @@ def dead_letter_trigger(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
         "deferred_at": time.time() - LONG_AGO,
     }
     return DeadLetterTrigger(**{**arguments, **kwargs})
-
-
-@pytest.mark.slow
-async def test_copies_of_a_dead_letter_trigger_fire_the_same_event_at_min_count(
-    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, secrets: Secrets
-) -> None:
-    trigger = dead_letter_trigger(queue)
-    assert recreated(trigger).serialize() == trigger.serialize()
-    assert not any(secret in json.dumps(trigger.serialize()) for secret in secrets.all())
-    for _ in range(2):
-        await connection.client.jetstream().publish(queue.name, b"job")
-    running = [asyncio.create_task(event_of(copy)) for copy in (trigger, recreated(trigger))]
-    await process_jobs(settings, queue, 1, fail=True)
-    done, _ = await asyncio.wait(running, timeout=0.5)
-    assert not done
-    await process_jobs(settings, queue, 1, fail=True)
-    first, second = await asyncio.gather(*running)
-    assert (first["status"], second["status"]) == ("found", "found")
-    for summary in (first["found"], second["found"]):
-        assert (summary["dead"], summary["sequences"], summary["dismissed"]) == (2, [[1, 2]], {})
 
 
 @pytest.mark.slow
@@ -266,12 +195,6 @@ async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
         ({"error_class": "ValueError"}, 2),
         ({"error_class": None}, 1),
     ]
-
-
-async def test_a_dead_letter_trigger_fires_an_error_for_a_missing_queue(name: str) -> None:
-    event = await event_of(dead_letter_trigger(queue_of(name)))
-    assert event["status"] == "error"
-    assert event["message"].startswith(f"JS113 expected stream {name} on the server, found none")
 
 
 async def test_a_sensor_looks_before_it_defers_only_at_few_entries(

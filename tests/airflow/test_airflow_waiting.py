@@ -73,21 +73,6 @@ def test_a_timeout_names_the_missing_jobs_and_is_retried(airflow: Airflow, task_
     assert ("Pausing task as DEFERRED" in log) == (task_id == "late_deferred")
 
 
-def test_a_redrive_that_times_out_is_retried_too(airflow: Airflow) -> None:
-    wait_for_states(airflow, "too_late", RUN, {"late_redrive": "up_for_retry"})
-    assert (
-        "DeadlineError: expected every job to end within 0:00:04, found 1 of late_redrive that did not (sequences 2):"
-        " see whether workers take them, or raise wait_timeout; a retry goes on waiting"
-    ) in log_text(airflow, "too_late", RUN, "late_redrive")
-
-
-def test_a_redrive_without_an_audit_is_refused_and_not_retried(airflow: Airflow) -> None:
-    wait_for_states(airflow, "too_late", RUN, {"unaudited": "failed"})
-    assert "expected an audit of unaudited, found none: nothing is redriven that isn't recorded before" in log_text(
-        airflow, "too_late", RUN, "unaudited"
-    )
-
-
 def test_a_retry_publishes_nothing_twice_and_resumes_waiting(airflow: Airflow, settings: ConnectionSettings) -> None:
     airflow.trigger("full", run_id=RUN)
     wait_for_states(airflow, "full", RUN, {"full": "up_for_retry"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tools.release import build, check_installed, check_metadata, content_problems, open_points, project_version
+from tools.release import build, check_installed, check_metadata, content_problems, project_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,9 +52,3 @@ def test_what_files_lack_is_found(tmp_path: Path) -> None:
     assert "only one of the two has airflow_provider_jetstream/a.py" in found
     assert "the README links to docs/a.md" in found
     assert not any("b.org" in problem for problem in found)
-
-
-def test_what_is_left_to_do_is_said() -> None:
-    assert all(
-        point.startswith(("set the repository's address", "give the unreleased changes")) for point in open_points()
-    )

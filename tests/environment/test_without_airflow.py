@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +10,8 @@ import pytest
 from testbed.environments import ROOT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.group("environment without Airflow")
@@ -28,18 +29,6 @@ def _fails(*command: str | Path) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2, done
     return done.stderr
-
-
-def test_the_bare_environment_has_no_extras(bare: Path) -> None:
-    extras = ("airflow", "pyspark", "pyarrow", "pandas", "prometheus_client")
-    code = f"import importlib.util; print([name for name in {extras} if importlib.util.find_spec(name)])"
-    assert _run(bare, "-I", "-c", code).strip() == "[]"
-
-
-@pytest.mark.smoke
-def test_the_bare_environment_imports_the_installed_package_not_the_sources(bare: Path) -> None:
-    location = _run(bare, "-I", "-c", f"import {_PACKAGE}; print({_PACKAGE}.__file__)").strip()
-    assert Path(location).is_relative_to(bare.parent.parent)
 
 
 def test_every_module_of_the_core_and_the_worker_imports_without_airflow(bare: Path) -> None:

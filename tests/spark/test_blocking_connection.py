@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -14,7 +13,7 @@ from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_
 from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError
+from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from testbed.face import Headers
 
@@ -86,31 +85,6 @@ async def test_every_reader_reads_the_same_range(
 
 
 @pytest.mark.slow
-async def test_reading_continues_after_an_answer_that_ends_early_for_its_size(
-    blocking: BlockingConnection, settings: ConnectionSettings, name: str
-) -> None:
-    async def make_large() -> None:
-        await blocking.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
-        for number in range(12):
-            await store(blocking, f"{name}.{number}", bytes([number]) * 900_000)
-        await blocking.discover_capabilities([name])
-
-    await run(blocking, make_large())
-    whole = await read_on_event_loop(settings, name)
-    assert [len(message.data) for message in await run(blocking, read(blocking, name))] == [900_000] * 12
-    assert await run(blocking, read(blocking, name)) == whole
-
-    async def read_prefetched() -> list[StoredMessage | None]:
-        subjects = [f"{name}.{number}" for number in range(12)]
-        async with blocking.prefetch([ReadPlan(name, range(1, 13), subjects)]):
-            by_sequence = [await get_message(blocking, name, number) for number in range(1, 13)]
-            assert [await last_message(blocking, name, subject) for subject in subjects] == by_sequence
-            return by_sequence
-
-    assert await run(blocking, read_prefetched()) == whole
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("sequences", [range(200, 400), range(1, COUNT + 10, 17)])
 async def test_prefetched_messages_equal_the_stored_ones_and_are_dropped_afterwards(
@@ -132,26 +106,6 @@ async def test_prefetched_messages_equal_the_stored_ones_and_are_dropped_afterwa
         assert await get_message(blocking, name, sequences[10]) is None
 
     await run(blocking, read_prefetched())
-
-
-async def test_a_missing_stream_is_named(blocking: BlockingConnection, name: str) -> None:
-    await run(blocking, blocking.discover_capabilities([name]))
-    with pytest.raises(NotFoundError, match=f"expected stream {name}"):
-        await run(blocking, get_message(blocking, name, 1))
-
-
-async def test_an_answer_with_another_spelling_is_decoded_as_json(blocking: BlockingConnection, name: str) -> None:
-    await run(blocking, make_stream(blocking, name, allow_direct=False))
-    subject = f'{name}.a"b\\c'
-
-    async def store_and_read() -> StoredMessage | None:
-        body = json.dumps({"not": "plain"}).encode()
-        ack = await store(blocking, subject, body)
-        return await get_message(blocking, name, ack.sequence)
-
-    message = await run(blocking, store_and_read())
-    assert message
-    assert (message.subject, json.loads(message.data)) == (subject, {"not": "plain"})
 
 
 @pytest.mark.slow

@@ -135,18 +135,6 @@ def test_a_frame_changes_the_columns_that_it_has_and_no_others(
     assert sorted(again.gone) == [1, 2, 3, 4, 5, 6]
 
 
-def test_all_tasks_together_keep_the_rate(spark: SparkSession, connection_options: dict[str, str], name: str) -> None:
-    queue = make_letters(connection_options, name, 400)
-    request = RedriveRequest(protocol=Protocol.COPY, rate=200)
-    report = redrive_letters(spark, sequences(spark, 1, 400), queue, request, connection_options, tasks=2)
-    assert len(report.redriven) == 400
-    stored = sorted(message.stored_at for message in stored_messages(connection_options, name))
-    assert (stored[-1] - stored[0]).total_seconds() >= 1.8
-    # In a second up to the letters of 0.18 seconds more, and one for each task.
-    for first, later in zip(stored, stored[238:], strict=False):
-        assert (later - first).total_seconds() >= 1
-
-
 def test_letters_are_parked_after_some_redrives_and_can_be_redriven_from_there(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
@@ -191,22 +179,6 @@ def test_a_selection_by_task_redrives_the_letters_whose_headers_hold_its_key(
     assert report.failed == dict.fromkeys((5, 6), "the request's selection excludes it")
 
 
-def test_a_preview_changes_nothing(spark: SparkSession, connection_options: dict[str, str], name: str) -> None:
-    queue = make_letters(connection_options, name, 20)
-    frame = sequences(spark, 1, 20).withColumn("body", f.when(f.col("sequence") == 1, f.lit("one")))
-    jobs, entries = stored_messages(connection_options, name), stored_messages(connection_options, f"{name}-dead")
-    preview = preview_letters(spark, frame, queue, RedriveRequest(rate=1), connection_options)
-    assert (preview.redriven, preview.parked, preview.failures) == (20, 0, 0)
-    assert sum(group.count for group in preview.groups.values()) == 20
-    assert [letter["sequence"] for letter in preview.sample] == [1, 2, 3, 4, 5]
-    assert preview.sample[0]["body"] == "one"
-    assert (stored_messages(connection_options, name), stored_messages(connection_options, f"{name}-dead")) == (
-        jobs,
-        entries,
-    )
-    assert letter_records(connection_options, queue) == []
-
-
 def test_without_an_audit_nothing_is_redriven(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
@@ -215,27 +187,6 @@ def test_without_an_audit_nothing_is_redriven(
         with pytest.raises(RedriveRequestError, match=f"^expected an audit of {name}, found none"):
             operation(spark, sequences(spark, 1, 3), queue, None, connection_options)
     assert len(stored_messages(connection_options, name)) == 3
-
-
-def test_a_stopped_redrive_leaves_the_other_letters_and_can_be_resumed(
-    spark: SparkSession, connection_options: dict[str, str], name: str
-) -> None:
-    queue = make_letters(connection_options, name, 300)
-    request = RedriveRequest(protocol=Protocol.COPY, run="stopped", rate=60)
-
-    def some_are_done() -> bool:
-        return any(message.sequence > 300 for message in stored_messages(connection_options, name))
-
-    report = redrive_letters(spark, sequences(spark, 1, 300), queue, request, connection_options, stopped=some_are_done)
-    assert report.cancelled
-    done = [message.sequence for message in stored_messages(connection_options, name) if message.sequence > 300]
-    assert 0 < len(done) < 300
-    assert len(report.redriven) == len(done)
-    again = RedriveRequest(protocol=Protocol.COPY, run="stopped")
-    report = redrive_letters(spark, sequences(spark, 1, 300), queue, again, connection_options)
-    assert (report.cancelled, report.failures) == (False, 0)
-    assert sorted(report.redriven) == list(range(1, 301))
-    assert waiting_jobs(connection_options, queue) == Counter(range(1, 301))
 
 
 def test_jobs_that_are_no_longer_dead_letters_are_left_unchanged(

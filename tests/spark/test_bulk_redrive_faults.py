@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pytest
 from bulk_letters import letter_records, make_letters, stored_messages, waiting_jobs
 from bulk_tasks import begin_task
-from driver_processes import driver_process, read_message, resume
 from failing_tasks import FailingTask, KilledTask
-from process_killer import kill_executor
-from spark_streams import open_stream
 
 from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest, connect, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
@@ -36,11 +30,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
-    from testbed.nats_server import NatsServer
 
 COUNT = 800
-# Some seconds of work, so that there is time to kill an executor.
-MANY = 12_000
 PROTOCOLS = [Protocol.COPY, Protocol.ATOMIC]
 
 
@@ -69,31 +60,6 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
     records = letter_records(connection_options, queue)
     assert {record.sequence: record.new_sequence for record in records} == dict(report.redriven)
     assert len(records) == COUNT
-    assert stored_messages(connection_options, f"{name}-dead") == []
-
-
-# Two JVMs and half a minute for each.
-@pytest.mark.jvm
-@pytest.mark.parametrize("protocol", PROTOCOLS if os.environ.get("FAULTS") == "full" else PROTOCOLS[:1])
-def test_a_killed_executor_neither_loses_nor_repeats_a_letter(
-    nats: NatsServer, connection_options: dict[str, str], name: str, tmp_path: Path, protocol: Protocol
-) -> None:
-    queue = make_letters(connection_options, name, MANY, atomic_redrive=protocol == Protocol.ATOMIC)
-    declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-
-    def some_are_done() -> bool:
-        with open_stream({**connection_options, "stream": name}) as stream:
-            return stream.info().last > MANY + MANY // 10
-
-    arguments = (json.dumps(connection_options), declared, json.dumps({"protocol": protocol.value}), str(MANY))
-    with driver_process("cluster_redrive.py", *arguments, log=tmp_path / "driver.log") as driver:
-        assert read_message(driver) == {"ready": 10}
-        resume(driver)
-        kill_executor(driver.pid, int(urlsplit(nats.url).port or 0), some_are_done)
-        assert read_message(driver) == {"redriven": MANY, "gone": 0, "failed": {}}
-    assert waiting_jobs(connection_options, queue) == Counter(range(1, MANY + 1))
-    records = letter_records(connection_options, queue)
-    assert Counter(record.sequence for record in records) == Counter(range(1, MANY + 1))
     assert stored_messages(connection_options, f"{name}-dead") == []
 
 

@@ -52,13 +52,6 @@ def test_a_bulk_redrive_does_nothing_while_another_operation_has_the_lease(
     assert len(stored_messages(connection_options, name)) == COUNT
 
 
-def test_a_bulk_redrive_releases_the_lease(spark: SparkSession, connection_options: dict[str, str], name: str) -> None:
-    queue = make_letters(connection_options, name, COUNT)
-    rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
-    assert len(redrive_letters(spark, rows, queue, AT_ONCE, connection_options).redriven) == COUNT
-    take(connection_options, queue)
-
-
 @pytest.mark.usefixtures("short_leases")
 def test_the_driver_renews_its_lease_for_as_long_as_its_tasks_work(
     connection_options: dict[str, str], name: str

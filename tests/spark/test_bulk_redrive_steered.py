@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from bulk_letters import letter_records, make_letters, waiting_jobs
 
 from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
-    abort_redrive,
     connect,
     find_dead_letters,
     list_redrives,
@@ -96,19 +94,6 @@ def test_a_redrive_right_after_a_death_says_what_it_waits_for_and_can_be_stopped
     assert len(letters_of(connection_options, queue)) == 10
 
 
-def test_a_redrive_long_after_the_deaths_waits_for_nothing(
-    spark: SparkSession, connection_options: dict[str, str], name: str
-) -> None:
-    queue = make_letters(connection_options, name, 10, consumer={"ack_wait": "100ms"})
-    said: list[str] = []
-    time.sleep(0.2)
-    report = redrive_letters(
-        *(spark, rows(spark, 10), queue, None, connection_options), progress=lambda found: said.append(found.waiting)
-    )
-    assert len(report.redriven) == 10
-    assert not any(said)
-
-
 def letters_of(options: dict[str, str], queue: WorkQueue) -> list[int]:
     async def find() -> list[int]:
         async with connect(socket_settings(options)) as connection:
@@ -159,29 +144,6 @@ def test_a_bulk_redrive_is_listed_paused_and_resumed(
     assert (finished.id, finished.state, finished.redriven, finished.report["redriven"]) == (
         *(begun.id, "finished", COUNT, COUNT),
     )
-
-
-def test_an_aborted_bulk_redrive_leaves_the_others_and_its_key_begins_another(
-    spark: SparkSession, connection_options: dict[str, str], name: str
-) -> None:
-    queue = make_letters(connection_options, name, COUNT)
-
-    async def steer(connection: NatsPyConnection) -> Redrive:
-        begun = await reached(connection, queue, "running")
-        return await abort_redrive(connection, queue, begun.id, who="Ann Lee", why="enough")
-
-    request = RedriveRequest(rate=60, run="aborted")
-    report, begun = steering(
-        connection_options,
-        lambda: redrive_letters(spark, rows(spark, COUNT), queue, request, connection_options),
-        steer,
-    )
-    assert (report.state, report.cancelled, report.reason) == ("aborted", True, "abort by Ann Lee: enough")
-    assert len(report.redriven) < COUNT
-    again = redrive_letters(spark, rows(spark, COUNT), queue, RedriveRequest(run="aborted"), connection_options)
-    assert (again.state, again.redrive != begun.id, again.resumed) == ("finished", True, 0)
-    assert len(again.redriven) + len(report.redriven) == COUNT
-    assert waiting_jobs(connection_options, queue) == Counter(range(1, COUNT + 1))
 
 
 def test_a_bulk_redrive_in_waves_stops_at_its_gate_and_goes_on(

@@ -32,33 +32,6 @@ def test_gaps_are_skipped(stream_options: dict[str, str], stream: SourceStream, 
     assert read_all(stream_options, first=120, last=200) == []
 
 
-def test_a_wide_gap_needs_few_requests(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream, allow_direct=False)
-    publish(stream, [(f"{stream.name}.a", None, b"first")])
-    stream.api(f"STREAM.PURGE.{stream.name}", {})
-    # A purge to a sequence beyond the end makes a gap of any width.
-    stream.api(f"STREAM.PURGE.{stream.name}", {"seq": 1_000_000})
-    before = stream.api("INFO")["api"]["total"]
-    publish_numbers(stream, 3)
-    rows = read_all({**stream_options, "fetchMethod": "api", "failOnDataLoss": "false"}, first=1)
-    assert _numbers(rows) == [0, 1, 2]
-    assert stream.api("INFO")["api"]["total"] - before < 150
-
-
-def test_a_read_fails_where_the_stream_was_recreated(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 10)
-    old = stream.info()
-    stream.api(f"STREAM.DELETE.{stream.name}")
-    make_stream(stream)
-    publish_numbers(stream, 10)
-    assert stream.info().created != old.created
-    options = read_options(stream_options, "read")
-    (task,) = plan_ranges(1, 10, options, old, "consumer", ())
-    with pytest.raises(DataLossError, match="deleted and recreated"):
-        list(read_range(stream_options, options, RequestedColumns(("seq",), (True,)), task))
-
-
 def test_messages_purged_after_planning_are_reported(
     stream_options: dict[str, str], stream: SourceStream, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ from letter_queue import KEYED, mixed_queue
 
 from airflow_provider_jetstream.jetstream import (
     Findings,
-    Origin,
     Reason,
     Selection,
     connect,
@@ -74,24 +73,3 @@ def test_spark_reads_the_letters_that_a_scan_finds(
     expected = as_valid(find(nats, mixed, Selection.of(select)).letters)
     letters = letters_of(read_letters(spark, mixed.name, {"servers": nats.url}, select))
     assert letters == expected
-
-
-def test_every_kind_of_death_is_read(spark: SparkSession, nats: NatsServer, mixed: WorkQueue) -> None:
-    rows = read_letters(spark, mixed, {"servers": nats.url}, lost=True).collect()
-    assert sorted((row.reason, row.body_source, row.state) for row in rows) == [
-        ("deadline", "queue", "circulating"),
-        *[("max_deliveries", "queue", "circulating")] * 5,
-        ("orphan", "queue", "circulating"),
-        ("orphan", "queue", "circulating"),
-        ("terminated", "archive", "circulating"),
-        ("terminated", "copy", "circulating"),
-        ("terminated", "gone", "lost"),
-    ]
-    (lost,) = [row for row in rows if row.state == "lost"]
-    assert (lost.body, lost.subject, lost.explanation) == (None, None, "gone for good")
-    (archived,) = [row for row in rows if row.body_source == "archive"]
-    assert (archived.dag_id, archived.task_id, archived.map_index) == ("prints/nightly", "publish", 3)
-    keyed = [row for row in rows if row.reason == "orphan" or row.body_source == "copy"]
-    assert {Origin(row.dag_id, row.run_id, row.task_id, row.map_index) for row in keyed} == {KEYED}
-    (parked,) = read_letters(spark, mixed, {"servers": nats.url}, {"parked": True}).collect()
-    assert (parked.dag_id, parked.state) == (KEYED.dag_id, "parked")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from html.parser import HTMLParser
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,10 +16,8 @@ from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream import DeadLetter, Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import origin_of
-from airflow_provider_jetstream.spark import read_snapshot, repair, snapshot, triage, write_report
+from airflow_provider_jetstream.spark import repair, snapshot, triage, write_report
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
-from airflow_provider_jetstream.spark.dead_letters.report.charts import stacked_columns
-from airflow_provider_jetstream.spark.dead_letters.report.html import ReportPage, Table
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
 from testbed.face import BodySource
 
@@ -82,19 +79,6 @@ class _PageParser(HTMLParser):
         self.texts.append(data)
 
 
-def test_a_snapshot_is_partitioned_by_day_of_death_and_reads_back_complete(
-    spark: SparkSession, letters: DataFrame
-) -> None:
-    (path,) = {file.split("/day=")[0] for file in letters.inputFiles()}
-    days = {re.findall(r"day=([0-9-]+)", file)[0] for file in letters.inputFiles()}
-    assert days == {"2026-11-18", "2026-11-19", "2026-11-20", "2026-11-21", "2026-11-25"}
-    again = read_snapshot(spark, path)
-    assert again.count() == _COUNT + 2
-    assert again.where(f.to_date("died_at") != f.col("day")).count() == 0
-    row = again.where("sequence = 3").collect()[0]
-    assert (bytes(row.body), row.job_id, row.map_index, row.state) == (b"3", "3", 3, "circulating")
-
-
 def test_an_empty_snapshot_can_be_read(spark: SparkSession, letters: DataFrame, tmp_path: Path) -> None:
     empty = snapshot(letters.where("sequence < 0").drop("day"), str(tmp_path / "empty"))
     assert empty.count() == 0
@@ -138,37 +122,6 @@ def test_the_page_shows_all_letters_and_contains_nothing_that_runs(letters: Data
     data = letters.sparkSession.read.parquet(summary.data)
     assert data.count() == _COUNT + 2
     assert not {"body", "headers"} & set(data.columns)
-
-
-@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 2), (7, 30), (144_000, 73), (9_900_000, 96), (0, 5)])
-def test_the_labels_of_a_chart_fit(count: int, columns: int) -> None:
-    buckets = [(f"2026-11-{number:03}", {"orphan": count}) for number in range(columns)]
-    svg = stacked_columns(buckets, ["orphan"], "Deaths")
-    # Characters of 12 px, in usual fonts.
-    labels = [
-        (float(text.attrib["x"]), len(text.text or "") * 7.0, text.attrib["text-anchor"], text.text or "")
-        for text in svg.iter("text")
-    ]
-    below = [(x - width / 2, x + width / 2) for x, width, anchor, _ in labels if anchor == "middle"]
-    assert len(below) >= min(columns, 2)
-    assert below[0][0] >= 0
-    assert below[-1][1] <= 960
-    assert all(end < start for (_, end), (start, _) in pairwise(below))
-    beside = [(x - width, text) for x, width, anchor, text in labels if anchor == "end"]
-    assert all(x >= 0 for x, _ in beside)
-    numbers = [int(text.replace(",", "")) for _, text in beside]
-    # No gap of half a chart above the highest column.
-    assert numbers[-1] >= count > numbers[-1] * 0.5 or count == 0
-    assert numbers == sorted(set(numbers))
-
-
-def test_names_are_broken_between_their_parts() -> None:
-    name = "billing.gateways.errors.PaymentGatewayTimeoutError"
-    page = ReportPage("t", [], {}, [], tables=[Table("Error classes", ["error class"], [([name], 1)])]).html()
-    assert "billing.<wbr>gateways.<wbr>errors.<wbr>Payment<wbr>Gateway<wbr>Timeout<wbr>Error" in page
-    parsed = _PageParser()
-    parsed.feed(page)
-    assert name in "".join(parsed.texts)
 
 
 def test_a_link_that_could_run_code_is_refused(letters: DataFrame, tmp_path: Path) -> None:

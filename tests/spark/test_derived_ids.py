@@ -79,13 +79,6 @@ def test_rows_in_any_order_have_the_same_ids(rows: list[Row], dice: random.Rando
     assert len(derived) == len({*derived}) == sum(row.get("msg_id") is None for row in rows)
 
 
-@given(st.lists(_ROWS, max_size=12), st.randoms(use_true_random=False))
-def test_what_is_not_sent_does_not_change_the_ids_of_what_is(rows: list[Row], dice: random.Random) -> None:
-    sent = [row for row, (_, message) in zip(rows, _encode(rows), strict=True) if not isinstance(message, str)]
-    messages = [found for found in _encode(dice.sample(rows, len(rows))) if not isinstance(found[1], str)]
-    assert Counter(messages) == Counter(_encode(sent))
-
-
 def test_rows_that_differ_in_anything_that_is_stored_have_different_ids() -> None:
     pair = {"key": "One", "value": "1"}
     rows: list[Row] = [
@@ -105,20 +98,6 @@ def test_rows_that_differ_in_anything_that_is_stored_have_different_ids() -> Non
     assert {row_id.split(":")[2] for row_id in ids} == {"0"}
     assert len({*ids}) == len(rows)
     assert not {*ids} & {row_id for row_id, _ in _encode(rows, identity="write:1")}
-
-
-def test_rows_that_make_the_same_message_are_numbered() -> None:
-    rows: list[Row] = [
-        {"value": None, "subject": None, "headers": None},
-        {"value": b"", "subject": _SUBJECT, "headers": []},
-        {"value": b"", "subject": _SUBJECT, "headers": [{"key": "Nats-TTL", "value": "1s"}]},
-        {"value": b"", "subject": _SUBJECT, "headers": None, "msg_id": "mine"},
-        {"value": b"", "subject": _SUBJECT, "headers": None},
-    ]
-    found = _encode(rows, null_is_empty=True, drop_nats_headers=True)
-    ids = [row_id for row_id, _ in found]
-    assert [row_id.split(":")[2] for row_id in ids if row_id != "mine"] == ["0", "1", "2", "3"]
-    assert len({row_id.split(":")[3] for row_id in ids if row_id != "mine"}) == 1
 
 
 @pytest.mark.slow

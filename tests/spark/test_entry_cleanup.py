@@ -81,14 +81,6 @@ def test_entries_of_other_letters_stay(
     assert stored_entries(connection_options, queue) == other_entries(scan, redriven)
 
 
-def test_entries_stored_after_the_scan_stay(connection_options: dict[str, str], queue: WorkQueue) -> None:
-    scan = scan_queue(connection_options, queue)
-    run_on_own_connection(connection_options, lambda connection: publish(connection, queue, 5))
-    exhaust_deliveries(connection_options, queue, 5)
-    assert remove_finished_entries(connection_options, scan, range(1, COUNT + 1)) == 0
-    assert stored_entries(connection_options, queue) == [*range(COUNT + COUNT // 2 + 1, COUNT + COUNT // 2 + 6)]
-
-
 def test_a_recreated_dead_letter_queue_keeps_its_entries(connection_options: dict[str, str], queue: WorkQueue) -> None:
     scan = scan_queue(connection_options, queue)
 

@@ -107,17 +107,6 @@ def test_the_fast_path_takes_only_jobs_whose_one_entry_decides(queue: ScannedQue
     assert letter_rows(selecting.classify(iter(jobs))) == [row for row in classified if row["consumer"] == "press"]
 
 
-def test_few_letters_among_many_jobs_are_left_to_the_classifier(queue: ScannedQueue) -> None:
-    now = datetime.now(UTC)
-    few = job_batches([advisory(6, now), advisory(58, now)], set())
-    context = with_consumers(queue.context)
-    assert not list(FastPath(queue.options, context, ()).find_letters(few[0]))
-    task = ClassifyTask(queue.options, context, frozenset(), Selection(), lost=False)
-    classified = by_classifier_alone(task, few)
-    assert [row["sequence"] for row in classified] == [6, 58]
-    assert letter_rows(task.classify(iter(few))) == classified
-
-
 @pytest.mark.slow
 def test_the_classifier_continues_after_an_interruption_of_the_fast_path(nats: NatsServer) -> None:
     options, count = {"servers": nats.url, "timeout": "10"}, 12_000
@@ -163,13 +152,6 @@ def test_both_agree_on_properties_that_all_jobs_share(
 
 # Each example opens connections of its own.
 _FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.mark.slow
-@_FEW
-@given(st.data())
-def test_both_agree_on_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:
-    check_any_entries(queue, data)
 
 
 @pytest.mark.slow

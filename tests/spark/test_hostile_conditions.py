@@ -195,18 +195,6 @@ def test_a_read_continues_where_the_server_is_restarted_by_lame_duck_mode(name: 
 
 
 @pytest.mark.slow
-def test_a_write_continues_where_the_server_is_restarted_by_lame_duck_mode(name: str) -> None:
-    with NatsServer(config=_LAME_DUCK) as server:
-        options = {"servers": server.url, "stream": name}
-        with open_stream(options) as stream:
-            make_stream(stream)
-        starting = _start_when_ended(server)
-        _write(options, _bodies(), _once(20_000, lambda: _begin_lame_duck(server)))
-        starting.join()
-        assert _stored(options) == list(enumerate(_bodies(), 1))
-
-
-@pytest.mark.slow
 def test_a_read_and_a_write_go_on_with_another_server_of_a_cluster(name: str) -> None:
     with NatsCluster() as cluster:
         for server in cluster.servers.values():
@@ -230,26 +218,6 @@ def test_a_read_and_a_write_go_on_with_another_server_of_a_cluster(name: str) ->
         assert rows == _stored(options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.slow
-def test_rows_are_the_same_where_the_servers_limit_changes_while_they_are_read(name: str, method: str) -> None:
-    with NatsServer(config="max_payload: 1MB") as server:
-        options = {"servers": server.url, "stream": name, "fetchMethod": method}
-        _fill(options)
-        large = [b"%d" % number + b"y" * 500_000 for number in range(10)]
-        with open_stream(options) as stream:
-            publish(stream, ((f"{name}.a", None, body) for body in large))
-        rows = _read(options, _lowered_and_raised(server))
-        assert rows == _stored(options) == list(enumerate([*_bodies(), *large], 1))
-        # Nor where all large messages are above it.
-        assert _read(options, _once(10_000, lambda: _limit(server, "16KB"))) == rows
-
-
-def _lowered_and_raised(server: NatsServer) -> Callable[[int], None]:
-    return _each(_once(10_000, lambda: _limit(server, "16KB")), _once(60_000, lambda: _limit(server, "1MB")))
-
-
 def _limit(server: NatsServer, limit: str) -> None:
     _reload(server, f"max_payload: {limit}")
 
@@ -259,16 +227,6 @@ def _reload(server: NatsServer, config: str) -> None:
     server.config = config
     server.reload()
     _wait(lambda: server.log().count("Reloaded server configuration") > reloads)
-
-
-@pytest.mark.slow
-def test_rows_are_stored_once_where_the_servers_limit_changes_while_they_are_written(name: str) -> None:
-    with NatsServer(config="max_payload: 1MB") as server:
-        options = {"servers": server.url, "stream": name}
-        with open_stream(options) as stream:
-            make_stream(stream)
-        _write(options, _bodies(), _lowered_and_raised(server))
-        assert _stored(options) == list(enumerate(_bodies(), 1))
 
 
 @pytest.mark.slow
@@ -328,14 +286,3 @@ def test_a_task_that_is_too_slow_for_the_servers_pings_misses_no_row(name: str, 
         _fill(options)
         rows = _read(options, _pauses(server))
         assert rows == _stored_without_pings(server, options) == list(enumerate(_bodies(), 1))
-
-
-@pytest.mark.slow
-def test_a_source_of_rows_that_is_too_slow_for_the_servers_pings_stores_each_row_once(name: str) -> None:
-    with NatsServer(config=_PINGS) as server:
-        options = {"servers": server.url, "stream": name}
-        with open_stream(options) as stream:
-            make_stream(stream)
-        publisher = _write(options, _bodies(), _pauses(server))
-        assert publisher.stored == _COUNT
-        assert _stored_without_pings(server, options) == list(enumerate(_bodies(), 1))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import base64
-import json
 import os
 from socket import MSG_PEEK
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed.certificates import TlsFiles, make_tls
 from testbed.nats_server import NatsServer, debian_nats_server
-from testbed.ports import LOOPBACK, free_port
+from testbed.ports import LOOPBACK
 from testbed.spark_face import NatsSocket, SourceStream, socket_settings
 
 if TYPE_CHECKING:
@@ -50,26 +48,6 @@ def _refused(error: type[JetStreamProviderError], **stream_options: str) -> str:
     return str(caught.value)
 
 
-def test_user_and_password(tmp_path: Path) -> None:
-    file = tmp_path / "password"
-    file.write_text(f"{_SECRET}\n")
-    with NatsServer(user="u", password=_SECRET) as server:
-        assert _open(servers=server.url, user="u", password=_SECRET)
-        assert _open(servers=server.url, user="u", passwordFile=str(file))
-        assert _open(SERVERS=server.url, user="u", passwordfile=str(file))
-        assert "refused the credentials" in _refused(AuthenticationError, servers=server.url, user="u", password="no")
-        assert "refused the credentials" in _refused(AuthenticationError, servers=server.url)
-
-
-def test_a_token(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text(_SECRET)
-    with NatsServer(token=_SECRET) as server:
-        assert _open(servers=server.url, token=_SECRET)
-        assert _open(servers=server.url, tokenFile=str(file))
-        _refused(AuthenticationError, servers=server.url, token="no")
-
-
 def _pair(kind: int) -> tuple[str, Any]:
     seed = nkeys.encode_seed(os.urandom(32), kind)
     return bytes(seed).decode(), nkeys.from_seed(bytearray(seed))
@@ -91,51 +69,6 @@ def test_an_nkey(tmp_path: Path) -> None:
         assert "remove the nkey seed" in _refused(AuthenticationError, servers=server.url, nkeySeedSecret=seed)
 
 
-def _jwt(issuer: Any, subject: Any, kind: str, claims: dict[str, Any]) -> str:
-    def encode(part: dict[str, Any]) -> str:
-        return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
-
-    body = {
-        "jti": "test",
-        "iat": 1,
-        "iss": issuer.public_key.decode(),
-        "sub": subject.public_key.decode(),
-        "nats": {"type": kind, "version": 2, **claims},
-    }
-    signed = f"{encode({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{encode(body)}"
-    signature = base64.urlsafe_b64encode(issuer.sign(signed.encode())).decode().rstrip("=")
-    return f"{signed}.{signature}"
-
-
-def test_a_credentials_file(tmp_path: Path) -> None:
-    _, operator = _pair(nkeys.PREFIX_BYTE_OPERATOR)
-    _, account = _pair(nkeys.PREFIX_BYTE_ACCOUNT)
-    seed, user = _pair(nkeys.PREFIX_BYTE_USER)
-    unlimited = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
-    more = {"subs": -1, "conn": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "leaf": -1}
-    limits, without_storage = {"limits": {**unlimited, **more}}, {"limits": more}
-    account_jwt = _jwt(operator, account, "account", limits)
-    _, system = _pair(nkeys.PREFIX_BYTE_ACCOUNT)
-    system_key, system_jwt = system.public_key.decode(), _jwt(operator, system, "account", without_storage)
-    user_jwt = _jwt(account, user, "user", {"pub": {}, "sub": {}, "subs": -1, "data": -1, "payload": -1})
-    config = (
-        f"operator: {_jwt(operator, operator, 'operator', {})}\nresolver: MEMORY\n"
-        f"resolver_preload: {{ {account.public_key.decode()}: {account_jwt}, {system_key}: {system_jwt} }}\n"
-        f"system_account: {system_key}\n"
-    )
-    content = (
-        f"-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n*** warning ***\n\n"
-        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
-    )
-    file = tmp_path / "user.creds"
-    file.write_text(content)
-    with NatsServer(config=config) as server:
-        assert _open(servers=server.url, credentialsFile=str(file))
-        assert _open(servers=server.url, credentialsSecret=content)
-        _refused(AuthenticationError, servers=server.url)
-        assert "found 0 of the two" in _refused(ConnectionSettingsError, servers=server.url, credentialsSecret=_SECRET)
-
-
 def test_tls_with_a_private_authority(tls: TlsFiles, tmp_path: Path) -> None:
     other = str(make_tls(tmp_path).ca)
     with NatsServer(tls=tls, user="u", password=_SECRET) as server:
@@ -148,31 +81,6 @@ def test_tls_with_a_private_authority(tls: TlsFiles, tmp_path: Path) -> None:
         assert "tls_ca_file: expected a PEM file" in _refused(
             ConnectionSettingsError, servers=server.url, tlsCaFile="none", **as_user
         )
-
-
-def test_a_client_certificate(tls: TlsFiles) -> None:
-    with NatsServer(tls=tls, tls_verify=True) as server:
-        stream_options = {"servers": server.url, "tlsCaFile": str(tls.ca)}
-        assert _open(**stream_options, tlsCertFile=str(tls.client_cert), tlsKeyFile=str(tls.client_key))
-        with pytest.raises(JetStreamProviderError):
-            _open(**stream_options)
-
-
-def test_credentials_are_never_sent_in_plaintext_where_tls_was_requested(tls: TlsFiles) -> None:
-    with NatsServer(config="debug: true\ntrace: true") as server:
-        message = _refused(
-            TLSError, servers=f"tls://{LOOPBACK}:{server.port}", tlsCaFile=str(tls.ca), user="u", password=_SECRET
-        )
-        assert "nothing was sent to it" in message
-        assert "CONNECT" not in server.log()
-
-
-@pytest.mark.slow
-def test_an_unreachable_server_is_skipped(nats: NatsServer) -> None:
-    for _ in range(6):
-        assert _open(servers=f"{LOOPBACK}:{free_port()},{nats.url}")
-    message = _refused(UnreachableError, servers=f"{LOOPBACK}:{free_port()},{LOOPBACK}:{free_port()}")
-    assert message.count("Connection refused") == 2
 
 
 def test_what_came_before_a_connections_end_is_kept(own_nats: NatsServer) -> None:
@@ -194,13 +102,6 @@ def test_what_came_before_a_connections_end_is_kept(own_nats: NatsServer) -> Non
 def test_an_old_server_is_refused() -> None:
     with NatsServer(binary=debian_nats_server()) as server:
         assert "expected nats-server 2.10.27 or later" in _refused(ServerTooOldError, servers=server.url)
-
-
-@pytest.mark.slow
-def test_a_silent_server_is_reported(nats: NatsServer) -> None:
-    # The monitoring endpoint sends nothing before a request.
-    message = _refused(UnreachableError, servers=f"{LOOPBACK}:{nats.monitor_port}", timeout="1")
-    assert "nothing came from the server within" in message
 
 
 def provided(name: str) -> dict[str, str]:

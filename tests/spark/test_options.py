@@ -15,13 +15,6 @@ def test_the_stream_must_be_named() -> None:
         read_options({}, "read")
 
 
-def test_a_domain_changes_the_api_prefix() -> None:
-    stream = {**_STREAM, "servers": "host"}
-    assert socket_settings(stream).jetstream_api == "$JS.API"
-    assert socket_settings({**stream, "jsDomain": "hub"}).jetstream_api == "$JS.hub.API"
-    assert socket_settings({**stream, "apiPrefix": "hub.api."}).jetstream_api == "hub.api"
-
-
 def test_a_domain_holds_for_a_named_connection_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NATS_ORDERS_URL", "host")
     monkeypatch.setenv("NATS_ORDERS_JS_DOMAIN", "leaf")

@@ -62,29 +62,6 @@ def test_a_batch_has_what_is_new_of_each_stream(pair: list[SourceStream], pair_o
         assert "start" not in query.offset["streams"][other.name]
 
 
-def test_a_query_begins_where_each_stream_is_to_begin(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    one, other = pair
-    _make(one, other, count=3)
-    start = json.dumps({one.name: 3, other.name: "latest"})
-    with closing(ReaderQuery(pair_options, startingOffsets=start)) as query:
-        assert query.places() == _numbers(one, 3, 3)
-        publish_numbers(other, 1)
-        assert query.places() == _numbers(other, 4, 4)
-
-
-def test_limits_are_divided_among_streams(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    one, other = pair
-    _make(one, count=900)
-    _make(other, count=100)
-    with closing(ReaderQuery(pair_options, maxOffsetsPerTrigger="500")) as query:
-        assert query.places() == [*_numbers(one, 1, 450), *_numbers(other, 1, 50)]
-        assert query.places() == [*_numbers(one, 451, 900), *_numbers(other, 51, 100)]
-        assert query.places() == []
-    # Each stream goes on, even where its share is less than one message.
-    with closing(ReaderQuery(pair_options, maxOffsetsPerTrigger="2")) as query:
-        assert query.places() == [*_numbers(one, 1, 1), *_numbers(other, 1, 1)]
-
-
 def test_a_limit_of_bytes_is_divided_by_the_bytes_of_each_stream(
     pair: list[SourceStream], pair_options: dict[str, str]
 ) -> None:
@@ -108,18 +85,6 @@ def test_a_limit_of_bytes_is_divided_by_the_bytes_of_each_stream(
     ]
     with closing(ReaderQuery(pair_options, maxBytesPerTrigger="1")) as query:
         assert query.places() == [*_numbers(pair[0], 1, 1), *_numbers(pair[1], 1, 1)]
-
-
-def test_a_batch_waits_for_the_messages_of_all_streams(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    one, other = pair
-    _make(one, other, count=1)
-    with closing(ReaderQuery(pair_options, minOffsetsPerTrigger="6")) as query:
-        assert len(query.places()) == 2
-        for stream in pair:
-            publish_numbers(stream, 2)
-        assert query.places() == []
-        publish_numbers(other, 2)
-        assert query.places() == [*_numbers(one, 2, 3), *_numbers(other, 2, 5)]
 
 
 def test_filters_hold_for_every_stream_of_a_query(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
@@ -259,19 +224,6 @@ def test_a_query_of_one_stream_goes_on_with_several(pair: list[SourceStream], pa
         assert query.places() == []
 
 
-def test_a_batch_that_was_planned_for_one_stream_runs_again_with_several(
-    pair: list[SourceStream], pair_options: dict[str, str]
-) -> None:
-    one, other = pair
-    _make(one, other, count=3)
-    single = {"servers": pair_options["servers"], "stream": other.name}
-    with closing(ReaderQuery(single)) as query:
-        end = query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
-        query.restart(pair_options)
-        (partition,) = query.reader.partitions(query.offset, end)
-        assert (partition.task.stream, partition.task.first, partition.task.last) == (other.name, 1, 3)
-
-
 def test_an_offset_of_no_selected_stream_is_refused(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
     one, other = pair
     _make(one, other, count=3)
@@ -318,22 +270,6 @@ def test_streams_may_be_added_and_removed_at_a_restart(
         publish_numbers(other, 1)
         assert query.places() == _numbers(other, 5, 5)
         assert not caplog.text
-
-
-def test_what_is_available_now_has_no_stream_that_appears_later(
-    pair: list[SourceStream], matching: dict[str, str]
-) -> None:
-    one, other = pair
-    _make(one, count=5)
-    with closing(ReaderQuery(matching, maxOffsetsPerTrigger="3")) as query:
-        query.reader.prepareForTriggerAvailableNow()
-        _make(other, count=3)
-        publish_numbers(one, 3)
-        assert [query.places() for _ in range(3)] == [_numbers(one, 1, 3), _numbers(one, 4, 5), []]
-        query.restart(matching)
-        query.reader.prepareForTriggerAvailableNow()
-        assert query.places() == [*_numbers(one, 6, 8), *_numbers(other, 1, 3)]
-        assert query.places() == []
 
 
 def test_a_stream_that_a_list_leaves_out_is_not_gone(

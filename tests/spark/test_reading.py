@@ -14,11 +14,11 @@ import pytest
 from spark_streams import METHODS, make_stream, open_stream, publish, publish_numbers, read_all
 from tcp_proxy import TcpProxy
 
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed import seams
 from testbed.nats_server import NatsServer
-from testbed.spark_face import JetStreamDataSource, NatsSocket, read_range
+from testbed.spark_face import JetStreamDataSource, NatsSocket
 
 if TYPE_CHECKING:
     from testbed.spark_face import SourceStream
@@ -79,15 +79,6 @@ def test_subjects_are_filtered_by_the_server(stream_options: dict[str, str], str
     filters = f"{stream.name}.1,{stream.name}.5"
     rows = read_all({**stream_options, "fetchMethod": method, "filterSubjects": filters})
     assert sorted(_numbers(rows)) == [number for number in range(70) if number % 7 in (1, 5)]
-
-
-def test_small_fetches_lose_no_message(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    publish(stream, ((f"{stream.name}.a", None, bytes([number % 251]) * 9000) for number in range(300)))
-    for method in METHODS:
-        rows = read_all({**stream_options, "fetchMethod": method, "fetchMaxBytes": "1", "fetchBatch": "50"})
-        assert [row["seq"] for row in rows] == list(range(1, 301))
-        assert [row["value"][:1] for row in rows] == [bytes([number % 251]) for number in range(300)]
 
 
 @pytest.mark.parametrize("names", [("seq",), ("subject", "timestamp"), ("headers", "value"), ()])
@@ -199,19 +190,6 @@ def _restart_soon(server: NatsServer) -> None:
     server.start()
 
 
-def test_a_read_fails_where_the_server_stays_away(
-    own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seams.PARTITION_READER_PAUSE, 0.01)
-    stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1"}
-    with open_stream(stream_options) as stream:
-        make_stream(stream)
-        publish_numbers(stream, 10)
-        monkeypatch.setattr("spark_streams.read_range", _killing(own_nats))
-        with pytest.raises(UnreachableError, match="no NATS server reached"):
-            read_all(stream_options)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_read_tries_five_connections(
@@ -226,14 +204,6 @@ def test_a_read_tries_five_connections(
             read_all(stream_options)
         # The first failure is that of the broken connection.
         assert proxy.refused == 4
-
-
-def _killing(server: NatsServer) -> Any:
-    def read(*arguments: Any) -> Any:
-        server.kill()
-        return read_range(*arguments)
-
-    return read
 
 
 def test_reading_a_work_queue_does_not_affect_its_workers(stream_options: dict[str, str], stream: SourceStream) -> None:
@@ -268,13 +238,6 @@ def _settled_info(stream: SourceStream) -> dict[str, Any]:
         info = stream.api(f"CONSUMER.INFO.{stream.name}.w")
     del info["ts"]
     return info
-
-
-def test_no_consumer_remains(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 1000)
-    assert len(read_all({**stream_options, "minPartitions": "4"})) == 1000
-    assert stream.api(f"CONSUMER.NAMES.{stream.name}")["total"] == 0
 
 
 def test_direct_gets_need_the_streams_permission(stream_options: dict[str, str], stream: SourceStream) -> None:
@@ -314,8 +277,3 @@ def test_a_message_that_ends_like_an_answer_is_detected(
     assert [row["seq"] for row in rows] == list(range(1, 2001))
     assert len(held) == 1
     assert len(held[0]) > 0
-
-
-def test_a_missing_stream_is_reported(stream_options: dict[str, str]) -> None:
-    with pytest.raises(NotFoundError, match=f"expected the stream {stream_options['stream']!r}, found none"):
-        read_all(stream_options)

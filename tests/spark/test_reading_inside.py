@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from spark_streams import ALL, METHODS, make_stream, publish
 
-from airflow_provider_jetstream.spark.source.partition_planner import Range
-from testbed import seams
-from testbed.spark_face import RequestedColumns, plan_ranges, read_options, read_range
+from testbed.spark_face import plan_ranges, read_options
 
 if TYPE_CHECKING:
-    from pytest_mock import MockerFixture
-
     from testbed.spark_face import SourceStream
 
 _IN_A_NEW_PROCESS = """
@@ -49,24 +45,3 @@ def test_a_new_process_reads_without_pandas_whose_import_takes_longer_than_the_r
     command = [sys.executable, "-c", _IN_A_NEW_PROCESS, *map(json.dumps, arguments)]
     read = subprocess.run(command, check=True, capture_output=True, text=True)
     assert read.stdout.split() == ["3000", "False"], read.stderr
-
-
-def test_each_batch_is_weighed_once(mocker: MockerFixture, stream_options: dict[str, str]) -> None:
-    # To weigh all batches that are held for each new one took 32 s for 2,000 jobs.
-    weighed: list[int] = []
-
-    class Batch:
-        num_rows = 1
-
-        @property
-        def nbytes(self) -> int:
-            weighed.append(1)
-            return 100
-
-    mocker.patch(seams.PARTITION_READER_READ_SUBJECTS, lambda *_: (Batch() for _ in range(20_000)))
-    mocker.patch(seams.PARTITION_READER_JOINED, len)
-    options = read_options(stream_options, "read")
-    task = Range(options.stream, 1, 20_000, "api", (), "", detect_loss=False)
-    joined = read_range(stream_options, options, RequestedColumns(("seq",), (True,)), task)
-    assert [int(str(count)) for count in joined] == [5243, 5243, 5243, 4271]
-    assert len(weighed) == 20_000

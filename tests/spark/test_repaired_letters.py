@@ -165,25 +165,6 @@ def test_letters_of_a_stream_that_was_created_anew_are_not_redriven(
         redrive_letters(spark, repaired, queue, in_place, connection_options)
 
 
-def test_text_with_lost_bytes_is_not_stored(
-    spark: SparkSession, nats: NatsServer, connection_options: dict[str, str], name: str
-) -> None:
-    queue = make_letters(connection_options, name, 0)
-    raw_letters(nats, connection_options, queue)
-    letters = read_letters(spark, queue, connection_options)
-    longer = f.transform(
-        "headers", lambda pair: f.struct(pair["key"], f.concat(pair["value"], f.lit("!")).alias("value"))
-    )
-    changed = letters.select("sequence", longer.alias("headers"))
-    preview = preview_letters(spark, changed, queue, None, connection_options)
-    assert sorted(preview.failed) == [1, 2, 3, 4, 5]
-    assert "expected the header Latin as it was or without bytes that aren't UTF-8, found 'Gr" in preview.failed[1]
-    moved = letters.select("sequence", f.concat("subject", f.lit("x")).alias("subject"))
-    preview = preview_letters(spark, moved, queue, None, connection_options)
-    assert sorted(preview.failed) == [4, 5]
-    assert "expected the subject as it was" in preview.failed[4]
-
-
 def test_a_row_that_cannot_be_sent_fails_only_its_letter(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:

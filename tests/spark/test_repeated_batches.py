@@ -62,54 +62,6 @@ def test_tasks_keep_their_sequences_where_the_first_ones_are_gone(
     assert [len(rows) for rows in again] == [0, 7, 10]
 
 
-def test_tasks_keep_their_sequences_where_all_but_new_messages_are_gone(
-    stream: SourceStream, stream_options: dict[str, str]
-) -> None:
-    make_stream(stream, retention="workqueue")
-    publish_numbers(stream, 30)
-
-    def change() -> None:
-        purge(stream, 31)
-        publish_numbers(stream, 5)
-
-    first, again = _twice({**stream_options, "maxRecordsPerPartition": "7"}, change)
-    assert len(first) == 5
-    assert again == [[]] * 5
-
-
-def test_a_batch_is_divided_from_the_first_message_that_was_stored(
-    stream: SourceStream, stream_options: dict[str, str]
-) -> None:
-    make_stream(stream, retention="workqueue")
-    publish_numbers(stream, 30)
-    with closing(ReaderQuery(stream_options, minPartitions="2")) as query:
-        assert len(query.batch()) == 30
-        publish_numbers(stream, 1000)
-        purge(stream, 1001)
-        start, end = query.offset, query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
-        first = _read(query.reader, start, end)
-        assert [len(rows) for rows in first] == [15, 15]
-        purge(stream, 1010)
-        query.restart(stream_options, minPartitions="2")
-        again = _read(query.reader, start, end)
-    _assert_same_tasks(first, again)
-    assert [len(rows) for rows in again] == [6, 15]
-
-
-def test_what_came_after_the_first_position_of_a_query_is_read_again(
-    stream: SourceStream, stream_options: dict[str, str]
-) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 10)
-    options = {**stream_options, "startingOffsets": "latest", "minPartitions": "2"}
-
-    def more() -> None:
-        publish_numbers(stream, 4)
-
-    first, again = _twice(options, more, before=more)
-    assert first == again == [[(stream.name, 11), (stream.name, 12)], [(stream.name, 13), (stream.name, 14)]]
-
-
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_the_tasks_of_other_streams_keep_their_places(
     pair: list[SourceStream], pair_options: dict[str, str], name: str, *, is_deleted: bool

@@ -58,16 +58,6 @@ def test_every_row_has_its_stream_and_tasks_are_shared(pair: list[SourceStream],
     assert other.api(f"STREAM.INFO.{other.name}")["state"]["consumer_count"] == 0
 
 
-def test_an_empty_stream_has_no_task(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    for stream in pair:
-        make_stream(stream)
-    assert _read(pair_options) == []
-    publish_numbers(pair[1], 2)
-    reader = _load({**pair_options, "maxRecordsPerPartition": "1"})
-    assert len(reader.partitions()) == 2
-    assert _read(pair_options) == _numbers(pair[1], 1, 2)
-
-
 def test_each_stream_has_bounds_of_its_own(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
     one, other = pair
     for stream in pair:
@@ -134,24 +124,6 @@ def test_a_stream_that_was_recreated_after_loading_is_told_apart(
     publish_numbers(pair[1], 3)
     with pytest.raises(DataLossError, match=f"the stream {pair[1].name} that was created .* recreated while"):
         list(places(reader, reader.partitions()))
-
-
-def test_the_last_of_each_subject_is_read_of_every_stream(
-    pair: list[SourceStream], pair_options: dict[str, str]
-) -> None:
-    for stream in pair:
-        make_stream(stream)
-        publish_numbers(stream, 21)
-    assert _read({**pair_options, "latestPerSubject": "true"}) == [
-        *_numbers(pair[0], 15, 21),
-        *_numbers(pair[1], 15, 21),
-    ]
-
-
-def test_a_stream_that_does_not_exist_is_named(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    make_stream(pair[0])
-    with pytest.raises(NotFoundError, match=f"expected the stream '{pair[1].name}', found none"):
-        _load(pair_options)
 
 
 def test_a_pattern_selects_the_streams_of_the_time_of_loading(

@@ -9,9 +9,7 @@ import pytest
 from failing_source import FailingDataSource
 from pyspark.sql import functions as f
 from shuffled_rows import in_any_order
-from spark_streams import make_stream, open_stream, publish_numbers, purge, read_all
-
-from airflow_provider_jetstream.spark import write_rows
+from spark_streams import make_stream, open_stream, publish_numbers, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,23 +73,6 @@ def test_a_task_that_is_retried_after_a_shuffle_stores_each_row_once(
     assert _values(stream_options) == expected + expected
 
 
-def test_a_write_with_a_quarantine_stores_each_row_once_and_keeps_each_refused_one(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
-) -> None:
-    make_stream(stream)
-    rows = _repartitioned(_rows(spark, f"{stream.name}.a")).withColumn(
-        "value", f.when(f.col("value") == "7", None).when(f.col("value") == "8", "").otherwise(f.col("value"))
-    )
-    in_other_order = rows.mapInArrow(in_any_order, rows.schema)
-    options = {**stream_options, "msgIdPrefix": "nightly"}
-    for _ in range(2):
-        kept = write_rows(in_other_order, options, str(tmp_path))
-        assert kept.count() == _ROWS // _CONTENTS
-    assert spark.read.parquet(str(tmp_path)).select("message_id").distinct().count() == _ROWS // _CONTENTS
-    numbers = (str(number).encode() if number != 8 else b"" for number in range(_CONTENTS) if number != 7)
-    assert _values(stream_options) == dict.fromkeys(numbers, _ROWS // _CONTENTS)
-
-
 def test_a_streaming_batch_that_runs_again_in_another_order_stores_each_row_once(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
@@ -122,28 +103,3 @@ def test_a_streaming_batch_that_runs_again_in_another_order_stores_each_row_once
         publish_numbers(stream, 300)
         run()
     assert _values(copies) == {str(number).encode(): 11 for number in range(300)}
-
-
-def test_a_streaming_batch_that_runs_again_after_jobs_were_done_stores_each_row_once(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
-) -> None:
-    make_stream(stream, retention="workqueue")
-    publish_numbers(stream, 3000)
-    copies = {**stream_options, "stream": f"{stream.name}c"}
-    with open_stream(copies) as copied:
-        make_stream(copied)
-        source = {**stream_options, "startingOffsets": "earliest", "minPartitions": "3"}
-        frame = spark.readStream.format("jetstream").options(**source).load().select("value")
-
-        def run() -> None:
-            writer = frame.writeStream.format("jetstream").options(**copies, subject=f"{copied.name}.a")
-            query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
-            query.awaitTermination(120)
-
-        run()
-        (tmp_path / "commits" / "0").unlink()
-        (tmp_path / "commits" / ".0.crc").unlink()
-        # All of the first task's jobs, and some of the second one's.
-        purge(stream, 1_300)
-        run()
-    assert _values(copies) == {str(number).encode(): 1 for number in range(3000)}

@@ -9,14 +9,13 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
-from spark_streams import delete, make_stream, open_stream, publish, publish_numbers, purge
+from spark_streams import delete, make_stream, open_stream, publish, publish_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from testbed.nats_server import NatsServer
     from testbed.spark_face import SourceStream
 
 _COUNT = 30_000
@@ -189,19 +188,6 @@ def _new_consumers(stream_options: Mapping[str, str], name: str) -> Callable[[],
     return count
 
 
-def test_a_stream_with_limits_is_read_by_ephemeral_consumers(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 100)
-    new_consumers = _new_consumers(stream_options, stream.name)
-    assert _load(spark, stream_options, minPartitions=2).count() == 100
-    deadline = time.monotonic() + 10
-    while new_consumers() < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert new_consumers() == 2
-
-
 def _work(stream_options: Mapping[str, str], done: threading.Event, acknowledged: list[int]) -> None:
     with open_stream(stream_options) as stream:
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.w"
@@ -214,59 +200,6 @@ def _work(stream_options: Mapping[str, str], done: threading.Event, acknowledged
             ack = next(word for word in received.split() if word.startswith(b"$JS.ACK."))
             stream.socket.send(b"PUB %b 4\r\n+ACK\r\n" % ack)
             acknowledged.append(int(ack.split(b".")[5]))
-
-
-def test_a_read_fails_where_messages_are_gone_unless_losses_are_allowed(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 100)
-    loaded = _load(spark, stream_options)
-    tolerant = _load(spark, stream_options, failOnDataLoss="false")
-    purge(stream, 51)
-    message = _error(loaded.collect)
-    assert "begins at 51 now, and 1 was to be read" in message
-    assert "set failOnDataLoss to false" in message
-    assert tolerant.count() == 50
-    assert "begins at 51, startingOffsets is 1" in _error(_load(spark, stream_options, startingOffsets=1).collect)
-
-
-def test_a_task_continues_after_a_restart_of_the_server(spark: SparkSession, own_nats: NatsServer, name: str) -> None:
-    stream_options = {"servers": own_nats.url, "stream": name, "timeout": "3"}
-    with open_stream(stream_options) as stream:
-        make_stream(stream)
-        publish(stream, ((f"{name}.a", None, b"x" * 5000) for _ in range(20_000)))
-    loaded = _load(spark, stream_options, minPartitions=2, fetchBatch=100)
-    stop = threading.Event()
-    thread = threading.Thread(target=_restart, args=(own_nats, stop))
-    thread.start()
-    try:
-        (summary,) = loaded.agg(f.count("*"), f.count_distinct("seq"), f.sum(f.length("value"))).collect()
-    finally:
-        stop.set()
-        thread.join()
-    assert tuple(summary) == (20_000, 20_000, 100_000_000)
-
-
-def _restart(server: NatsServer, stop: threading.Event) -> None:
-    before = server.monitor("varz")["total_connections"]
-    while server.monitor("varz")["total_connections"] < before + 2 and not stop.is_set():
-        time.sleep(0.02)
-    server.kill()
-    server.start()
-
-
-def test_the_error_names_the_rows_that_failed(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    rows = spark.range(0, 10, 1, 1).select(
-        f.lit("x").alias("value"),
-        f.when(f.col("id") == 7, "a b").otherwise(f"{stream.name}.a").alias("subject"),
-    )
-    message = _error(lambda: _save(rows, stream_options))
-    assert "1 rows of partition 0, counted from 0, aren't known to be stored; 9 others are." in message
-    assert "rows 7: its subject 'a b' can't be used" in message
 
 
 def test_rows_that_cant_be_written_are_refused_before_any_is(
@@ -285,24 +218,3 @@ def test_rows_that_cant_be_written_are_refused_before_any_is(
     assert stream.info().last == 0
     _save(rows, stream_options, minDuplicateWindow=1)
     assert stream.info().last == 1
-
-
-def test_a_sequence_that_does_not_exist_yet_is_refused(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 10)
-    assert _load(spark, stream_options, startingOffsets=11, endingOffsets=11).count() == 0
-    for option in ("startingOffsets", "endingOffsets"):
-        message = _error(_load(spark, stream_options, **{option: 12}).collect)
-        assert f"{option}: expected a sequence up to 11, the next one of the stream, found 12" in message
-
-
-def test_errors_of_a_read_come_at_loading(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    assert f"expected the stream {stream.name!r}, found none" in _error(lambda: _load(spark, stream_options))
-    make_stream(stream)
-    assert "did you mean startingOffsets?" in _error(lambda: _load(spark, stream_options, startingOffset=1))
-    wrong = spark.read.format("jetstream").options(**stream_options).schema("value string").load()
-    assert "from_json" in _error(wrong.collect)

@@ -65,19 +65,6 @@ def test_every_row_is_read_once_where_a_worker_is_killed(
     assert stream.api(f"CONSUMER.NAMES.{stream.name}")["total"] == 0 or retention == "limits"
 
 
-def test_every_row_is_written_once_where_a_worker_is_killed(
-    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    rows = spark.range(0, _ROWS, 1, 2).select(f.col("id").cast("string").alias("value"))
-    with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill_worker, _port(stream_options), _has_stored(stream_options, _ROWS // 10))
-        rows.write.format("jetstream").options(**stream_options, subject=f"{stream.name}.a").mode("append").save()
-        assert killed.result() > 0
-    values = sorted(int(row["value"]) for row in read_all(stream_options, names=["value"]))
-    assert values == list(range(_ROWS))
-
-
 @pytest.fixture
 def driver(stream_options: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A driver with two executor processes."""

@@ -77,14 +77,6 @@ def test_rows_are_read_as_they_were_written(stream_options: dict[str, str], stre
     ]
 
 
-def test_a_row_without_a_value_is_refused_and_named(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    rows = [{"value": None if number == 3 else b"x", "subject": f"{stream.name}.a"} for number in range(5)]
-    with pytest.raises(RowsNotStoredError, match=r"rows 3: its value is null: .*nullValue=empty"):
-        _write(stream_options, rows)
-    assert stream.info().last == 4
-
-
 def test_a_copy_leaves_out_what_the_server_gave_a_meaning(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     own = [{"key": "Tenant", "value": "north"}]
@@ -101,17 +93,6 @@ def test_a_copy_leaves_out_what_the_server_gave_a_meaning(stream_options: dict[s
     assert copied["value"] == b"a"
     assert [pair["key"] for pair in copied["headers"]] == ["Nats-Msg-Id", "Nats-Expected-Stream", "Tenant"]
     assert copied["headers"][0]["value"] != "first"
-
-
-def test_only_the_same_row_of_the_same_write_is_a_duplicate(
-    stream_options: dict[str, str], stream: SourceStream
-) -> None:
-    make_stream(stream)
-    rows = [{"value": str(number).encode(), "subject": f"{stream.name}.a"} for number in range(10)]
-    _write(stream_options, rows)
-    assert _write(stream_options, rows[::-1]).duplicates == 10
-    assert _write(stream_options, [{**row, "subject": f"{stream.name}.b"} for row in rows]).duplicates == 0
-    assert _write(stream_options, rows, identity="write:1").duplicates == 0
 
 
 def test_every_row_that_fails_is_named(stream_options: dict[str, str], stream: SourceStream) -> None:
@@ -200,14 +181,6 @@ def test_rows_wait_for_a_stream_that_does_not_listen_for_a_moment(
     assert stream.info().last == 3
 
 
-@pytest.mark.parametrize("window", ["1", "7", "10000"])
-def test_every_window_stores_every_row(stream_options: dict[str, str], stream: SourceStream, window: str) -> None:
-    make_stream(stream)
-    rows = [{"value": str(number).encode(), "subject": f"{stream.name}.a"} for number in range(500)]
-    assert _write({**stream_options, "maxInFlight": window}, rows).stored == 500
-    assert [row["value"] for row in read_all(stream_options)] == [row["value"] for row in rows]
-
-
 @pytest.mark.parametrize("window", ["2", "50", "1000"])
 def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
     stream_options: dict[str, str], stream: SourceStream, window: str
@@ -234,19 +207,6 @@ def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
     assert [row_headers.get("At") for row_headers in headers] == [
         (row["headers"] or [{}])[0].get("value") for row in good
     ]
-
-
-def test_rows_with_an_id_and_without_may_be_mixed(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    rows = [
-        {"value": b"x", "subject": f"{stream.name}.a", "msg_id": "mine" if number == 1 else None} for number in range(3)
-    ]
-    _write(stream_options, rows)
-    ids = [row["headers"][0]["value"] for row in read_all(stream_options)]
-    assert ids[1] == "mine"
-    assert re.fullmatch(r"write:0:0:[\w-]{24}", ids[0])
-    assert ids[2] == ids[0].replace("write:0:0:", "write:0:1:")
-    assert _write(stream_options, rows).duplicates == 3
 
 
 def test_writing_continues_after_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:

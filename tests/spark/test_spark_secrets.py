@@ -127,14 +127,6 @@ def _in_sql(text: str) -> str:
     return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
-def test_the_error_about_a_secret_in_an_address_omits_the_secret(spark: SparkSession, name: str) -> None:
-    options = {"servers": f"nats://u:{_SECRET}@127.0.0.1:1", "stream": name}
-    with pytest.raises(PySparkException) as caught:
-        spark.read.format("jetstream").options(**options).load()
-    assert "expected an address without credentials" in str(caught.value)
-    assert _SECRET not in str(caught.value)
-
-
 def test_a_connection_may_be_named(spark: SparkSession, nats: NatsServer, name: str) -> None:
     with open_stream({"servers": nats.url, "stream": name}) as stream:
         make_stream(stream)

@@ -59,25 +59,6 @@ def test_a_batch_reads_several_streams(
     assert own.load().where("seq > 99").count() == 203
 
 
-def test_a_query_of_one_stream_goes_on_with_several_and_then_with_a_pattern(
-    spark: SparkSession, pair: list[SourceStream], pair_options: dict[str, str], tmp_path: Path
-) -> None:
-    one, other = pair
-    servers = {"servers": pair_options["servers"]}
-    make_stream(one)
-    publish_numbers(one, 50)
-    assert _follow(spark, tmp_path, {**servers, "stream": one.name}) == [50]
-    make_stream(other)
-    publish_numbers(other, 100)
-    publish_numbers(one, 10)
-    sizes = _follow(spark, tmp_path, {**pair_options, "maxOffsetsPerTrigger": "55"})
-    assert sizes == [55, 55]
-    publish_numbers(one, 5)
-    assert _follow(spark, tmp_path, {**servers, "streamPattern": f"{one.name[:-1]}*"}) == [5]
-    assert _follow(spark, tmp_path, {**servers, "streamPattern": f"{one.name[:-1]}*"}) == []
-    assert _written(spark, tmp_path) == [*_numbers(one, 1, 65), *_numbers(other, 1, 100)]
-
-
 def test_streams_come_and_go_under_a_pattern(
     spark: SparkSession, pair: list[SourceStream], pair_options: dict[str, str], tmp_path: Path
 ) -> None:

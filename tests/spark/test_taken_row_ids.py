@@ -128,17 +128,6 @@ def test_a_row_is_stored_where_its_next_ids_are_taken_too(stream_options: dict[s
 
 
 @pytest.mark.slow
-def test_rows_among_taken_ones_are_stored_each_once(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    rows = [{"value": b"%d" % number, "msg_id": f"row-{number}"} for number in range(3000)]
-    taken = range(0, 3000, 7)
-    publish(stream, ((f"{stream.name}.x", {"Nats-Msg-Id": f"row-{number}"}, b"other") for number in taken))
-    for _ in range(2):
-        _Write({**stream_options, "maxInFlight": "300"}, rows).run()
-    assert _stored(stream_options) == {b"other": len(taken), **dict.fromkeys((row["value"] for row in rows), 1)}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("is_purged", [False, True])
 def test_a_task_that_runs_again_after_its_jobs_were_done_stores_nothing(
     stream_options: dict[str, str], stream: SourceStream, *, is_purged: bool
@@ -150,16 +139,6 @@ def test_a_task_that_runs_again_after_its_jobs_were_done_stores_nothing(
     # The task's ids are made with a secret of the write: nobody else can have used them.
     assert write.run() == (1000, 1000)
     assert stream.info().last == 1000
-
-
-def test_an_id_that_is_seen_tells_no_other(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    write = _Write(stream_options, [{"value": b"equal"}] * 3)
-    assert write.run() == (3, 0)
-    digests = {message_id.rpartition(":")[2] for message_id in _ids(stream_options)}
-    assert len(digests) == 3
-    assert _Write(stream_options, [{"value": b"equal"}]).run() == (1, 0)
-    assert len({message_id.rpartition(":")[2] for message_id in _ids(stream_options)}) == 4
 
 
 @pytest.mark.parametrize("prefix", [{}, {"msgIdPrefix": "nightly"}])

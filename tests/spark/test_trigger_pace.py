@@ -44,20 +44,6 @@ def test_a_batch_has_no_more_bytes_than_the_limit(
         assert [len(query.batch()) for _ in range(5)] == [29, 29, 29, 13, 0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_message_larger_than_the_limit_is_a_batch_of_its_own(
-    stream_options: dict[str, str], stream: SourceStream, method: str
-) -> None:
-    make_stream(stream)
-    _publish_sizes(stream, 0, 500_000, 10, 10, 300_000)
-    limit = str(2 * _size(stream, 10))
-    with closing(ReaderQuery(stream_options, maxBytesPerTrigger=limit, fetchMethod=method)) as query:
-        assert [query.batch() for _ in range(6)] == [[1], [2], [3, 4], [5], [], []]
-    with closing(ReaderQuery(stream_options, maxBytesPerTrigger="1", fetchMethod=method)) as query:
-        assert [query.batch() for _ in range(6)] == [[1], [2], [3], [4], [5], []]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_of_other_subjects_and_of_gaps_do_not_count(
     stream_options: dict[str, str], stream: SourceStream, method: str
@@ -73,24 +59,6 @@ def test_bytes_of_other_subjects_and_of_gaps_do_not_count(
         assert [query.batch() for _ in range(5)] == [[1, 8], [9, 12], [13, 16], [], []]
 
 
-def test_a_work_queue_is_limited_without_a_consumer(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream, retention="workqueue")
-    _publish_sizes(stream, *[1000] * 10)
-    with closing(ReaderQuery(stream_options, maxBytesPerTrigger=str(4 * _size(stream, 1000)))) as query:
-        assert [len(query.batch()) for _ in range(4)] == [4, 4, 2, 0]
-    assert stream.api(f"STREAM.INFO.{stream.name}")["state"]["consumer_count"] == 0
-
-
-@pytest.mark.slow
-def test_looking_for_the_limit_leaves_no_consumer(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 50_000)
-    with closing(ReaderQuery(stream_options, maxBytesPerTrigger="1KB")) as query:
-        start, limit = query.offset, query.reader.getDefaultReadLimit()
-        assert 0 < query.reader.latestOffset(start, limit)["seq"] < 100
-    assert stream.api(f"STREAM.INFO.{stream.name}")["state"]["consumer_count"] == 0
-
-
 def test_the_smaller_of_both_limits_counts(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     _publish_sizes(stream, *[1000] * 6, *[10] * 6)
@@ -99,15 +67,6 @@ def test_the_smaller_of_both_limits_counts(stream_options: dict[str, str], strea
         assert [len(query.batch()) for _ in range(4)] == [4, 5, 3, 0]
         everything = query.reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable())
         assert everything["seq"] == 12
-
-
-def test_an_empty_stream_has_no_batch(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    limits = {"maxBytesPerTrigger": "1MB", "minOffsetsPerTrigger": "2"}
-    with closing(ReaderQuery(stream_options, **limits)) as query:
-        before = query.offset
-        assert query.batch() == []
-        assert query.offset == before
 
 
 @pytest.mark.slow
@@ -136,18 +95,6 @@ def test_a_batch_waits_for_enough_sequences_and_no_longer_than_the_delay(
         assert time.monotonic() - began >= 2
 
 
-def test_a_gap_does_not_count_as_sequences(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 1)
-    with closing(ReaderQuery(stream_options, minOffsetsPerTrigger="10")) as query:
-        assert query.batch() == [1]
-        publish_numbers(stream, 20)
-        delete(stream, range(2, 15))
-        assert query.batch() == []
-        publish_numbers(stream, 3)
-        assert query.batch() == list(range(15, 25))
-
-
 def test_what_is_available_now_is_not_waited_for(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     publish_numbers(stream, 3)
@@ -172,32 +119,8 @@ def test_a_restart_continues_with_other_limits(stream_options: dict[str, str], s
         assert query.batch() == list(range(9, 21))
 
 
-def test_a_checkpoint_without_a_time_is_read(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 3)
-    with closing(ReaderQuery(stream_options)) as query:
-        query.batch()
-        del query.offset["time"]
-        before = dict(query.offset)
-        assert query.batch() == []
-        assert query.offset == before
-        publish_numbers(stream, 1)
-        assert query.batch() == [4]
-
-
 @pytest.mark.parametrize("option", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger"])
 def test_an_earlier_spark_refuses_limits(stream_options: dict[str, str], mocker: MockerFixture, option: str) -> None:
     mocker.patch(seams.STREAM_READER_STREAMING, object())
     with pytest.raises(SparkOptionError, match=f"{option}: expected Spark 4.2 or later"):
         ReaderQuery(stream_options, **{option: "5"})
-
-
-def test_the_size_of_a_batch_is_looked_for_only_where_it_is_limited(
-    stream_options: dict[str, str], stream: SourceStream, mocker: MockerFixture
-) -> None:
-    make_stream(stream)
-    publish_numbers(stream, 3)
-    looked = mocker.patch(seams.TRIGGER_PACE_LAST_WITHIN)
-    with closing(ReaderQuery(stream_options, maxOffsetsPerTrigger="2")) as query:
-        assert query.batch() == [1, 2]
-    assert looked.call_count == 0

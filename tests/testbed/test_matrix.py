@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from testbed.environments import ROOT
-from tools.matrix.cases import AIRFLOW_CASES, DEPENDENCY_CASES, FAULT, SERVER_CASES, Case
+from tools.matrix.cases import FAULT, Case
 from tools.matrix.outcomes import SeenTest, outcome_of, read_outcomes
 from tools.matrix.page import PAGE, page_text
 
@@ -15,11 +12,6 @@ KILLS = "tests/faults/test_kills.py"
 
 def test_the_page_is_what_the_last_runs_have_seen() -> None:
     assert PAGE.read_text(encoding="utf-8") == page_text(read_outcomes())
-
-
-@pytest.mark.parametrize("case", [*SERVER_CASES, *AIRFLOW_CASES, *DEPENDENCY_CASES], ids=lambda case: case.name)
-def test_the_tests_of_each_case_exist(case: Case) -> None:
-    assert [file for file in case.files if not (ROOT / file).exists()] == []
 
 
 def test_a_case_counts_its_own_tests_and_those_that_pass_alone() -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from testbed.environments import ROOT
 from tools.changed_tests import best_tests, changed_lines, found_by_imports, found_by_lines, moved
-from tools.line_record import LineRecord, lines_of
 from tools.marks import paths_in_order
 from tools.run_tests import add_second_tries
 
@@ -116,11 +115,6 @@ def test_no_test_starts_after_the_time_and_an_order_puts_its_paths_first(tmp_pat
     assert paths_in_order(order.read_text(encoding="utf-8")) == ["test_one.py::test_alone"]
 
 
-def test_the_order_of_continuous_integration_names_what_is_there() -> None:
-    for path in paths_in_order((ROOT / ".ci" / "order").read_text(encoding="utf-8")):
-        assert [*ROOT.glob(f"{path}*")], path
-
-
 def test_a_test_that_needs_a_second_try_again_is_named(tmp_path: Path) -> None:
     file = tmp_path / "cache" / "second-tries"
     assert add_second_tries(["a", "b"], file) == set()
@@ -164,8 +158,3 @@ def test_tests_are_chosen_by_the_lines_that_they_ran_those_that_run_little_else_
 @pytest.mark.slow
 def test_a_module_is_tested_by_what_imports_it() -> None:
     assert "tests/testbed/test_tools.py" in found_by_imports("tools/changed_tests.py")
-
-
-def test_the_bits_of_a_record_are_its_lines() -> None:
-    assert lines_of(b"\x0e\x01") == {1, 2, 3, 8}
-    assert LineRecord() is not None
