@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS
-from demo.__main__ import run_demo
 from testbed.environments import ROOT, create_environment, lowest_python
-from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,11 +121,3 @@ JetStreamMessageTrigger(**arguments, mode="payload")
     assert done.stdout.split()[-1:] == ["doorbell"], done.stderr
     assert "ArgumentError: expected Airflow 3.3 or newer for mode='payload'" in done.stderr
     assert "found 3.1.8: upgrade Airflow, or use mode='doorbell'" in done.stderr
-
-
-def test_the_orders_dag_succeeds(floor_python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with NatsServer(tmp_path / "nats") as nats:
-        run_demo(nats, tmp_path, python=str(floor_python))
-    shown = capsys.readouterr().out
-    assert "lost                         0" in shown
-    assert "run twice                    0" in shown

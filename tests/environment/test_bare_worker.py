@@ -175,22 +175,6 @@ async def test_a_worker_cancels_jobs_and_runs_without_airflow_and_spark(containe
     assert (slow.why, later.why, quick.result) == ("too slow", "not wanted", [])
 
 
-async def test_each_partition_has_its_own_worker(container: WorkerContainer) -> None:
-    keys = [f"customer-{number}" for number in range(8)]
-    subject = f"{container.queue.name}.customers.{{partition}}"
-    await container.publish(*(Job(key, subject, id=key, partition_key=key) for key in keys))
-    with container.worker("divided-0", "find_extras"), container.worker("divided-1", "find_extras"):
-
-        async def all_done() -> bool:
-            return len(await container.ends()) == len(keys)
-
-        await eventually(all_done, within=30)
-    ends = await container.ends()
-    workers = {job_id: end.worker for job_id, end in ends.items()}
-    assert workers == {job_id: end.consumer for job_id, end in ends.items()}
-    assert set(workers.values()) == {"divided-0", "divided-1"}
-
-
 async def test_metrics_without_their_extra_are_refused_with_a_remedy(container: WorkerContainer) -> None:
     with container.worker("plain", "find_extras", "--metrics-port", "0") as process:
         await eventually(lambda: process.returncode is not None, within=20)

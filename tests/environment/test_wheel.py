@@ -82,12 +82,6 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield server
 
 
-def test_the_wheel_requires_neither_airflow_nor_spark(bare: Path) -> None:
-    names = {package.partition("==")[0].lower() for package in installed_packages(bare)}
-    assert {"nats-py", "nkeys", "pydantic", "pyyaml"} <= names
-    assert not {name for name in names if name.startswith(("apache-airflow", "pyspark", "pyarrow", "numpy"))}
-
-
 def test_without_its_extra_the_command_dev_says_how_to_install_it(bare: Path, tmp_path: Path) -> None:
     command = [str(bare.parent / "jetstream-queue"), "dev", "--no-browser"]
     env = {"PATH": str(tmp_path), "TMPDIR": str(tmp_path)}

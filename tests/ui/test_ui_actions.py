@@ -79,35 +79,6 @@ def park_with_keys(page: Page) -> None:
     expect(page.get_by_text("a person has to inspect it").first).to_be_visible()
 
 
-def test_letters_are_counted_redriven_and_gone(
-    browsing: Browsing, settings: ConnectionSettings, airflow: Airflow
-) -> None:
-    with dead_orders(settings, "refunds"):
-        page = browsing.open("#/queues/nats_default/refunds/dead")
-        redrive_the_busy(page)
-        run = airflow.runs(DAG)[-1]
-        assert (run["triggering_user_name"], run["conf"]["rate"]) == ("admin", 20)
-        page.get_by_role("link", name=f"run of {DAG}").click()
-        expect(page).to_have_url(re.compile(f"/dags/{DAG}/runs/"))
-
-
-def redrive_the_busy(page: Page) -> None:
-    """Redrive the orders whose bank was busy."""
-    row(page, "BankBusyError").get_by_role("button", name="Redrive 4 letters").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("4 letters match now")
-    expect(dialog).to_contain_text("BankBusyError")
-    dialog.get_by_label("Why").fill("the bank is back")
-    dialog.get_by_label("letters a second").fill("20")
-    dialog.get_by_role("button", name="Redrive 4 letters").click()
-    expect(dialog).to_be_hidden()
-    notice = page.locator(".run")
-    expect(notice).to_have_attribute("data-state", re.compile("queued|running"))
-    expect(page.get_by_text("4 letters of refunds redriven")).to_be_visible(timeout=SLOW)
-    expect(row(page, "BankBusyError")).to_have_count(0)
-    expect(row(page, "MalformedOrderError")).to_be_visible()
-
-
 def test_many_letters_are_edited_after_the_difference_of_samples(
     browsing: Browsing, settings: ConnectionSettings, airflow: Airflow
 ) -> None:
@@ -143,17 +114,6 @@ def test_many_letters_are_edited_after_the_difference_of_samples(
         page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/exchanges/letters/5")
         expect(page.get_by_text("It isn't a dead letter any more: it was redriven")).to_be_visible()
         expect(page.locator(".changes")).to_contain_text('"after":1.5')
-
-
-def test_a_cancelled_dialog_does_nothing(browsing: Browsing, shop: str) -> None:
-    page = browsing.open(f"{STORE}/letters?reasons=deadline")
-    expect(page.get_by_text("No letter matches")).to_be_visible()
-    page.goto(f"{browsing.url}/jetstream/{STORE}/dead")
-    page.get_by_role("button", name="Requeue in place").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("Pause the consumers")
-    dialog.get_by_role("button", name="Cancel").click()
-    expect(dialog).to_be_hidden()
 
 
 def test_the_page_works_on_a_phone(browsing: Browsing, shop: str) -> None:

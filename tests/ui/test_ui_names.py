@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 from ui_browsing import row
-from ui_steps import SETTLEMENT_ERROR, blocking, dead_settlements, with_connection
+from ui_steps import blocking, dead_settlements, with_connection
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
@@ -57,29 +57,6 @@ def test_page_and_order_survive_a_reload(browsing: Browsing) -> None:
     expect(page.get_by_text("Page 2 of 3")).to_be_visible()
 
 
-def test_search_filter_and_order_of_the_queues_survive_a_reload(browsing: Browsing) -> None:
-    page = browsing.open()
-    page.get_by_role("searchbox").fill("settle")
-    page.get_by_role("button", name="Needs attention").click()
-    page.get_by_role("button", name="Queue", exact=True).click()
-    expect(page).to_have_url(re.compile("find=settle.*"))
-    page.reload()
-    expect(page.get_by_role("searchbox")).to_have_value("settle")
-    expect(page.get_by_role("button", name="Needs attention")).to_have_attribute("aria-pressed", "true")
-    expect(page.get_by_role("columnheader", name="Queue")).to_have_attribute("aria-sort", "descending")
-    expect(page.locator("th.head a")).to_have_text([QUEUE])
-
-
-def test_rows_are_chosen_in_the_address(browsing: Browsing, letters: list[int]) -> None:
-    page = browsing.open(f"{ADDRESS}/letters")
-    for sequence in letters[:2]:
-        page.get_by_label(f"Choose letter {sequence}", exact=True).check()
-    page.reload()
-    expect(page.get_by_label(f"Choose letter {letters[1]}", exact=True)).to_be_checked()
-    page.get_by_role("button", name="Redrive 2 chosen letters").click()
-    expect(page.get_by_role("dialog")).to_contain_text("2 letters match now")
-
-
 def test_times_are_in_airflows_zone(browsing: Browsing, letters: list[int]) -> None:
     page = browsing.open(f"{ADDRESS}/letters/{letters[0]}", timezone_id="America/Los_Angeles")
     facts = page.locator(".facts > div").filter(has_text="Stored")
@@ -100,8 +77,3 @@ def test_a_body_is_shown_and_copied_as_it_is_stored(browsing: Browsing, letters:
     page.get_by_role("button", name="Indented").click()
     expect(payload).to_contain_text('"amount": 1.10,\n')
     expect(payload).to_contain_text('"currency": "CHF"')
-
-
-def test_a_group_shows_the_error_text(browsing: Browsing) -> None:
-    page = browsing.open(f"{ADDRESS}/dead")
-    expect(row(page, "Show 120 letters").or_(row(page, "terminated"))).to_contain_text(SETTLEMENT_ERROR[:40])

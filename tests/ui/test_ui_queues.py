@@ -117,21 +117,6 @@ def test_the_page_polls_only_while_it_is_visible_and_live(browsing: Browsing) ->
         page.get_by_role("button", name="Paused").click()
 
 
-def test_a_queue_without_a_dead_letter_queue(browsing: Browsing, settings: ConnectionSettings) -> None:
-    async def by_hand(connection: Connection) -> None:
-        config = {"name": "byhand", "subjects": ["byhand.>"], "retention": "workqueue"}
-        await connection.api("STREAM.CREATE.byhand", config)
-
-    blocking(with_connection(settings, by_hand))
-    browsing.expect_error("409")
-    page = browsing.open()
-    page.get_by_role("link", name="byhand", exact=True).click()
-    expect(page.get_by_text("none: dead letters aren't captured")).to_be_visible()
-    expect(page.get_by_text("No consumer: no worker can process its jobs")).to_be_visible()
-    page.get_by_role("link", name="Dead letters").click()
-    expect(page.get_by_text("This queue has no dead letter queue")).to_be_visible()
-
-
 def test_the_dashboard_has_a_card(browsing: Browsing, shop: str) -> None:
     page = browsing.open(airflow=True)
     frame = page.frame_locator('iframe[title="JetStream"]')

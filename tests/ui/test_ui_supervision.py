@@ -9,8 +9,7 @@ from playwright.sync_api import expect
 from ui_browsing import row
 from ui_steps import blocking, with_connection, working
 
-from airflow_provider_jetstream.jetstream import RedriveRequest, redrive_dead_letters
-from testbed.dead_letters import make_terminated_letters, stream_messages
+from testbed.dead_letters import make_terminated_letters
 from testbed.queues import make_queue, publish_jobs
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
 
-SLOW = 60_000
 TWO = [
     {"name": name, "filter_subject": f"lanes.jobs.{name}", "max_deliver": 3, "ack_wait": "30s"}
     for name in ("north", "south")
@@ -35,21 +33,6 @@ def dead(settings: ConnectionSettings, queue: WorkQueue, bodies: list[str]) -> l
     terminated = with_connection(settings, make_terminated_letters, queue, bodies, reason="no such account")
     sequences: list[int] = blocking(terminated)
     return sequences
-
-
-def test_a_redrive_that_finds_nothing_says_so(browsing: Browsing, settings: ConnectionSettings) -> None:
-    queue = made(settings, "recalls")
-    dead(settings, queue, ["one", "two", "three"])
-    page = browsing.open("#/queues/nats_default/recalls/dead")
-    page.get_by_role("button", name="Redrive all of them").click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("3 letters match now")
-    # Somebody else was faster.
-    blocking(with_connection(settings, redrive_dead_letters, queue, RedriveRequest()))
-    dialog.get_by_role("button", name="Redrive 3 letters").click()
-    notice = page.locator(".notice").filter(has=page.locator('.run[data-state="success"]'))
-    expect(notice).to_contain_text("0 letters of recalls redriven", timeout=SLOW)
-    expect(notice).not_to_have_class(re.compile("good"))
 
 
 def test_a_partition_without_a_worker_is_shown_with_its_evidence(
@@ -109,31 +92,6 @@ def test_a_consumer_is_paused_and_resumed(browsing: Browsing, settings: Connecti
 
 async def consumer_info(connection: NatsPyConnection, stream: str, consumer: str) -> dict[str, object]:
     return dict(await connection.api(f"CONSUMER.INFO.{stream}.{consumer}"))
-
-
-def test_a_letter_is_edited_and_redriven_after_its_difference(browsing: Browsing, settings: ConnectionSettings) -> None:
-    queue = made(settings, "transfers")
-    (sequence,) = dead(settings, queue, ['{"iban": "DE00", "amount": 1.10}'])
-    page = browsing.open(f"#/queues/nats_default/transfers/letters/{sequence}")
-    page.get_by_role("button", name="Edit and retry").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Body").fill('{"iban": "DE02", "amount": 1.10}')
-    dialog.get_by_label("Why").fill("the IBAN had a typing error")
-    dialog.get_by_role("button", name="Show the difference").click()
-    difference = dialog.get_by_label("Difference of the body")
-    expect(difference.locator(".removed")).to_have_text(re.compile('"DE00", "amount": 1.10'))
-    expect(difference.locator(".added")).to_have_text(re.compile('"DE02", "amount": 1.10'))
-    dialog.get_by_role("button", name="Redrive with this change").click()
-    expect(dialog).to_contain_text("Redriven with the change")
-    (job,) = blocking(with_connection(settings, stream_messages, "transfers"))
-    assert job.data == b'{"iban": "DE02", "amount": 1.10}'
-    dialog.get_by_role("button", name="Close").click()
-    # The letter that it was stays reachable, with who did what.
-    page.reload()
-    expect(page.get_by_text("It isn't a dead letter any more: it was redriven")).to_be_visible()
-    audit = page.locator("section").filter(has=page.get_by_role("heading", name="Audit"))
-    expect(audit).to_contain_text("the IBAN had a typing error")
-    expect(audit).to_contain_text("admin")
 
 
 def test_letters_are_searched_in_their_bodies(browsing: Browsing, settings: ConnectionSettings) -> None:

@@ -28,11 +28,3 @@ def test_inside_airflow_it_has_airflows_theme(browsing: Browsing) -> None:
         root.evaluate("(root, theme) => { root.classList.remove('light', 'dark'); root.classList.add(theme) }", theme)
         expect(frame.locator("html")).to_have_class(theme)
         assert (lightness(frame) > 0.5) == light
-
-
-def test_the_overview_of_a_queue(browsing: Browsing, shop: str) -> None:
-    page = browsing.open("#/queues/nats_default/store")
-    expect(page.get_by_role("img", name="Jobs, last hour")).to_be_visible()
-    expect(page.locator(".trend").filter(has_text="Jobs").locator("canvas")).to_be_visible()
-    expect(page.locator(".trend").filter(has_text="Flow").locator("canvas")).to_be_visible()
-    expect(page.get_by_role("cell", name="open pull").last).to_be_visible()
