@@ -3,16 +3,22 @@
 What a server and the kernel do isn't here; nor is the event loop, which reads and writes some hundred times a second.
 """
 
+from __future__ import annotations
+
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from benchmarks.report import Sample, Table, Way
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 
 _PREFIX = b"_INBOX.abcdefghijklmnopqrstuv."
 # As much as the event loop reads at once.
@@ -42,19 +48,16 @@ class _Stages:
     def measure(self, origin: Origin | None) -> None:
         """Measure all stages once."""
         prepared = prepare_jobs(self._bodies, subject="jobs.new", origin=origin, batch="b", by_key=True)
-        runs: list[UniformRun] = []
+        batches: list[Batch] = []
         what = "a task's jobs" if origin else "jobs"
 
         def prepare() -> None:
-            runs.extend(run for run in prepared.runs() if isinstance(run, UniformRun))
+            batches.extend(prepared.batches())
 
         self._note(f"check {what}", prepare)
         if origin:
-            self._note(
-                "digest contents and message ids of a task's jobs", lambda: [run.identity.message_ids() for run in runs]
-            )
-            self._note("make rows for a task's manifest", lambda: [run.row_columns() for run in runs])
-        self._note(f"encode {what}", lambda: [run.encode(_PREFIX, 0) for run in runs])
+            self._note("make rows for a task's manifest", lambda: [batch.row_columns() for batch in batches])
+        self._note(f"encode {what}", lambda: [batch.encode(_PREFIX, 0) for batch in batches])
         if origin:
             return
         sequences = array("Q", bytes(8 * self._count))

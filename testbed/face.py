@@ -57,10 +57,11 @@ from airflow_provider_jetstream.jetstream.documents import (
 from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, count_left_over
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.publication import Publication
+from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, stated_job_id
 from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.queue.discovery import (
     DeadLetterQueueInfo,
@@ -172,7 +173,8 @@ async def publish_prepared(connection: Connection, jobs: Iterable[OutgoingJob], 
     :param arguments: those of the outbox, and ``known`` and ``progress``
     """
     sending = {name: arguments.pop(name) for name in ("known", "progress") if name in arguments}
-    return await Outbox(connection, **arguments).send(jobs, **sending)
+    prepared = jobs if isinstance(jobs, PreparedJobs) else map(Batch.of, jobs)
+    return await Outbox(connection, **arguments).send(prepared, **sending)
 
 
 class _KilledError(BaseException):
@@ -213,10 +215,10 @@ class AskedForEach:
     """
 
     stored_sequence: Callable[[int, OutgoingJob], int | None]
-    run_size: int = 64
+    batch_size: int = 64
     verifies: bool = False
 
-    def are_new(self, _first: int, _run: object) -> bool:
+    def are_new(self, _first: int, _batch: object) -> bool:
         """Return false."""
         return False
 

@@ -37,7 +37,7 @@ DRAINED_PAUSE: Final = f"{_INSPECTION}.drained.PAUSE"
 
 MOVER_KEEP: Final = "airflow_provider_jetstream.jetstream.mover._Mover._keep"
 MOVER_STORE_EACH: Final = "airflow_provider_jetstream.jetstream.mover.store_each"
-DUE_JOBS_MOVED_WITHIN: Final = "airflow_provider_jetstream.jetstream.publishing.due_jobs._MOVED_WITHIN"
+DUE_JOBS_MOVED_WITHIN: Final = "airflow_provider_jetstream.jetstream.publishing.schedules._MOVED_WITHIN"
 
 _PROVISIONING: Final = "airflow_provider_jetstream.jetstream.provisioning"
 APPLY_PLAN: Final = f"{_PROVISIONING}.apply.plan"

@@ -155,8 +155,7 @@ def _consumer_json(consumer: ConsumerHealth) -> dict[str, Any]:
 async def _show(options: argparse.Namespace, out: Output) -> ExitCode:
     from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
     from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_consumers
-    from airflow_provider_jetstream.jetstream.publishing.due_jobs import inspect_due_jobs
-    from airflow_provider_jetstream.jetstream.publishing.schedules import find_schedules
+    from airflow_provider_jetstream.jetstream.publishing.schedules import find_schedules, inspect_due_jobs
     from airflow_provider_jetstream.jetstream.queue.discovery import check_work_queue
 
     name = stream_name(options.queue)

@@ -67,12 +67,11 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
 from airflow_provider_jetstream.jetstream.line_text import shown_value
-from airflow_provider_jetstream.jetstream.publishing.job_content import content_of_message
 from airflow_provider_jetstream.jetstream.publishing.refusals import full_text, is_full, is_passing
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
-from airflow_provider_jetstream.jetstream.publishing.scheduled_job import moved_headers
-from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, id_of_due
+from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, id_of_due, moved_headers
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import (
+    content_of_message,
     ended_jobs,
     first_since,
     jobs_since,

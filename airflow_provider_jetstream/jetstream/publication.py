@@ -25,10 +25,9 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, Reservations
-from airflow_provider_jetstream.jetstream.publishing.due_jobs import warn_unless_moved
-from airflow_provider_jetstream.jetstream.publishing.job_content import named_identity
+from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, NamedTask, read_manifest_sequences
-from airflow_provider_jetstream.jetstream.publishing.outbox import RUN_SIZE, SINGLE_JOBS, NothingKnown, Outbox
+from airflow_provider_jetstream.jetstream.publishing.outbox import BATCH_SIZE, SINGLE_JOBS, NothingKnown, Outbox
 from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.report import (
     SCHEDULED,
@@ -38,6 +37,7 @@ from airflow_provider_jetstream.jetstream.publishing.report import (
     RepeatedJob,
     sequence_ranges,
 )
+from airflow_provider_jetstream.jetstream.publishing.schedules import warn_unless_moved
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import (
     MessageIs,
     PublishedBefore,
@@ -45,6 +45,7 @@ from airflow_provider_jetstream.jetstream.publishing.stored_jobs import (
     ended_jobs,
     find_out,
     may_have_dropped,
+    named_identity,
     read_messages,
     salted_id,
 )
@@ -64,10 +65,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource
+    from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource, OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
-    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
     from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -242,7 +241,7 @@ class Publication:
         )
         prepared = self._prepare(jobs, subject, job_id)
         reservations: Reservations | None = None
-        reserved: Iterable[OutgoingJob] = prepared
+        reserved: PreparedJobs | list[Batch] = prepared
         if self.cursor and self._waits:
             prepared.then(_refuse_schedule)
             if self._queue and self._origin and self._manifest:
@@ -272,23 +271,23 @@ class Publication:
     # What the outbox asks.
 
     @property
-    def run_size(self) -> int:
+    def batch_size(self) -> int:
         """How many jobs are sent together at most."""
-        return RUN_SIZE if self._stored.is_empty else SINGLE_JOBS
+        return BATCH_SIZE if self._stored.is_empty else SINGLE_JOBS
 
-    def are_new(self, first: int, run: OutgoingRun) -> bool:
-        """Note a run that is about to be sent; return ``False``, with nothing noted, where one may be stored."""
-        if self._manifest and not self._manifest.are_new(first, run):
+    def are_new(self, first: int, batch: Batch) -> bool:
+        """Note jobs that are about to be sent; return ``False``, with nothing noted, where one may be stored."""
+        if self._manifest and not self._manifest.are_new(first, batch):
             return False
         if self._waits:
-            self.job_ids.note_run(run)
+            self.job_ids.note(batch)
         return True
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Note a job that is about to be sent; return its stream sequence where it is known to be stored."""
         sequence = self._sequence_of(index, job)
         if self._waits:
-            self.job_ids.note(job)
+            self.job_ids.note(Batch.of(job))
         return sequence
 
     def _sequence_of(self, index: int, job: OutgoingJob) -> int | None:
@@ -377,9 +376,7 @@ class Publication:
             job_id=job_id,
             check=None if self._stored.is_empty else self._stored.check,
             captured=(config.get("subjects") or ()) if config else captured,
-            keeps_given_ids=True,
         )
-        # Jobs that differ in body and ids only name no advisory subject.
         return prepared.then(self._advised.note) if self._advised.advisory_subjects else prepared
 
     # While jobs are sent.
@@ -453,7 +450,7 @@ class Publication:
                 " sent under other ids; see who else publishes there",
                 *(len(taken), taken[0].stream, taken[0].sequence),
             )
-            jobs = [_with_salt(repeated.job, salt) for repeated in taken]
+            jobs = [Batch.of(_with_salt(repeated.job, salt)) for repeated in taken]
             sent = await outbox.send(jobs, NothingKnown(verifies=True))
             for repeated, sequence in zip(taken, sent.sequences, strict=False):
                 report.sequences[repeated.index] = sequence
@@ -471,7 +468,7 @@ class Publication:
     def _has_changed(self, repeated: RepeatedJob, message: StoredMessage | None, before: PublishedBefore) -> bool:
         """Return whether a message is what an earlier try seems to have stored, with another body, under a given id."""
         job, begun = repeated.job, self._info["state"]["last_seq"] if self._info else 0
-        if message is None or job.key.given_id is None or message.data == job.body:
+        if message is None or job.given_id is None or message.data == job.body:
             return False
         if not job.scheduled and (
             repeated.sequence < before.first or (repeated.sequence > begun and not before.of_any_task)
@@ -651,14 +648,14 @@ def _not_verified(repeated: RepeatedJob) -> JetStreamProviderError:
 def _other_job(repeated: RepeatedJob, message: StoredMessage | None) -> JetStreamProviderError:
     job = repeated.job
     found = f"found that {repeated.stream} has another one there (sequence {repeated.sequence})"
-    if job.key.given_id is None:
+    if job.given_id is None:
         return TransientError(
             f"expected its message id {job.message_id} to be free, {found}: publish it again after the"
             " duplicate_window, and see who else publishes there"
         )
     differs = "body" if message is None or message.data != job.body else "subject or other headers"
     return JobError(
-        f"expected the same job under its id {job.key.given_id!r}, {found}, with another {differs}: give the changed"
+        f"expected the same job under its id {job.given_id!r}, {found}, with another {differs}: give the changed"
         " job another id, or see who else publishes there"
     )
 

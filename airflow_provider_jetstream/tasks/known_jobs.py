@@ -15,7 +15,7 @@ from airflow_provider_jetstream.tasks.template_values import is_templated, parse
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource
+    from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.inspection.health import (
     count_left_over,
     inspect_consumers,
 )
-from airflow_provider_jetstream.jetstream.publishing.due_jobs import DueJobs, inspect_due_jobs
+from airflow_provider_jetstream.jetstream.publishing.schedules import DueJobs, inspect_due_jobs
 from airflow_provider_jetstream.jetstream.queue.discovery import (
     ANY_QUEUE,
     captured_queues,

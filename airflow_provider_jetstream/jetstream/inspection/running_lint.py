@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.inspection.health import MAX_SUBJECTS, count_left_over, inspect_consumers
-from airflow_provider_jetstream.jetstream.publishing.due_jobs import inspect_due_jobs
+from airflow_provider_jetstream.jetstream.publishing.schedules import inspect_due_jobs
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.publishing.batch import Batch
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -108,7 +110,7 @@ class AdvisedJobs:
     def _note(self, index: int, outgoing: OutgoingJob) -> None:
         job = outgoing.job
         body = job.body if isinstance(job.body, dict) else _json_object(job.body)
-        subject, job_id = job.advisory or body.get("advisory"), outgoing.key.given_id or _id_of(body)
+        subject, job_id = job.advisory or body.get("advisory"), outgoing.given_id or _id_of(body)
         self._add(index, subject, job_id, is_named=True)
         # A worker of another make knows the body only, and reports what stands there word for word.
         if (named := (body.get("advisory", subject), _id_of(body) or job_id)) != (subject, job_id):
@@ -197,7 +199,7 @@ class Reservations:
         self._task = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}" if origin else ""
         self._created = ""
 
-    async def reserve(self, jobs: AdvisedJobs, prepared: Iterable[OutgoingJob], created: str) -> Iterable[OutgoingJob]:
+    async def reserve(self, jobs: AdvisedJobs, prepared: PreparedJobs, created: str) -> PreparedJobs | list[Batch]:
         """Reserve the subjects and ids of jobs that are about to be published, and return all of the jobs.
 
         Stored first and compared afterwards: of two tasks that reserve the same at once, the one whose reservation has
@@ -209,9 +211,9 @@ class Reservations:
         """
         if not jobs.advisory_subjects:
             return prepared
-        prepared = await read_all(prepared)
+        batches = await read_all(prepared)
         if not jobs.indexes:
-            return prepared
+            return batches
         self._created = created
         known = await read_advised_jobs(self._connection, self._events, self._queue, self._key, self._created)
         reserved_at = await self._store({digest: known.get(digest, 0) for digest in jobs.indexes})
@@ -226,7 +228,7 @@ class Reservations:
                 " ended: give it another id or subject, or publish once the other has ended; if that task was killed"
                 f" and won't run again, purge {subject} from {self._events}, which ends its reservation"
             )
-        return prepared
+        return batches
 
     async def record(self, sequences: Mapping[str, int]) -> None:
         """Record the stream sequences of the reserved jobs, by their digests."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
 
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
-from airflow_provider_jetstream.jetstream.publishing.job_fields import field_problem
-from airflow_provider_jetstream.jetstream.publishing.job_keys import text_or_none
-from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE
 from airflow_provider_jetstream.jetstream.task_values import TaskValue, packed_body
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from datetime import datetime, timedelta
     from zoneinfo import ZoneInfo
 
-    from airflow_provider_jetstream.jetstream.publishing.job_keys import JobKey
+JobIdSource: TypeAlias = "str | Callable[[Any], object]"
 
+# What is stored of the digest of a body.
+BODY_DIGEST_BYTES: Final = 8
+# Numbers are common as ids and keys, and mean their text.
+_TYPES: Final[dict[str, tuple[type, ...]]] = {"id": (str, int, UUID), "partition_key": (str, int)}
 # Made once: json.dumps makes one for every call.
 _encode_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
@@ -73,7 +76,9 @@ class Job(TaskValue):
         if isinstance(item, Job):
             return item
         if isinstance(item, dict):
-            return cls(item, advisory=text_or_none(item.get("advisory")))
+            # A header's value isn't sent with white space around it.
+            advisory = item.get("advisory")
+            return cls(item, advisory=None if advisory is None else str(advisory).strip() or None)
         return cls(item)
 
     def serialize(self) -> dict[str, Any]:
@@ -103,7 +108,7 @@ class OutgoingJob:
     """A job with its subject, id and headers.
 
     :param body: its encoded body; ``None`` where it can't be encoded
-    :param key: what identifies it among the jobs of its task
+    :param given_id: the id that its author gave it; ``None`` for a job that is known by its content
     :param job_id: the id by which it is known
     :param message_id: the value of ``Nats-Msg-Id``
     :param api_level: the JetStream API level that the server must have
@@ -113,7 +118,7 @@ class OutgoingJob:
     job: Job
     subject: str
     body: bytes | None
-    key: JobKey
+    given_id: str | None
     job_id: str
     message_id: str
     headers: dict[str, str]
@@ -123,4 +128,45 @@ class OutgoingJob:
     @property
     def scheduled(self) -> bool:
         """Whether the server stores a schedule and publishes the job later."""
-        return SCHEDULE in self.headers
+        return self.schedules is not None
+
+    @property
+    def body_digest(self) -> bytes:
+        """The beginning of the SHA-256 of its body."""
+        return sha256(self.body or b"").digest()[:BODY_DIGEST_BYTES]
+
+
+def field_problem(headers: object, subject: object, job_id: object, advisory: object, key: object) -> str | None:
+    """Return what is wrong with the fields of a job, and what to do; ``None`` where nothing is.
+
+    What a template or another program gives later, an object with a method ``resolve``, is left to it.
+    """
+    for value in (subject, job_id, advisory, key):
+        if value is not None and (type(value) is not str or not value.strip()):
+            texts = {"subject": subject, "id": job_id, "advisory": advisory, "partition_key": key}
+            if problem := _text_problem(texts):
+                return problem
+            break
+    if isinstance(job_id, str) and (problem := blank_problem(job_id)):
+        return problem
+    if not isinstance(headers, Mapping) and not hasattr(headers, "resolve"):
+        return f"expected headers of a job as a dict of names and texts, found {headers!r}: make a dict of it"
+    return None
+
+
+def blank_problem(job_id: str) -> str | None:
+    """Return what is wrong with an id that begins or ends with white space, which no header holds."""
+    if job_id == job_id.strip():
+        return None
+    return f"expected the id of a job without white space at its ends, found {job_id!r}: strip it"
+
+
+def _text_problem(texts: Mapping[str, object]) -> str | None:
+    for name, value in texts.items():
+        if value is None or hasattr(value, "resolve"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, _TYPES.get(name, (str,))):
+            return f"expected text as {name} of a job, found {value!r}: convert it"
+        if not str(value).strip():
+            return f"expected text as {name} of a job, found {value!r}: leave {name} out where there is none"
+    return None

@@ -6,47 +6,48 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Generator
+from contextlib import ExitStack
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from airflow_provider_jetstream.jetstream.publishing.outgoing_run import ListedRun
 from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
-from airflow_provider_jetstream.jetstream.publishing.reading_thread import CLEANUP_SECONDS, ReadingThread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
     from types import TracebackType
 
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
+    from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 
 logger = logging.getLogger(__name__)
 
 # Seconds in which jobs that come in quick succession gather, so that they aren't handed over one by one.
-_GATHER = 0.001
-_MAX_BYTES = 4 << 20
-_AT_ONCE = 1_000
-# Of jobs that are prepared already, those that are handed over together.
-_LISTED_JOBS = 64
+_GATHER: Final = 0.001
+_MAX_BYTES: Final = 4 << 20
+_AT_ONCE: Final = 1_000
 _END: Final = object()
-_LONG = 60.0
+_LONG: Final = 60.0
+# Seconds that an asynchronous source has for its own cleaning up when it is ended early.
+_CLEANUP_SECONDS: Final = 2.0
+_PAUSE: Final = 0.001
 
 
 class JobReader:
     """Reads jobs ahead of the sender, and ends their source when it is left.
 
-    Jobs of a list are prepared before the first is returned. Those of another source become a run when there are enough
-    of them, or when the sender has no other: then it prepares them itself, since the source may block.
+    Jobs of a list are prepared before the first is returned. Those of another source become a batch when there are
+    enough of them, or when the sender has no other: then it prepares them itself, since the source may block.
 
     :param jobs: read in the thread only, and with it whatever generators it is made of
     :param ahead: how many jobs may be read ahead
     """
 
-    def __init__(self, jobs: Iterable[OutgoingJob], ahead: int) -> None:
+    def __init__(self, jobs: PreparedJobs | Iterable[Batch], ahead: int) -> None:
         self._jobs = jobs
         self._ahead = ahead
         # The thread appends, the event loop takes; each has counts of its own.
-        self._read: deque[OutgoingRun] = deque()
+        self._read: deque[Batch] = deque()
         self._offset = 0
         # What is read and not prepared yet, which happens under the lock, in the order of the jobs.
         self._unprepared: list[Any] = []
@@ -61,7 +62,13 @@ class JobReader:
         self._available = asyncio.Event()
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._thread = ReadingThread(copy_context().run, self._run)
+        self._is_cancelled = False
+        # What the thread waits for from an asynchronous source.
+        self._future: Future[object] | None = None
+        # A daemon: a process may end although a source blocks.
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._run,), name="jetstream-jobs", daemon=True
+        )
 
     async def __aenter__(self) -> Self:
         self._thread.start()
@@ -70,10 +77,11 @@ class JobReader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.cancel()
-        self._room.set()
+        self._cancel()
+        if self._future:
+            self._future.cancel()
         try:
-            async with asyncio.timeout(CLEANUP_SECONDS):
+            async with asyncio.timeout(_CLEANUP_SECONDS):
                 await self._closed.wait()
         except TimeoutError:
             logger.warning(
@@ -85,32 +93,34 @@ class JobReader:
         """What the source raised, after all jobs before it."""
         return self._error if self._has_ended and not self._read else None
 
-    def take_ready(self, count: int, size: int) -> OutgoingRun | None:
-        """Return the next jobs that are there; ``None`` where none is.
+    def take_ready(self, count: int, size: int) -> list[Batch]:
+        """Return the next jobs that are there.
 
         :param count: how many at most
         :param size: of the bodies together, at most unless there is only one
         """
-        if not self._read and not self._prepare_at_once():
-            return None
-        run, start = self._read[0], self._offset
-        rest = len(run) - start
-        if rest <= count and run.size <= size:
-            taken = run.part(start, len(run)) if start else run
-        else:
-            taken = run.part(start, start + min(rest, count))
-            while len(taken) > 1 and taken.size > size:
-                taken = taken.part(0, len(taken) // 2)
-        if len(taken) < rest:
-            self._offset += len(taken)
-        else:
-            self._read.popleft()
-            self._offset = 0
-        self._took_some = True
-        self._bytes_taken += taken.size
-        self._jobs_taken += len(taken)
-        if self._jobs_read - self._jobs_taken <= self._ahead // 2 and not self._room.is_set():
-            self._room.set()
+        taken: list[Batch] = []
+        while count > 0 and (self._read or (not taken and self._prepare_at_once())):
+            batch, start = self._read[0], self._offset
+            rest = len(batch) - start
+            part = batch.part(start, start + min(rest, count))
+            while len(part) > 1 and part.size > size:
+                part = part.part(0, len(part) // 2)
+            if taken and part.size > size:
+                break
+            if len(part) < rest:
+                self._offset += len(part)
+            else:
+                self._read.popleft()
+                self._offset = 0
+            taken.append(part)
+            count, size = count - len(part), size - part.size
+            self._jobs_taken += len(part)
+            self._bytes_taken += part.size
+        if taken:
+            self._took_some = True
+            if self._jobs_read - self._jobs_taken <= self._ahead // 2 and not self._room.is_set():
+                self._room.set()
         return taken
 
     @property
@@ -138,9 +148,22 @@ class JobReader:
         except TimeoutError:
             return
 
+    def _cancel(self) -> None:
+        """Make the thread read no more."""
+        self._is_cancelled = True
+        self._room.set()
+
+    # In the thread.
+
     def _run(self) -> None:
         try:
-            self._read_all()
+            jobs = self._jobs
+            if isinstance(jobs, PreparedJobs) and not jobs.is_whole:
+                with ExitStack() as cleanup:
+                    self._read_source(jobs, cleanup)
+            else:
+                for batch in list(jobs.batches() if isinstance(jobs, PreparedJobs) else jobs):
+                    self._append(batch)
         except BaseException as error:  # noqa: BLE001
             # A source may raise anything; the event loop raises it again.
             self._error = self._error or error
@@ -148,38 +171,57 @@ class JobReader:
         self._call_soon(self._available.set)
         self._call_soon(self._closed.set)
 
-    def _read_all(self) -> None:
-        jobs = self._jobs
-        with self._thread.cleanup:
-            if isinstance(jobs, PreparedJobs) and jobs.is_whole:
-                for run in list(jobs.runs()):
-                    self._append(run)
-                return
-            items = jobs.items if isinstance(jobs, PreparedJobs) else iter(jobs)
-            try:
-                while self._wait_for_room():
-                    item = next(items, _END)
-                    if item is _END:
-                        return
-                    with self._preparing:
-                        self._unprepared.append(item)
-                        if len(self._unprepared) >= self._run_jobs:
-                            self._prepare()
-                    if self._is_awaited:
-                        self._is_awaited = False
-                        self._call_soon(self._available.set)
-            finally:
+    def _read_source(self, jobs: PreparedJobs, cleanup: ExitStack) -> None:
+        source = jobs.source
+        if isinstance(source, Generator):
+            cleanup.callback(source.close)
+        items = self._iterate_on_loop(source, cleanup) if isinstance(source, AsyncIterable) else iter(source)
+        try:
+            while self._wait_for_room():
+                item = next(items, _END)
+                if item is _END:
+                    return
                 with self._preparing:
-                    self._prepare()
+                    self._unprepared.append(item)
+                    # At most half of what is read ahead, so that a batch is prepared while another one is sent.
+                    if len(self._unprepared) >= min(jobs.batch_jobs, max(1, self._ahead // 2)):
+                        self._prepare()
+                if self._is_awaited:
+                    self._is_awaited = False
+                    self._call_soon(self._available.set)
+        finally:
+            with self._preparing:
+                self._prepare()
 
-    @property
-    def _run_jobs(self) -> int:
-        # At most half of what is read ahead, so that a run is prepared while another one is sent.
-        most = self._jobs.run_jobs if isinstance(self._jobs, PreparedJobs) else _LISTED_JOBS
-        return min(most, max(1, self._ahead // 2))
+    def _iterate_on_loop(self, items: AsyncIterable[object], cleanup: ExitStack) -> Iterator[object]:
+        """Read an asynchronous source, on the event loop."""
+        iterator = aiter(items)
+        if isinstance(iterator, AsyncGenerator):
+            cleanup.callback(self._close_on_loop, iterator)
+
+        async def next_item() -> object:
+            return await anext(iterator, _END)
+
+        while True:
+            self._future = asyncio.run_coroutine_threadsafe(next_item(), self._loop)
+            if self._is_cancelled:
+                self._future.cancel()
+            if (item := self._future.result()) is _END:
+                return
+            yield item
+
+    def _close_on_loop(self, items: AsyncGenerator[object, None]) -> None:
+        async def close() -> None:
+            # What it was about to yield is cancelled first; nothing says when that is done.
+            while getattr(items, "ag_running", False):  # noqa: ASYNC110
+                await asyncio.sleep(_PAUSE)
+            await items.aclose()
+
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(close(), self._loop).result(_CLEANUP_SECONDS)
 
     def _prepare_at_once(self) -> bool:
-        """Make a run of the jobs that are read, unless the thread does; return whether there is one to be taken."""
+        """Make a batch of the jobs that are read, unless the thread does; return whether there is one to be taken."""
         if self._unprepared and self._preparing.acquire(blocking=False):
             try:
                 self._prepare()
@@ -189,33 +231,29 @@ class JobReader:
 
     def _prepare(self) -> None:
         items, self._unprepared = self._unprepared, []
-        if not items or self._error:
+        jobs = self._jobs
+        if not items or self._error or not isinstance(jobs, PreparedJobs):
             # What comes after a job that can't be published isn't published either.
             return
-        jobs = self._jobs
-        if not isinstance(jobs, PreparedJobs):
-            self._append(ListedRun(items))
-            return
-        self._append(jobs.prepare(items))
+        for batch in jobs.prepare(items):
+            self._append(batch)
         if jobs.error:
             self._error, self._has_ended = jobs.error, True
-            self._thread.cancel()
-            self._room.set()
+            self._cancel()
 
-    def _append(self, run: OutgoingRun) -> None:
-        if len(run):
-            self._bytes_read += run.size
-            self._jobs_read += len(run)
-            self._read.append(run)
+    def _append(self, batch: Batch) -> None:
+        self._bytes_read += batch.size
+        self._jobs_read += len(batch)
+        self._read.append(batch)
 
     def _wait_for_room(self) -> bool:
         """Wait until one more job may be read; return whether it still should be."""
-        while self._is_full() and not self._thread.is_cancelled:
+        while self._is_full() and not self._is_cancelled:
             self._room.clear()
             # What is taken from here on sets the event.
-            if self._is_full() and not self._thread.is_cancelled:
+            if self._is_full() and not self._is_cancelled:
                 self._room.wait()
-        return not self._thread.is_cancelled
+        return not self._is_cancelled
 
     def _is_full(self) -> bool:
         ahead = self._jobs_read - self._jobs_taken + len(self._unprepared)
@@ -226,19 +264,19 @@ class JobReader:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
             # The loop is closed, so nobody waits any more.
-            self._thread.cancel()
+            self._is_cancelled = True
 
 
-async def read_all(jobs: Iterable[OutgoingJob]) -> list[OutgoingJob]:
+async def read_all(jobs: PreparedJobs) -> list[Batch]:
     """Read jobs that have to be known all at once.
 
     :raises BaseException: what their source raised
     """
-    read: list[OutgoingJob] = []
+    read: list[Batch] = []
     async with JobReader(jobs, _AT_ONCE) as reader:
         while True:
-            if run := reader.take_ready(_AT_ONCE, _MAX_BYTES):
-                read += [run.job(offset) for offset in range(len(run))]
+            if batches := reader.take_ready(_AT_ONCE, _MAX_BYTES):
+                read += batches
             elif reader.error:
                 raise reader.error
             elif reader.ended:

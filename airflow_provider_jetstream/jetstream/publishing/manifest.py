@@ -38,7 +38,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError,
 from airflow_provider_jetstream.jetstream.origin import TaskTry, digest_of
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import Reservations
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES
-from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
+from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
     CONFLICTS,
     ManifestHead,
@@ -51,7 +51,6 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
     remove_unneeded_manifests,
     resumed_head,
 )
-from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED, index_runs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, find_stored_jobs
 
@@ -61,8 +60,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.documents import DocumentPart
     from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.publishing.batch import Batch
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -394,9 +393,11 @@ class Manifest(_TaskRecord):
 
     # What is known of jobs that are about to be sent.
 
-    def are_new(self, first: int, run: OutgoingRun) -> bool:
-        """Note a run that is about to be sent; return ``False``, with nothing noted, where one may be stored."""
-        return self.known.is_empty and self._rows.note_run(first, run)
+    def are_new(self, first: int, batch: Batch) -> bool:
+        """Note jobs that are about to be sent; return ``False``, with nothing noted, where one may be stored."""
+        if self.known.is_empty:
+            self._rows.note_batch(first, batch)
+        return self.known.is_empty
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored.
@@ -415,7 +416,7 @@ class Manifest(_TaskRecord):
     def note_unverified(self, job: OutgoingJob, sequence: int) -> None:
         """Note that it isn't known whether a job was the message that has its message id, so that no try sends it."""
         if digest := digest_of(job.message_id):
-            self._rows.add(digest, job.key.body_digest, sequence | UNVERIFIED | (SCHEDULED if job.scheduled else 0))
+            self._rows.add(digest, job.body_digest, sequence | UNVERIFIED | (SCHEDULED if job.scheduled else 0))
 
     @property
     def salts(self) -> Sequence[str]:
@@ -578,7 +579,7 @@ class ManifestRows:
         self._recorded: set[bytes] = set()
         # By position: message id and body digest of each job that isn't known to be stored yet.
         self._noted: dict[int, bytes] = {}
-        self._runs: list[_NotedRun] = []
+        self._batches: list[_NotedBatch] = []
         self._fills_at = _PART_ROWS
         self.added = 0
 
@@ -608,7 +609,7 @@ class ManifestRows:
 
     @property
     def _noted_jobs(self) -> int:
-        return len(self._noted) + sum([len(run.bodies) for run in self._runs])
+        return len(self._noted) + sum([len(batch.bodies) for batch in self._batches])
 
     def resume(self, head: ManifestHead, *, renews_parts: bool = False) -> None:
         """Go on with the rows of an earlier try.
@@ -621,19 +622,17 @@ class ManifestRows:
         self._recorded = set(_split(rows))
         self._inline = bytearray() if renews_parts else bytearray(rows)
 
-    def note_run(self, first: int, run: OutgoingRun) -> bool:
-        """Note a run that is about to be sent, and return true."""
-        if isinstance(run, UniformRun):
-            self._runs.append(_NotedRun(first, *run.row_columns()))
+    def note_batch(self, first: int, batch: Batch) -> None:
+        """Note jobs that are about to be sent."""
+        if batch.single:
+            self.note(first, batch.single)
         else:
-            for offset in range(len(run)):
-                self.note(first + offset, run.job(offset))
-        return True
+            self._batches.append(_NotedBatch(first, *batch.row_columns()))
 
     def note(self, index: int, job: OutgoingJob) -> None:
         """Note a job that is about to be sent."""
         if digest := digest_of(job.message_id):
-            self._noted[index] = digest + job.key.body_digest[:BODY_DIGEST_BYTES]
+            self._noted[index] = digest + job.body_digest
 
     def add(self, digest: bytes, body_digest: bytes, sequence: int) -> None:
         """Add a job that an earlier try has stored."""
@@ -646,7 +645,7 @@ class ManifestRows:
         :return: whether a part was stored
         """
         sequences = report.sequences
-        self._take_runs(sequences, only_full=only_full)
+        self._take_batches(sequences, only_full=only_full)
         for index in [index for index in self._noted if index < len(sequences) and sequences[index]]:
             place = sequences[index] | (SCHEDULED if index in report.scheduled else 0)
             self._inline += self._noted.pop(index) + place.to_bytes(8)
@@ -660,17 +659,17 @@ class ManifestRows:
             stored = True
         return stored
 
-    def _take_runs(self, sequences: array[int], *, only_full: bool) -> None:
-        waiting: list[_NotedRun] = []
-        for run in self._runs:
-            if rows := run.rows(sequences):
+    def _take_batches(self, sequences: array[int], *, only_full: bool) -> None:
+        waiting: list[_NotedBatch] = []
+        for batch in self._batches:
+            if rows := batch.rows(sequences):
                 self._inline += rows
-                self.added += len(run.bodies)
+                self.added += len(batch.bodies)
             elif only_full:
-                waiting.append(run)
+                waiting.append(batch)
             else:
-                self._noted.update(run.unfinished())
-        self._runs = waiting
+                self._noted.update(batch.unfinished())
+        self._batches = waiting
 
     def recorded(self, head: ManifestHead) -> ManifestHead:
         """Return a head with the rows, and with those that another run of its idempotency key has added meanwhile."""
@@ -687,7 +686,7 @@ class ManifestRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _NotedRun:
+class _NotedBatch:
     """Jobs that follow each other, none of which was known to be stored.
 
     :param ids: message ids, as two numbers each

@@ -29,6 +29,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.publishing.job_reader import JobReader
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter, check_rate
 from airflow_provider_jetstream.jetstream.publishing.refusals import (
+    UnansweredSubjects,
     full_text,
     is_full,
     is_full_subject,
@@ -38,21 +39,21 @@ from airflow_provider_jetstream.jetstream.publishing.refusals import (
     too_old,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import PublishFailure, PublishReport, RepeatedJob
-from airflow_provider_jetstream.jetstream.publishing.unanswered_subjects import UnansweredSubjects
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
+    from airflow_provider_jetstream.jetstream.publishing.batch import Batch
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
+    from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
     from airflow_provider_jetstream.jetstream.publishing.report import Destination
 
 # Of jobs that are looked at one by one, so many are sent before other tasks of the event loop run.
 SINGLE_JOBS: Final = 64
-# Of a run.
-RUN_SIZE: Final = 512
+# Of others.
+BATCH_SIZE: Final = 512
 # Of all jobs in flight together: they are kept until they are stored.
 _MAX_BYTES = 16 << 20
 # Seconds until a full queue is tried again; doubled for as long as it stays full.
@@ -65,7 +66,7 @@ _PASSING_PAUSE = 0.25
 _UNANSWERED = 2
 # So many failures are reported; they are held in memory.
 _MAX_FAILURES = 10_000
-# After so many jobs, bytes or seconds, other tasks of the event loop run. A run counts as one, since it takes as long.
+# After so many jobs, bytes or seconds, other tasks of the event loop run.
 _YIELD_JOBS = 64
 _YIELD_BYTES = 256 << 10
 _YIELD_SECONDS = 0.005
@@ -79,11 +80,11 @@ class KnownJobs(Protocol):
         """Whether it finds out itself what the messages are that the server calls duplicates of jobs."""
 
     @property
-    def run_size(self) -> int:
+    def batch_size(self) -> int:
         """How many jobs are sent together at most."""
 
-    def are_new(self, first: int, run: OutgoingRun) -> bool:
-        """Note a run that is about to be sent; return ``False``, with nothing noted, where one may be stored.
+    def are_new(self, first: int, batch: Batch) -> bool:
+        """Note jobs that are about to be sent; return ``False``, with nothing noted, where one may be stored.
 
         :param first: the index of its first job
         """
@@ -97,9 +98,9 @@ class NothingKnown:
     """Knows of no job that is stored."""
 
     verifies: bool = False
-    run_size: int = RUN_SIZE
+    batch_size: int = BATCH_SIZE
 
-    def are_new(self, _first: int, _run: OutgoingRun) -> bool:
+    def are_new(self, _first: int, _batch: Batch) -> bool:
         """Return true."""
         return True
 
@@ -150,7 +151,7 @@ class Outbox:
 
     async def send(
         self,
-        jobs: Iterable[OutgoingJob],
+        jobs: PreparedJobs | Iterable[Batch],
         known: KnownJobs = _NOTHING_KNOWN,
         progress: Callable[[PublishReport], Awaitable[None]] = _no_progress,
     ) -> PublishReport:
@@ -198,7 +199,7 @@ class _SentBatch:
     """
 
     first: int
-    run: OutgoingRun
+    jobs: Batch
     waiting: int = field(init=False)
     deadline: float = 0.0
     attempts: int = 1
@@ -210,17 +211,17 @@ class _SentBatch:
     refusal: JetStreamProviderError | None = None
 
     def __post_init__(self) -> None:
-        self.waiting = len(self.run)
+        self.waiting = len(self.jobs)
 
     @property
     def job(self) -> OutgoingJob:
         """The job of a batch that has only one."""
-        return self.run.job(0)
+        return self.jobs.job(0)
 
     def singles(self) -> Iterator[_SentBatch]:
         """Yield a batch for each of its jobs."""
-        for offset in range(len(self.run)):
-            yield _SentBatch(self.first + offset, self.run.part(offset, offset + 1), self.deadline)
+        for offset in range(len(self.jobs)):
+            yield _SentBatch(self.first + offset, self.jobs.part(offset, offset + 1), self.deadline)
 
 
 class _Sending:
@@ -285,10 +286,10 @@ class _Sending:
             at_once = self._sends_at_once()
             if at_once and await self._wait_for_window():
                 continue
-            room = min(self._window - len(self._waiting), known.run_size) if at_once else 1
+            room = min(self._window - len(self._waiting), known.batch_size) if at_once else 1
             if ready := jobs.take_ready(room, _YIELD_BYTES):
                 await self._send_ready(ready, known, at_once=at_once)
-                await self._yield(_YIELD_JOBS if at_once else 1, ready.size)
+                await self._yield(_YIELD_JOBS if at_once else 1, sum(batch.size for batch in ready))
             elif isinstance(jobs.error, Exception):
                 self.report.source_error = jobs.error
                 break
@@ -301,21 +302,22 @@ class _Sending:
             await progress(self.report)
         await self._send_refused()
 
-    async def _send_ready(self, ready: OutgoingRun, known: KnownJobs, *, at_once: bool) -> None:
+    async def _send_ready(self, ready: Sequence[Batch], known: KnownJobs, *, at_once: bool) -> None:
         """Send jobs that aren't stored yet: at once in one write, or each in its turn."""
-        sequences, first = self.report.sequences, len(self.report.sequences)
-        if at_once and known.are_new(first, ready):
-            sequences.frombytes(bytes(len(ready) * sequences.itemsize))
-            self._write(self._admitted([_SentBatch(first, ready)]))
-            return
-        batches: list[_SentBatch] = []
+        sequences, batches = self.report.sequences, list[_SentBatch]()
         try:
-            for offset in range(len(ready)):
-                if sequence := known.sequence_of(first + offset, ready.job(offset)):
-                    self.report.add_stored(sequence)
+            for jobs in ready:
+                first = len(sequences)
+                if at_once and known.are_new(first, jobs):
+                    sequences.frombytes(bytes(len(jobs) * sequences.itemsize))
+                    batches.append(_SentBatch(first, jobs))
                     continue
-                sequences.append(0)
-                batches.append(_SentBatch(first + offset, ready.part(offset, offset + 1)))
+                for offset in range(len(jobs)):
+                    if sequence := known.sequence_of(first + offset, jobs.job(offset)):
+                        self.report.add_stored(sequence)
+                        continue
+                    sequences.append(0)
+                    batches.append(_SentBatch(first + offset, jobs.part(offset, offset + 1)))
         finally:
             admitted = self._admitted(batches)
             if at_once:
@@ -331,15 +333,11 @@ class _Sending:
         """Return those that can be sent: by themselves those jobs of which one may be wrong, and may have failed."""
         admitted: list[_SentBatch] = []
         for batch in batches:
-            run = batch.run
-            if (
-                run.is_plain
-                and run.largest <= self._connection.max_payload
-                and not any(self._refusal_of(subject) for subject in run.subjects)
-            ):
+            jobs, largest = batch.jobs, self._connection.max_payload
+            if jobs.is_plain and jobs.largest <= largest and not self._refusal_of(jobs.subject):
                 admitted.append(batch)
                 continue
-            for single in [batch] if len(run) == 1 else batch.singles():
+            for single in [batch] if len(jobs) == 1 else batch.singles():
                 if problem := self._problem_of(single):
                     self._fail(single, problem)
                 else:
@@ -357,7 +355,7 @@ class _Sending:
         if job.api_level > self._connection.api_level:
             # An older server stores a schedule as a message like any other and never makes a job of it.
             return too_old(job, self._connection)
-        if (limit := self._connection.max_payload) < batch.run.largest:
+        if (limit := self._connection.max_payload) < batch.jobs.largest:
             return too_large(f"the server's limit of {limit} bytes")
         return self._refusal_of(job.subject)
 
@@ -369,13 +367,13 @@ class _Sending:
         """Send jobs in one write; while the connection is lost, they are sent after their deadline."""
         if not batches:
             return
-        frames = [batch.run.encode(self._reply_prefix, batch.first) for batch in batches]
+        frames = [batch.jobs.encode(self._reply_prefix, batch.first) for batch in batches]
         deadline = time.monotonic() + self._outbox.ack_timeout
         for batch in batches:
             batch.deadline, batch.is_passing = deadline, False
             self._add(batch)
         try:
-            self._connection.write(b"".join(frames), sum(len(batch.run) for batch in batches))
+            self._connection.write(b"".join(frames), sum(len(batch.jobs) for batch in batches))
         except UnreachableError as error:
             if self._connection.is_connected or self._connection.is_closed:
                 for batch in batches:
@@ -384,20 +382,20 @@ class _Sending:
 
     def _add(self, batch: _SentBatch) -> None:
         self._batches[batch.first] = batch
-        self._waiting.update(dict.fromkeys(range(batch.first, batch.first + len(batch.run)), batch))
-        self._bytes += batch.run.size
+        self._waiting.update(dict.fromkeys(range(batch.first, batch.first + len(batch.jobs)), batch))
+        self._bytes += batch.jobs.size
 
     def _remove(self, batch: _SentBatch) -> None:
         """Forget a batch, with the jobs that wait for nothing any more."""
         del self._batches[batch.first]
-        for index in range(batch.first, batch.first + len(batch.run)):
+        for index in range(batch.first, batch.first + len(batch.jobs)):
             if self._waiting.get(index) is batch:
                 del self._waiting[index]
-        self._bytes -= batch.run.size
+        self._bytes -= batch.jobs.size
 
     def _apart(self, batch: _SentBatch) -> list[_SentBatch]:
         """Give each job of a batch that has no answer a batch of its own."""
-        if len(batch.run) == 1:
+        if len(batch.jobs) == 1:
             return [batch]
         waiting = [single for single in batch.singles() if self._waiting.get(single.first) is batch]
         self._remove(batch)
@@ -635,7 +633,7 @@ class _Sending:
                 batch.waiting -= 1
                 if not batch.waiting:
                     del self._batches[batch.first]
-                    self._bytes -= batch.run.size
+                    self._bytes -= batch.jobs.size
         return stored
 
     def _note_stored(self, count: int, stream: str) -> None:
@@ -687,7 +685,7 @@ class _Sending:
     def _record_among(self, index: int, ack: PubAck) -> bool:
         """Record a job of a larger batch as stored, if nothing but that is to be said; return whether it was."""
         batch, target = self._waiting.get(index), self._outbox.destination
-        if batch is None or len(batch.run) == 1 or ack.duplicate or (target and target.problem(ack)):
+        if batch is None or len(batch.jobs) == 1 or ack.duplicate or (target and target.problem(ack)):
             return False
         self._record_stored([index], [ack.sequence])
         self._note_stored(1, ack.stream)
@@ -716,8 +714,7 @@ class _Sending:
         elif denial.action == "publish":
             self._denied[denial.subject] = denial
         for batch in list(self._batches.values()):
-            if unheard or denial.subject in batch.run.subjects:
+            if unheard or denial.subject == batch.jobs.subject:
                 for single in self._apart(batch):
-                    if unheard or denial.subject == single.job.subject:
-                        self._fail(single, denial, certain=not unheard)
-                        self._answered.set()
+                    self._fail(single, denial, certain=not unheard)
+                self._answered.set()

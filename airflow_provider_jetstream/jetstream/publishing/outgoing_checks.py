@@ -1,9 +1,10 @@
-"""Refuses jobs that can't be published as they are: subjects, advisory subjects, partitions and headers."""
+"""Refuses jobs that can't be published as they are: ids, subjects, advisory subjects, partitions and headers."""
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import (
@@ -23,7 +24,8 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.line_text import shown_value
-from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, header_job_id
+from airflow_provider_jetstream.jetstream.publishing.job import blank_problem
+from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, body_field, header_job_id
 from airflow_provider_jetstream.jetstream.queue.partitions import (
     partition_of,
     partition_subject,
@@ -34,6 +36,7 @@ from airflow_provider_jetstream.jetstream.units import parse_time
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -176,3 +179,66 @@ def check_execute_at(index: int, headers: Mapping[str, str], queue: WorkQueue | 
         parse_time(headers[EXECUTE_AT])
     except ValueError as error:
         raise JobError(f"job {index}, header {EXECUTE_AT}: {error}") from None
+
+
+def given_id(
+    index: int,
+    item: object,
+    own_id: str | None,
+    body: bytes | None,
+    source: JobIdSource | None,
+    advisory_subjects: tuple[str, ...],
+) -> str | None:
+    """Return the id that the author gave a job; ``None`` where a job is known by its content.
+
+    :param item: the job as it was listed
+    :param own_id: that of a :class:`Job`
+    :param source: a field of its body that is a JSON object, or what returns its id
+    :param advisory_subjects: those that its queue declares: a body with ``id`` and one of them as ``advisory`` states
+        the id by which its worker reports it
+    :raises JobError: the source gives no id
+    """
+    if own_id is not None:
+        return _exact_id(index, str(own_id))
+    if source is not None:
+        return _sourced_id(index, item, body, source)
+    if body and advisory_subjects and (advisory := body_field(body, "advisory")):
+        return body_field(body, "id") if covered_by_any(advisory_subjects, advisory) else None
+    return None
+
+
+def _sourced_id(index: int, item: object, body: bytes | None, source: JobIdSource) -> str:
+    if callable(source):
+        try:
+            value = source(item)
+        except Exception as error:
+            raise JobError(
+                f"job {index}: expected an id from job_id ({getattr(source, '__name__', source)}), found"
+                f" {type(error).__name__}: {error}; return the id of each job"
+            ) from error
+        where = f"from job_id ({getattr(source, '__name__', source)})"
+    else:
+        if (fields := _json_object(body)) is None:
+            raise JobError(
+                f"job {index}: expected a JSON object with the field {source!r}, which job_id names, found another"
+                " body: give the job an id of its own, or pass a callable as job_id"
+            )
+        value, where = fields.get(source), f"in the field {source!r}, which job_id names"
+    is_id = isinstance(value, str | int) and not isinstance(value, bool)
+    if not is_id or not str(value).strip():
+        raise JobError(f"job {index}: expected text or a whole number {where}, found {value!r}: give each job an id")
+    return _exact_id(index, str(value))
+
+
+def _exact_id(index: int, text: str) -> str:
+    if problem := blank_problem(text):
+        raise JobError(f"job {index}: {problem}")
+    return text
+
+
+def _json_object(body: bytes | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body or b"")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,55 +1,67 @@
-"""Gives jobs their subjects, ids and headers, and refuses what can't be published: of a run of jobs at once.
+"""Gives jobs their subjects, ids and headers, and refuses what can't be published.
 
-A run whose jobs are alike is checked as a whole. One that isn't, or that has something to be refused, is gone through
-job by job, so that an error names the job.
+A job is identified among those of its task by the id that its author gave it, else by its content and the number of
+equal jobs before it: never by its position, nor by the number of the try, since a retry may list the same jobs in
+another order. The content is what the author declares: a delay counts as it is written, and not as the time that it
+gives at this try. Headers of a trace say which try has sent a job, so they don't count.
+
+Jobs that differ in body and ids only are checked together. What has something to be refused is gone through job by job,
+so that an error names the job.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from hashlib import sha256
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.contract import (
-    AIRFLOW_TASK,
-    JOB_ID,
+from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, JOB_ID, MSG_ID, TRACE_PARENT, TRACE_STATE
+from airflow_provider_jetstream.jetstream.errors import (
+    EventLoopError,
+    JobError,
+    JobNotSerializableError,
+    JobTooLargeError,
 )
-from airflow_provider_jetstream.jetstream.errors import JobNotSerializableError, JobTooLargeError
-from airflow_provider_jetstream.jetstream.origin import Origin, ShortDigests
+from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, Origin, ShortDigests, short_digest
+from airflow_provider_jetstream.jetstream.publishing.batch import MESSAGE_ID_LENGTH, Batch, digest_texts
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
-from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field, identity_headers
-from airflow_provider_jetstream.jetstream.publishing.job_keys import (
-    JobKeys,
-    declared_content,
-    given_id,
-)
-from airflow_provider_jetstream.jetstream.publishing.job_target import JobTargets
+from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, body_field, identity_headers
 from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
     check_advisory,
     check_author_headers,
+    check_captured,
     check_execute_at,
     check_id,
+    checked_subject,
+    given_id,
 )
-from airflow_provider_jetstream.jetstream.publishing.outgoing_run import ListedRun, UniformRun
-from airflow_provider_jetstream.jetstream.publishing.reading_thread import iterate
-from airflow_provider_jetstream.jetstream.publishing.scheduled_job import moved_headers, scheduled_job
-from airflow_provider_jetstream.jetstream.publishing.uniform_runs import UniformRuns
+from airflow_provider_jetstream.jetstream.publishing.schedules import moved_headers, scheduled_job
 from airflow_provider_jetstream.jetstream.queue.message_size import LONGEST_DUE_ID, Measured
+from airflow_provider_jetstream.jetstream.queue.partitions import PLACEHOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource, JobKey
-    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
+    from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource
     from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-# What the message ids are made of besides that a program gives to jobs with ids.
-_GIVEN_ID: Final = "job"
-# The jobs of a run; fewer where they are large.
-RUN_JOBS = 512
-RUN_BYTES = 256 << 10
+# The jobs of a batch; fewer where they are large.
+_BATCH_JOBS: Final = 512
+_BATCH_BYTES: Final = 256 << 10
+# The names in lower case of headers that differ at each try.
+_OF_A_TRY: Final = frozenset(name.lower() for name in (TRACE_PARENT, TRACE_STATE, "baggage"))
+# A message id of a publication without an identity is the job's number and the publication's digest. Ten digits number
+# as many jobs as fit into no stream; the others are 72 bits.
+_NUMBER: Final = 10
+_PLACE: Final = "x" * MESSAGE_ID_LENGTH
+# What a job has none of that differs from others in body and ids only, besides headers.
+_particulars = attrgetter("subject", "advisory", "partition_key", "at", "delay", "every", "time_zone")
+_NOTHING: Final = _particulars(Job(b""))
 
 
 def prepare_jobs(
@@ -64,7 +76,6 @@ def prepare_jobs(
     job_id: JobIdSource | None = None,
     check: Callable[[int, OutgoingJob], None] | None = None,
     captured: Sequence[str] = (),
-    keeps_given_ids: bool = False,
 ) -> PreparedJobs:
     """Give every job its subject, id and headers.
 
@@ -72,7 +83,7 @@ def prepare_jobs(
     :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
         the jobs
     :param origin: the publishing task, if there is one
-    :param batch: unique for this call; part of the message ids of jobs without an origin
+    :param batch: unique for this call; part of the message ids of jobs without an origin and without an id
     :param queue: needed for partitions and schedules
     :param by_key: whether a stored record names the task, so that jobs hold only its key; otherwise they name the task
         themselves, as far as it fits
@@ -80,20 +91,11 @@ def prepare_jobs(
     :param job_id: where the ids of jobs are that have none of their own: a field of the body, or what returns the id
     :param check: called with each job and its position; refuses those that can't be published
     :param captured: the subjects of the queue's stream, where they are known
-    :param keeps_given_ids: whether an id that the author gave identifies a job in all calls without an origin
     :raises JobTooLargeError: a job, or its redriven copy, is larger than the queue's limit
     :raises JobError: a job has no subject, an invalid one, one that the queue doesn't capture, a header of the
         server's, a partition or a schedule that the queue doesn't have, or the id of another job
     """
-    given_ids = ShortDigests(_GIVEN_ID) if keeps_given_ids and not origin else None
-    message_ids = origin.message_ids() if origin else ShortDigests(batch)
-    is_uniform = not (job_id or check)
-    uniform = UniformRuns(subject, origin, batch, queue, limit, given_ids, by_key=by_key) if is_uniform else None
-    preparation = _Preparation(
-        *(subject, origin, (message_ids, given_ids or message_ids), queue, limit, job_id, check, captured, uniform),
-        JobKeys(is_whole=_is_whole(items)),
-        by_key=by_key,
-    )
+    preparation = _Preparation(subject, origin, batch, queue, limit, job_id, check, captured, by_key=by_key)
     return PreparedJobs(items, preparation)
 
 
@@ -101,88 +103,80 @@ class PreparedJobs(Iterable[OutgoingJob]):
     """The jobs of one call, prepared as they are read.
 
     :ivar is_whole: whether none is returned before all are prepared, as of a list
-    :ivar error: why the job after the last run can't be published
+    :ivar source: the jobs as they are listed
+    :ivar error: why the job after the last batch can't be published
     """
 
     def __init__(self, items: Iterable[object] | AsyncIterable[object], preparation: _Preparation) -> None:
-        self.is_whole = _is_whole(items)
+        self.is_whole = isinstance(items, list | tuple)
+        self.source = items
         self.error: Exception | None = None
-        self._items = iterate(items)
         self._preparation = preparation
         self._count = 0
-        self._run_jobs = 1
-        self._stages: list[tuple[Callable[[int, OutgoingJob], None], Callable[[int, UniformRun], None] | None]] = []
+        self._batch_jobs = 1
+        self._checks: list[Callable[[int, OutgoingJob], None]] = []
 
-    def then(
-        self, note_job: Callable[[int, OutgoingJob], None], note_run: Callable[[int, UniformRun], None] | None = None
-    ) -> PreparedJobs:
-        """Add what is called with each job and its index; it refuses a job by an error.
-
-        :param note_run: called in its place with jobs that differ in body and ids only, and the index of the first;
-            they have neither a schedule nor an advisory subject
-        """
-        self._stages.append((note_job, note_run))
+    def then(self, check: Callable[[int, OutgoingJob], None]) -> PreparedJobs:
+        """Add what is called with each job that has an advisory subject or a schedule; it refuses a job by an error."""
+        self._checks.append(check)
         return self
 
     @property
-    def items(self) -> Iterator[object]:
-        """The jobs as they are listed."""
-        return self._items
+    def batch_jobs(self) -> int:
+        """How many jobs a batch should have: one where a function of the author gives the ids, which may block."""
+        return 1 if self._preparation.calls_author else self._batch_jobs
 
-    @property
-    def run_jobs(self) -> int:
-        """How many jobs a run should have: one where a function of the author gives the ids, which may block."""
-        return 1 if self._preparation.calls_author else self._run_jobs
+    def batches(self) -> Iterator[Batch]:
+        """Read and prepare all jobs, of a source that doesn't block.
 
-    def runs(self) -> Iterator[OutgoingRun]:
-        """Read and prepare all jobs."""
+        :raises EventLoopError: the source is asynchronous
+        """
+        if not isinstance(self.source, Iterable):
+            raise EventLoopError(
+                "expected an asynchronous source of jobs to be read by publish(), found another reader: pass it on as"
+                " it is"
+            )
+        listed = iter(self.source)
         # A job of another source than a list is never kept back for the one after it.
-        while items := list(islice(self._items, self._run_jobs if self.is_whole else 1)):
-            yield self.prepare(items)
+        while items := list(islice(listed, self._batch_jobs if self.is_whole else 1)):
+            yield from self.prepare(items)
             if self.error:
                 raise self.error
 
     def __iter__(self) -> Iterator[OutgoingJob]:
-        runs = self.runs()
-        for run in list(runs) if self.is_whole else runs:
-            for offset in range(len(run)):
-                yield run.job(offset)
+        batches = self.batches()
+        for batch in list(batches) if self.is_whole else batches:
+            for offset in range(len(batch)):
+                yield batch.job(offset)
 
-    def prepare(self, items: Sequence[object]) -> OutgoingRun:
+    def prepare(self, items: Sequence[object]) -> list[Batch]:
         """Prepare the next jobs.
 
         :return: fewer where one can't be published, and then why is :attr:`error`
         """
-        run: OutgoingRun = self._prepared_together(items) or self._prepared_one_by_one(items)
-        self._count += len(run)
-        average = run.size // max(1, len(run))
-        self._run_jobs = max(1, min(RUN_JOBS, RUN_BYTES // max(1, average)))
-        return run
-
-    def _prepared_together(self, items: Sequence[object]) -> UniformRun | None:
         try:
-            run = self._preparation.uniform_run(self._count, items)
+            together = self._preparation.batch_of(self._count, items)
         except Exception:  # noqa: BLE001
             # A value that misbehaves is found again, and named.
-            return None
-        if run:
-            for _, note_run in self._stages:
-                if note_run:
-                    note_run(self._count, run)
-        return run
+            together = None
+        batches = [together] if together else self._one_by_one(items)
+        self._count += sum(map(len, batches))
+        average = sum(batch.size for batch in batches) // len(items)
+        self._batch_jobs = max(1, min(_BATCH_JOBS, _BATCH_BYTES // max(1, average)))
+        return batches
 
-    def _prepared_one_by_one(self, items: Sequence[object]) -> ListedRun:
-        prepared: list[OutgoingJob] = []
+    def _one_by_one(self, items: Sequence[object]) -> list[Batch]:
+        prepared: list[Batch] = []
         try:
             for index, item in enumerate(items, self._count):
                 job = self._preparation.outgoing(index, item)
-                for note_job, _ in self._stages:
-                    note_job(index, job)
-                prepared.append(job)
+                for check in self._checks:
+                    check(index, job)
+                prepared.append(Batch.of(job))
         except Exception as error:  # noqa: BLE001
             # What gives the ids may raise anything.
             self.error = error
-        return ListedRun(prepared)
+        return prepared
 
 
 class _Preparation:
@@ -190,14 +184,12 @@ class _Preparation:
         self,
         subject: str | None,
         origin: Origin | None,
-        message_ids: tuple[ShortDigests, ShortDigests],
+        batch: str,
         queue: WorkQueue | None,
         limit: SizeLimit | None,
         job_id: JobIdSource | None,
         check: Callable[[int, OutgoingJob], None] | None,
         captured: Sequence[str],
-        uniform: UniformRuns | None,
-        keys: JobKeys,
         *,
         by_key: bool,
     ) -> None:
@@ -207,60 +199,116 @@ class _Preparation:
         self._limit = limit
         self._job_id = job_id
         self._check = check
-        self._targets = JobTargets(subject, queue, captured)
-        self._keys = keys
-        self._message_ids, self._given_ids = message_ids
+        self._captured = captured
+        self._message_ids = origin.message_ids() if origin else ShortDigests("job")
+        self._numbered = f"%0{_NUMBER}d{short_digest(batch)[_NUMBER:]}"
         self._task_key = origin.key if origin and by_key else None
-        self._uniform = uniform
         self._advisory_subjects = queue.advisory_subjects if queue else ()
+        self._checked: tuple[str, str] | None = None
+        # The index of the first job with an id; the number of jobs with a content.
+        self._ids: dict[bytes, int] = {}
+        self._contents: dict[bytes, int] = {}
 
     @property
     def calls_author(self) -> bool:
         """Whether a function of the jobs' author gives their ids."""
         return callable(self._job_id)
 
-    def uniform_run(self, first: int, items: Sequence[object]) -> UniformRun | None:
-        """Return jobs as a uniform run; ``None``, with nothing noted of them, where they may be none.
+    def _target(self, index: int, subject: str | None, partition_key: str | None) -> str:
+        """Return the subject of a job, with its partition; checked once for as long as jobs have the same."""
+        subject, checked = subject or self._subject, self._checked
+        if checked and partition_key is None and subject == checked[0]:
+            return checked[1]
+        target = checked_subject(index, partition_key, subject, self._queue)
+        if self._queue and self._captured:
+            check_captured(index, target, self._queue.name, self._captured)
+        if subject is not None and partition_key is None:
+            self._checked = subject, target
+        return target
+
+    # Jobs that differ in body and ids only.
+
+    def batch_of(self, first: int, items: Sequence[object]) -> Batch | None:
+        """Return jobs as one batch; ``None``, with nothing noted of them, where they have to be looked at one by one.
 
         :param first: the index of the first
         """
-        if self._uniform is None or self._subject is None or "{" in self._subject or "}" in self._subject:
+        if self._job_id or self._check or not self._subject or "{" in self._subject or "}" in self._subject:
             return None
-        target = self._targets.of(first, None, None)
-        return self._uniform.run_of(first, items, target, self._keys, self._message_ids)
+        contents, given = _columns(items)
+        bodies = _encoded(contents) if contents else None
+        ids = _id_column(given) if given else None
+        if bodies is None or (given and ids is None) or not self._have_no_fields(bodies, has_ids=ids is not None):
+            return None
+        target, headers = self._target(first, None, None), {}
+        if self._origin:
+            headers = {AIRFLOW_TASK: self._task_key} if self._task_key else self._origin.headers()
+        if not self._fit(bodies, headers, max(given, key=len) if given else None):
+            return None
+        if given and ids:
+            noted = dict(zip(ids, range(first, first + len(ids)), strict=True))
+            if len(noted) < len(ids) or not self._ids.keys().isdisjoint(noted):
+                return None
+            self._ids |= noted
+            return Batch(target, bodies, headers, digest_texts(self._message_ids.of_texts(given)), ids, items)
+        return Batch(target, bodies, headers, self._ids_of(first, bodies), None, items)
+
+    def _ids_of(self, first: int, bodies: Sequence[bytes]) -> list[bytes]:
+        """Return the message ids of jobs without ids of their own."""
+        if self._origin is None:
+            form = self._numbered.encode()
+            return [form % number for number in range(first, first + len(bodies))]
+        name = _line(self._subject, None)
+        digests = [sha256(name + body).digest() for body in bodies]
+        places = [digest[:DIGEST_BYTES] for digest in digests]
+        new, counts = dict.fromkeys(places, 1), bytes(len(places))
+        if len(new) < len(places) or not self._contents.keys().isdisjoint(new):
+            return digest_texts(self._message_ids.of_contents(digests, map(self._count, places)))
+        self._contents |= new
+        return digest_texts(self._message_ids.of_contents(digests, counts))
+
+    def _count(self, place: bytes) -> int:
+        """Return how many jobs with a content came before this one."""
+        count = self._contents.get(place, 0)
+        self._contents[place] = count + 1
+        return count
+
+    def _have_no_fields(self, bodies: Sequence[bytes], *, has_ids: bool) -> bool:
+        """Return whether no body names an advisory subject, nor an id where the author gives another."""
+        text = b"\n".join([b"", *bodies])
+        if self._advisory_subjects and (b'"advisory"' in text or b"\\u" in text):
+            return False
+        if b"\n{" not in text:
+            return True
+        return b'"advisory"' not in text and not (has_ids and b'"id"' in text)
+
+    def _fit(self, bodies: Sequence[bytes], headers: Mapping[str, str], longest_id: str | None) -> bool:
+        """Return whether the queue stores the largest of the jobs, and its redriven copy."""
+        if self._limit is None:
+            return True
+        with_ids = {MSG_ID: _PLACE, **({} if longest_id is None else {JOB_ID: longest_id}), **headers}
+        measured = Measured(max(map(len, bodies)), copied_id=_PLACE if longest_id is None else None)
+        return self._limit.problem(measured, with_ids) is None
+
+    # A job by itself.
 
     def outgoing(self, index: int, item: object) -> OutgoingJob:
         """Return a job as it is published.
 
         :raises JobError: it can't be
         """
-        outgoing = self._identified(index, item)
-        if self._check:
-            self._check(index, outgoing)
-        return outgoing
-
-    def _key_of(self, index: int, job: Job, own_id: str | None, body: bytes | None) -> JobKey:
-        declared: Sequence[object] = ()
-        if own_id:
-            check_id(index, own_id)
-        elif job.headers or job.advisory or job.schedule:
-            declared = declared_content(job.headers, job.advisory, job.schedule, body or b"")
-        return self._keys.key_of(index, own_id, job.subject or self._subject or "", job.partition_key, body, declared)
-
-    def _identified(self, index: int, item: object) -> OutgoingJob:
         job, queue, origin, limit = Job.of(item), self._queue, self._origin, self._limit
-        target = self._targets.of(index, job.subject, job.partition_key)
+        target = self._target(index, job.subject, job.partition_key)
         if job.advisory:
             check_advisory(index, job.advisory, self._advisory_subjects)
         if job.headers:
             check_author_headers(index, job.headers)
             check_execute_at(index, job.headers, queue)
-        body, is_scheduled = _encoded(job), job.schedule is not None
+        body, is_scheduled = _payload(job), job.schedule is not None
         own_id = given_id(index, item, job.id, body, self._job_id, self._advisory_subjects)
-        key = self._key_of(index, job, own_id, body)
         # The id in the body of an image identifies a job of a task only.
-        is_given = own_id is not None and (job.id is not None or self._job_id is not None)
-        message_id = (self._given_ids if is_given else self._message_ids).of(*key.parts)
+        is_given = own_id is not None and (origin is not None or job.id is not None or self._job_id is not None)
+        message_id = self._message_id(index, job, own_id, body, is_given=is_given)
         job_id = own_id or body_field(body or b"", "id") or message_id
         headers = identity_headers(
             job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled
@@ -271,22 +319,39 @@ class _Preparation:
         if self._task_key:
             headers[AIRFLOW_TASK] = self._task_key
         elif origin:
-            headers = _with_origin(headers, origin, measured, limit)
-        outgoing = OutgoingJob(job, target, body, key, job_id, message_id, headers)
+            named = headers | origin.headers()
+            headers = headers if limit and limit.problem(measured, named) else named
+        outgoing = OutgoingJob(job, target, body, own_id, job_id, message_id, headers)
         if is_scheduled:
             outgoing = scheduled_job(index, outgoing, queue)
         # The stream of schedules has no limit; what counts is the job that the queue gets.
         stored = moved_headers(Headers(outgoing.headers.items()), LONGEST_DUE_ID) if is_scheduled else outgoing.headers
         if limit and (problem := limit.problem(measured, stored)):
             raise JobTooLargeError(f"job {index} {problem}")
+        if self._check:
+            self._check(index, outgoing)
         return outgoing
 
+    def _message_id(self, index: int, job: Job, own_id: str | None, body: bytes | None, *, is_given: bool) -> str:
+        if own_id is not None:
+            check_id(index, own_id)
+            first = self._ids.setdefault(own_id.encode("utf-8", "surrogatepass"), index)
+            if first != index:
+                raise JobError(
+                    f"jobs {first} and {index} both have the id {own_id!r}, and only one of them would be stored:"
+                    " expected an id for each job; give each its own, or none, where equal jobs count"
+                )
+        if is_given and own_id is not None:
+            return self._message_ids.of(own_id)
+        if self._origin is None or body is None:
+            return self._numbered % index
+        subject = job.subject or self._subject or ""
+        name = _line(subject, job.partition_key if PLACEHOLDER in subject else None, *_declared(job, body))
+        content = sha256(name + body)
+        return self._message_ids.of(content.hexdigest(), self._count(content.digest()[:DIGEST_BYTES]))
 
-def _is_whole(items: object) -> bool:
-    return isinstance(items, list | tuple)
 
-
-def _encoded(job: Job) -> bytes | None:
+def _payload(job: Job) -> bytes | None:
     try:
         return job.payload()
     except JobNotSerializableError:
@@ -294,6 +359,51 @@ def _encoded(job: Job) -> bytes | None:
         return None
 
 
-def _with_origin(headers: dict[str, str], origin: Origin, job: Measured, limit: SizeLimit | None) -> dict[str, str]:
-    named = headers | origin.headers()
-    return headers if limit and limit.problem(job, named) else named
+def _declared(job: Job, body: bytes) -> Sequence[object]:
+    """Return what tells a job from others with the same subject and body: all that its author declares for it."""
+    counting = sorted([name, value] for name, value in job.headers.items() if name.lower() not in _OF_A_TRY)
+    stated = job.advisory if job.advisory and job.advisory != body_field(body, "advisory") else None
+    if not counting and stated is None and job.schedule is None:
+        return ()
+    return (counting, stated, *(None if value is None else str(value) for value in job.schedule or ()))
+
+
+def _line(*names: object) -> bytes:
+    return json.dumps(names).encode() + b"\n"
+
+
+def _columns(items: Sequence[object]) -> tuple[Sequence[object], list[str] | None]:
+    """Return the bodies of jobs and their given ids, if they have any; no bodies where there is more to the jobs."""
+    kinds = set(map(type, items))
+    if kinds != {Job}:
+        return () if any(issubclass(kind, Job) for kind in kinds) else items, None
+    jobs: Sequence[Job] = items  # type: ignore[assignment]
+    if set(map(_particulars, jobs)) != {_NOTHING} or any(map(attrgetter("headers"), jobs)):
+        return (), None
+    given = [job.id for job in jobs]
+    return [job.body for job in jobs], None if set(given) == {None} else given  # type: ignore[return-value]
+
+
+def _encoded(contents: Sequence[object]) -> list[bytes] | None:
+    """Return bodies as they are sent; ``None`` where one can't be encoded."""
+    kinds = set(map(type, contents))
+    if kinds == {bytes}:
+        return list(contents)  # type: ignore[arg-type]
+    try:
+        if kinds == {str}:
+            return [text.encode() for text in contents]  # type: ignore[attr-defined]
+        return [Job(content).payload() for content in contents]
+    except (JobNotSerializableError, UnicodeEncodeError):
+        return None
+
+
+def _id_column(given: Sequence[str]) -> list[bytes] | None:
+    """Return ids in ASCII; ``None`` where one may be no id."""
+    if set(map(type, given)) != {str}:
+        return None
+    text = "\n".join(given)
+    if not text.isascii() or text.count("\n") != len(given) - 1 or not text.replace("\n", "").isprintable():
+        return None
+    if not all(given) or max(map(len, given)) > MAX_JOB_ID or list(map(str.strip, given)) != list(given):
+        return None
+    return text.encode().split(b"\n")

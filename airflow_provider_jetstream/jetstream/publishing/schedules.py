@@ -8,21 +8,29 @@ before anything is sent: the server reports only that a pattern is invalid.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from airflow_provider_jetstream.jetstream.client.headers import Headers, first, is_servers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message, read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_streams
 from airflow_provider_jetstream.jetstream.contract import (
+    MOVER,
+    MSG_ID,
     SCHEDULED_MSG_ID,
     due_subject,
     job_schedule_filters,
     schedule_filter,
+    schedule_once_subject,
+    schedule_repeated_subject,
     schedules_stream,
 )
-from airflow_provider_jetstream.jetstream.errors import ApiError
+from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, JobError, NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_time
 
@@ -31,6 +39,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
 
 SCHEDULE = "Nats-Schedule"
 TARGET = "Nats-Schedule-Target"
@@ -40,6 +52,8 @@ TIME_ZONE = "Nats-Schedule-Time-Zone"
 ONCE_LEVEL = 2
 REPEATED_LEVEL = 4
 
+# Seconds within which a mover takes a job that is due.
+_MOVED_WITHIN = 10.0
 _SHORTHAND = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly)")
 _EVERY = "@every "
 
@@ -268,3 +282,107 @@ def _cron_number(field: _CronField, text: str) -> int:
     if text in field.words:
         return field.least + field.words.index(text)
     return int(text) if text.isdecimal() else -1
+
+
+def scheduled_job(index: int, job: OutgoingJob, queue: WorkQueue | None) -> OutgoingJob:
+    """Return the message of which the server makes a job.
+
+    :raises JobError: its schedule isn't one, or the queue has none
+    """
+    at, delay, every = job.job.at, job.job.delay, job.job.every
+    if sum(value is not None for value in (at, delay, every)) > 1:
+        raise JobError(f"job {index} has several of at, delay and every: keep one")
+    if queue is None:
+        raise JobError(f"job {index} has a schedule: pass the queue too, which declares the stream of schedules")
+    if not queue.schedules:
+        raise JobError(f"job {index} has a schedule, and {queue.name} takes none: declare schedules: true")
+    job_id, headers = job.job_id, dict(job.headers)
+    try:
+        schedule = schedule_headers(at, delay, every, job.job.time_zone, now=datetime.now(UTC))
+    except (ValueError, OverflowError) as error:
+        raise JobError(f"job {index}: {error}") from None
+    if every is None:
+        subject, level = schedule_once_subject(queue.name, job_id, job.message_id), ONCE_LEVEL
+        headers[SCHEDULED_MSG_ID] = job.message_id
+    else:
+        if job.given_id is None:
+            raise JobError(
+                f"job {index} has a repeating schedule: give it an id, by which it can be replaced or cancelled"
+            )
+        subject, level = schedule_repeated_subject(queue.name, job_id), REPEATED_LEVEL
+        # Its subject identifies it. With a message id, the server would drop a changed schedule as a duplicate.
+        del headers[MSG_ID]
+    scheduled = headers | schedule | {TARGET: due_subject(queue.name, job.subject)}
+    return replace(job, subject=subject, headers=scheduled, api_level=level, schedules=queue.schedules.name)
+
+
+def moved_headers(due: Headers, made_id: str) -> Headers:
+    """Return the headers with which a job that is due is stored in its queue.
+
+    :param due: those of the message that is due, or of its schedule
+    :param made_id: its message id where its schedule states none
+    """
+    own = [(name, value) for name, value in due.items() if not is_servers(name) and name != SCHEDULED_MSG_ID]
+    return Headers([*own, (MSG_ID, first(due.items(), SCHEDULED_MSG_ID) or made_id)])
+
+
+@dataclass(frozen=True, slots=True)
+class DueJobs:
+    """The scheduled jobs of a queue that are due and that it doesn't have yet.
+
+    :param queue: its name
+    :param count: how many they are
+    :param since: when the first of them was due
+    :param is_moved: whether a mover is there
+    """
+
+    queue: str
+    count: int
+    since: datetime | None
+    is_moved: bool
+
+    @property
+    def problem(self) -> str:
+        """What is wrong, and what to do; empty where nothing is."""
+        if not self.since:
+            return ""
+        since = f"{self.count} jobs of {self.queue} are due since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+        if self.is_moved:
+            return f"{since}, and the queue doesn't take them: see whether it is full, and what their mover's log says"
+        return f"{since}, and nobody moves them to the queue: run {self.command}"
+
+    @property
+    def command(self) -> str:
+        """The command of a mover."""
+        return f"jetstream-queue schedules run {self.queue}"
+
+
+async def warn_unless_moved(connection: Connection, queue: str, schedules: str) -> None:
+    """Log a warning where jobs were scheduled and no mover is there; what the user may not read isn't known."""
+    try:
+        due = await inspect_due_jobs(connection, queue, schedules)
+    except (JetStreamProviderError, ApiError) as error:
+        log.info("Whether a mover takes scheduled jobs of %s to it isn't known: %s", queue, error)
+        return
+    if not due.is_moved:
+        log.warning("%s", due.problem or f"nobody moves scheduled jobs of {queue} once they are due: run {due.command}")
+
+
+async def inspect_due_jobs(connection: Connection, queue: str, schedules: str) -> DueJobs:
+    """Read which jobs are due, and whether a mover is there, by two or three requests.
+
+    A job counts as due once it has been so for some seconds, in which a mover takes it.
+
+    :param schedules: the queue's stream of schedules
+    :raises ApiError: the server refused
+    """
+    try:
+        info = await consumer_info(connection, schedules, MOVER)
+    except NotFoundError:
+        info = {}
+    first = await next_message(connection, schedules, 1, due_subject(queue, ">"))
+    clock = ServerClock.of(info) if info.get("ts") else await ServerClock.read(connection, schedules)
+    if first is None or -clock.seconds_until(first.stored_at) < _MOVED_WITHIN:
+        return DueJobs(queue, 0, None, is_moved=bool(info.get("num_waiting")))
+    count = info.get("num_pending", 0) + info.get("num_ack_pending", 0)
+    return DueJobs(queue, max(1, count), first.stored_at, is_moved=bool(info.get("num_waiting")))

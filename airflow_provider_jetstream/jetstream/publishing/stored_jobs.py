@@ -8,47 +8,59 @@
 - *Nobody else can know the message id*, since this call has made it at random: it is the job.
 - *The job has ended*, as a completion, a cancellation or the server's ack metric says of its sequence: it is the job.
 - Otherwise it isn't known.
+
+A message is the job if they have these in common: the subject, the id by which the job is known, the task that it
+names, its other headers and its body. A message id proves nothing: it is made of names and of the job, so others can
+compute it, and whoever may publish to a subject of the queue can use it first. Headers of a trace say which try has
+sent a job, so they don't count; nor does the time of a schedule, which a delay gives anew at each try. So a schedule,
+the message that is due and the job in the queue have the same content.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum, auto
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Cancelled, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, msg_get, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
+    DAG_ID,
+    JOB_ID,
+    MAP_INDEX,
     MSG_ID,
+    RUN_ID,
     SCHEDULED_MSG_ID,
+    TASK_ID,
+    TRACE_PARENT,
+    TRACE_STATE,
     archive_filter,
     completion_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError, PermissionDeniedError
 from airflow_provider_jetstream.jetstream.evidence import event_of
-from airflow_provider_jetstream.jetstream.origin import digest_of, short_digest
+from airflow_provider_jetstream.jetstream.origin import Origin, digest_of, short_digest
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DigestTable
-from airflow_provider_jetstream.jetstream.publishing.job_content import (
-    content_of_job,
-    content_of_message,
-    is_same_job,
-)
+from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
-from airflow_provider_jetstream.jetstream.publishing.job_keys import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
+from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, TARGET, TIME_ZONE
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -58,6 +70,21 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
+
+CONTENT_BYTES: Final = 16
+
+_INDEX: Final = re.compile(r"-?[0-9]{1,18}")
+# The server adds it to a message that is due.
+_SCHEDULER: Final = "Nats-Scheduler"
+_TASK: Final = (DAG_ID, RUN_ID, TASK_ID, MAP_INDEX)
+# The names in lower case of headers that aren't compared as they are.
+_NOT_COMPARED: Final = frozenset(
+    name.lower()
+    for name in (
+        *(TRACE_PARENT, TRACE_STATE, "baggage", MSG_ID, SCHEDULED_MSG_ID, JOB_ID, AIRFLOW_TASK, *_TASK),
+        *(SCHEDULE, TARGET, TIME_ZONE, _SCHEDULER, "Nats-Schedule-Next"),
+    )
+)
 
 _UNKNOWN_BODY = bytes(BODY_DIGEST_BYTES)
 # The archive stores a copy a moment after the queue has stored the job.
@@ -135,16 +162,16 @@ class StoredJobs:
 
         :raises JobError: it is
         """
-        if job.key.given_id is None or self.is_empty:
+        if job.given_id is None or self.is_empty:
             return
         known = self._value_of(job) or self._named_as(job)
         if known is None:
             return
         body_digest, sequence = known
-        found = job.key.body_digest[:BODY_DIGEST_BYTES]
+        found = job.body_digest
         if body_digest not in (_UNKNOWN_BODY, found):
             raise JobError(
-                f"job {index} has the id {job.key.given_id!r}, under which this task has stored another body (sequence"
+                f"job {index} has the id {job.given_id!r}, under which this task has stored another body (sequence"
                 f" {sequence & ~SCHEDULED}: the SHA-256 of its body begins with {body_digest.hex()}, that of this one"
                 f" with {found.hex()}): expected the same job when a task is tried again; give the changed job another"
                 " id, or clear the task once its jobs have ended, which publishes all of them anew"
@@ -218,7 +245,7 @@ class StoredJobs:
         if digest and (value := self._own.get(digest)):
             return value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
         if sequence := self._found_sequence(job):
-            return job.key.body_digest[:BODY_DIGEST_BYTES], sequence
+            return job.body_digest, sequence
         if digest and self._others.get(digest) is None and (value := self._ended.get(digest)):
             return _UNKNOWN_BODY, int.from_bytes(value[BODY_DIGEST_BYTES:])
         return None
@@ -381,7 +408,7 @@ def find_out(
     is_queues = not repeated.job.scheduled
     if is_queues and repeated.sequence < publisher.first:
         return MessageIs.OTHER
-    is_secret = not publisher.has_origin and repeated.job.key.given_id is None
+    is_secret = not publisher.has_origin and repeated.job.given_id is None
     is_done = is_queues and repeated.sequence in ended
     return MessageIs.JOB if is_secret or is_done else MessageIs.UNKNOWN
 
@@ -485,3 +512,50 @@ def _unless_denied(denied: set[str]) -> Iterator[None]:
         denied.add(str(error))
     except (NotFoundError, ApiError):
         pass
+
+
+def content_of_job(job: OutgoingJob, *, of_any_task: bool = False) -> bytes:
+    """Return the digest of what tells a job from others.
+
+    :param of_any_task: whether another task may have published it, as with an idempotency key
+    """
+    return _content(job.subject, tuple(job.headers.items()), job.body or b"", of_any_task=of_any_task)
+
+
+def content_of_message(message: StoredMessage, *, of_any_task: bool = False) -> bytes:
+    """Return for a stored message what :func:`content_of_job` returns for the job that it is."""
+    return _content(message.subject, message.headers, message.data, of_any_task=of_any_task)
+
+
+def is_same_job(job: OutgoingJob, message: StoredMessage, *, of_any_task: bool = False) -> bool:
+    """Return whether a stored message is a job."""
+    if job.job.delay is None and job.headers.get(SCHEDULE) != message.header(SCHEDULE):
+        return False
+    return content_of_job(job, of_any_task=of_any_task) == content_of_message(message, of_any_task=of_any_task)
+
+
+def named_identity(headers: Iterable[tuple[str, str]], body: bytes) -> tuple[str | None, str | None]:
+    """Return the id by which a job is known, and the key of the task that it names."""
+    pairs = tuple(headers)
+    return stated_job_id(pairs, body), _task_key(pairs)
+
+
+def _content(subject: str, headers: tuple[tuple[str, str], ...], body: bytes, *, of_any_task: bool) -> bytes:
+    job_id, task = named_identity(headers, body)
+    # The server adds to a schedule that it replaces another one on its subject.
+    added = ("Nats-Rollup", "sub") if first(headers, SCHEDULE) else None
+    compared = (pair for pair in headers if pair[0].lower() not in _NOT_COMPARED and pair != added)
+    # Readers leave white space around a value out.
+    others = sorted([name, value.strip()] for name, value in compared)
+    target = first(headers, TARGET) or (subject if first(headers, _SCHEDULER) else None)
+    # Behind "due" and the name of the queue.
+    own_subject = subject if target is None else target.split(".", 2)[-1]
+    fields = [own_subject, job_id, None if of_any_task else task, others]
+    return sha256(json.dumps(fields).encode() + b"\n" + body).digest()[:CONTENT_BYTES]
+
+
+def _task_key(headers: tuple[tuple[str, str], ...]) -> str | None:
+    if (key := first(headers, AIRFLOW_TASK)) is not None or (dag_id := first(headers, DAG_ID)) is None:
+        return key
+    run_id, task_id, index = (first(headers, name) or "" for name in _TASK[1:])
+    return Origin(dag_id, run_id, task_id, int(index)).key if _INDEX.fullmatch(index) else None

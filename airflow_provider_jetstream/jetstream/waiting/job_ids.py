@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.documents import DocumentParts, DocumentWriter, read_parts
-from airflow_provider_jetstream.jetstream.publishing.outgoing_run import UniformRun
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentPart
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.outgoing_run import OutgoingRun
+    from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 
 _PARTS = TypeAdapter(DocumentParts)
 _ROWS = TypeAdapter(list[tuple[Annotated[int, Field(strict=True, ge=1, lt=2**64)], str]])
@@ -36,17 +34,9 @@ class JobIds:
         self._sequences: Sequence[int] = ()
         self._order: Sequence[int] = ()
 
-    def note(self, job: OutgoingJob) -> None:
-        """Note the id of the next job."""
-        self._append(job.job_id)
-
-    def note_run(self, run: OutgoingRun) -> None:
+    def note(self, batch: Batch) -> None:
         """Note the ids of the next jobs."""
-        if not isinstance(run, UniformRun):
-            for offset in range(len(run)):
-                self._append(run.job(offset).job_id)
-            return
-        ids = run.job_ids()
+        ids = batch.job_ids()
         ends = accumulate(map(len, ids), initial=len(self._text))
         self._text += b"".join(ids)
         self._ends.extend(islice(ends, 1, None))
