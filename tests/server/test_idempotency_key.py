@@ -16,7 +16,6 @@ from airflow_provider_jetstream.jetstream import (
     NotFoundError,
     Origin,
     Publication,
-    PublishRefusedError,
     PublishReport,
     QueueDeclarationError,
     WorkQueue,
