@@ -297,8 +297,6 @@ async def test_a_changed_body_under_an_id_of_the_key_is_refused(connection: Nats
     assert await stored_count(connection, name) == 1
 
 
-
-
 async def test_programs_that_start_at_once_store_each_job_once(connection: NatsPyConnection, name: str) -> None:
     queue, jobs = await make_queue(connection, name), [f"{number}" for number in range(300)]
     reports = await asyncio.gather(
