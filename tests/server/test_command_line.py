@@ -9,9 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -19,19 +17,16 @@ import pytest
 
 import airflow_provider_jetstream
 from airflow_provider_jetstream.jetstream import (
-    Job,
     Protocol,
     RedriveRequest,
     WorkQueue,
     find_dead_letters,
-    publish,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.worker.metrics import PrometheusMetrics
 from testbed.dead_letters import publish_raw, stream_messages
 from testbed.face import find_cancellation
 from testbed.nats_server import NatsServer
-from testbed.ports import free_port, free_ports
+from testbed.ports import free_port
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -47,6 +42,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from airflow_provider_jetstream.jetstream import RedriveReport
     from testbed.face import NatsPyConnection
 
@@ -526,67 +523,3 @@ async def test_a_wait_for_slow_workers_is_in_the_log_and_the_progress(
     assert said
     assert f"The redrive of {name} waits {said[0]}" in caplog.text
     assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == sequences
-
-
-# How commands end and what they leave out: an exporter that is stopped, many subjects, metrics on one address.
-
-
-COMMAND = Path(sys.executable).parent / "jetstream-queue"
-
-
-def environment_ends(nats: NatsServer) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("NATS_")} | {"NATS_URL": nats.url}
-
-
-@pytest.mark.slow
-async def test_a_queue_with_many_subjects_without_a_consumer_is_shown_in_some_lines(
-    connection: NatsPyConnection, nats: NatsServer, name: str
-) -> None:
-    consumer = {"filter_subject": f"{name}.jobs.taken"}
-    queue = await make_queue(connection, name, consumer=consumer)
-    await publish(connection, queue, [Job(b"", subject=f"{name}.jobs.other.{number}") for number in range(60)])
-    process = await asyncio.create_subprocess_exec(
-        *(COMMAND, "queue", "show", name), env=environment_ends(nats), stdout=subprocess.PIPE
-    )
-    shown, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0
-    lines = [line for line in shown.decode().splitlines() if "match no consumer" in line]
-    assert len(lines) == 21
-    assert lines[-1] == "40 jobs on 40 other subjects match no consumer (--json lists all)"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_an_exporter_that_is_stopped_has_ended_well(nats: NatsServer, number: int) -> None:
-    (port,) = free_ports(1)
-    process = await asyncio.create_subprocess_exec(
-        *(COMMAND, "exporter", "--port", str(port), "--address", "127.0.0.1"), env=environment_ends(nats)
-    )
-
-    def is_up() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-                return bool(answer.read())
-        except OSError:
-            return False
-
-    try:
-        await eventually(lambda: asyncio.to_thread(is_up))
-        process.send_signal(number)
-        assert await asyncio.wait_for(process.wait(), 30) == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-
-
-@pytest.mark.slow
-def test_a_workers_metrics_are_on_one_address() -> None:
-    metrics = PrometheusMetrics(0, "w", "127.0.0.2")
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.2:{metrics.port}/metrics", timeout=5) as answer:
-            assert b"jetstream_worker_jobs" in answer.read()
-        with pytest.raises(OSError, match=r"refused|Forbidden|timed out"):
-            urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=5)
-    finally:
-        metrics.close()

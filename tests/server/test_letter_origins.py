@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +16,9 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
-from airflow_provider_jetstream.jetstream.dead_letters import letter_origins
 from testbed.dead_letters import publish_raw, store_task, stored_message, stream_messages, task_key
-from testbed.face import Scan, read_record, record_headers, summarise_dead_letters, wire_size
+from testbed.face import read_record, record_headers, summarise_dead_letters, wire_size
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
@@ -242,37 +238,3 @@ async def test_a_body_is_kept_without_its_origin_where_both_do_not_fit(connectio
     assert summary.preserved == 1
     (copy,) = await stream_messages(connection, f"{name}-dead", f"dead.{name}.>")
     assert (copy.data, copy.header("Dead-Letter-Origin")) == (b"publish", None)
-
-
-# What no face shows of letter origins.
-
-
-@pytest.mark.slow
-async def test_a_view_that_reads_ahead_and_letters_proved_again_have_the_origins_too(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    for origin in (SHOP, PRINTS):
-        await store_task(connection, queue, origin)
-    await make_letters_of(connection, queue, SHOP, PRINTS)
-    scan = await Scan.begin(await read_ahead(connection, name, queue.companion_names()), queue)
-    found = [letter async for letter in scan.letters()]
-    assert [letter.origin for letter in found] == [SHOP, PRINTS]
-    again = await scan.classify([letter.sequence for letter in found], refresh=True)
-    assert [getattr(letter, "origin", None) for letter in again] == [SHOP, PRINTS]
-
-
-async def test_more_keys_than_are_remembered_are_looked_up_again(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(letter_origins, "_MAX_KEYS", 2)
-    queue = await make_queue(connection, name)
-    await store_task(connection, queue, SHOP)
-    origins = letter_origins.LetterOrigins(connection, name, f"{name}-events")
-    unknown = [sha256(b"%d" % number).hexdigest()[:32] for number in range(20)]
-    for key in unknown[:5]:
-        assert await origins.resolve([SHOP.key, key]) == {SHOP.key: SHOP}
-    # Also where several pages are read at the same time.
-    concurrent = await asyncio.gather(*(origins.resolve([SHOP.key, key]) for key in unknown))
-    assert concurrent == [{SHOP.key: SHOP}] * len(unknown)
-    assert await origins.resolve(unknown) == {}

@@ -24,10 +24,8 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
-from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from testbed.face import NotDead, Scan, consumer_info, consumer_names, probe_consumer, take_snapshot
+from testbed.face import NotDead, Scan, consumer_info, consumer_names, probe_consumer
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -494,33 +492,6 @@ async def test_an_advisory_that_a_stored_job_was_deleted_is_ignored(connection: 
     await connection.client.jetstream().publish(f"{TERMINATED}.{name}.{CONSUMER}", json.dumps(deletion).encode())
     findings = await find_dead_letters(connection, queue)
     assert [(letter.sequence, letter.death.reason) for letter in findings.letters] == [(1, Reason.ORPHAN)]
-
-
-# What no face shows of reconciliation.
-
-
-@pytest.mark.slow
-async def test_a_death_after_the_count_makes_no_consumer_inconsistent(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, "abc")
-    dead, dying, _ = await pull_jobs(connection, queue, 3)
-    await dead.nak()
-    await eventually(lambda: _has_entries(connection, queue, 1))
-    snapshot = await take_snapshot(connection, queue)
-    await dying.nak()
-    await eventually(lambda: _has_entries(connection, queue, 2))
-    index = await read_index(connection, f"{name}-dead", name, snapshot.created)
-    reconciliation = await reconcile(connection, snapshot, index, None)
-    assert (reconciliation.inconsistent_consumers, reconciliation.uncertain, list(reconciliation.orphans)) == (
-        set(),
-        0,
-        [],
-    )
-
-
-async def _has_entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
-    await probe(connection, queue)
-    return await stored_count(connection, f"{queue.name}-dead") == count
 
 
 # The probe makes the server publish advisories that it withholds while no worker sends pull requests.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.order_key import key_of
 from testbed import seams
 from testbed.dead_letters import publish_raw, request_for
 from testbed.face import read_lease
@@ -297,28 +295,3 @@ async def test_order_needs_events_and_copies(connection: NatsPyConnection, name:
             await work(connection, queue, BY_CUSTOMER)
     with pytest.raises(RedriveRequestError, match="found order_key: a redrive in place"):
         RedriveRequest(order_key="header:Customer", protocol=Protocol.IN_PLACE)
-
-
-# What no face shows of redrive order.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("order_key", "keys"),
-    [
-        ("header:Customer", ["ann", "ann", None]),
-        ("subject:3", ["plain", "plain", "other"]),
-        ("subject:4", [None, None, None]),
-        ("body:customer", ["7", "7", None]),
-    ],
-)
-async def test_where_a_key_is_stated(
-    connection: NatsPyConnection, name: str, order_key: str, keys: list[str | None]
-) -> None:
-    queue = await make_queue(connection, name)
-    for body in (json.dumps({"customer": 7}), json.dumps({"customer": "7"})):
-        await publish_jobs(connection, queue, [body], headers={"Customer": "ann"})
-    await publish_jobs(connection, queue, ["[" * 100_000], kind="other", headers={"customer": "ann"})
-    await exhaust_deliveries(connection, queue, 3)
-    letters = (await find_dead_letters(connection, queue)).letters
-    assert [key_of(letter, order_key) for letter in letters] == keys

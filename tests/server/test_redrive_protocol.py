@@ -25,8 +25,6 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.errors import QueueFullError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.queue.stream_room import stored_size
-from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from testbed.dead_letters import (
     change_stream,
     letter_records,
@@ -35,16 +33,7 @@ from testbed.dead_letters import (
     stored_message,
     stream_messages,
 )
-from testbed.face import (
-    GUARANTEES,
-    Headers,
-    Scan,
-    consumer_info,
-    prepare_jobs,
-    publish_prepared,
-    store,
-    summarise_dead_letters,
-)
+from testbed.face import GUARANTEES, consumer_info, prepare_jobs, publish_prepared, summarise_dead_letters
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -410,40 +399,6 @@ async def test_preserving_bodies_drops_no_other_letter(connection: NatsPyConnect
     assert (summary.dead, summary.preserved) == (4, 1)
     parked = await find_dead_letters(connection, queue, Selection(parked=True))
     assert [letter.body for letter in parked.letters] == [b"a", b"b"]
-
-
-# What no face shows of redrive room.
-
-
-@pytest.mark.parametrize("storage", ["file", "memory"])
-async def test_the_size_of_a_stored_message_is_known_before_it_is_stored(
-    connection: NatsPyConnection, name: str, storage: str
-) -> None:
-    await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": storage})
-    headers, body = Headers([("Some", "value"), ("Nats-Msg-Id", "1")]), b"x" * 100
-    await store(connection, f"{name}.a", body, headers)
-    size = (await connection.api(f"STREAM.INFO.{name}"))["state"]["bytes"]
-    computed = stored_size(f"{name}.a", headers, body)
-    assert size == computed if storage == "file" else size <= computed
-
-
-async def test_a_bulk_redrive_is_refused_where_its_tasks_might_drop_jobs(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name, discard="old", max_msgs=20)
-    await publish_jobs(connection, queue, "abc")
-    scan = await Scan.begin(connection, queue)
-    require_room_for_all(scan.snapshot, 8, connection.max_payload)
-    with pytest.raises(RedriveRequestError, match=r"copies of up to 9 letters.*max_msgs 20, 3 used, 18 needed"):
-        require_room_for_all(scan.snapshot, 9, connection.max_payload)
-    await change_stream(connection, f"{name}-dead", discard="old", max_msgs=5)
-    scan = await Scan.begin(connection, queue)
-    with pytest.raises(RedriveRequestError, match=f"max_msgs 5, 0 used, 6 needed.*{name}-dead would drop"):
-        require_room_for_all(scan.snapshot, 3, connection.max_payload, f"{name}-dead")
-    await change_stream(connection, name, max_msgs=-1, max_msgs_per_subject=1)
-    scan = await Scan.begin(connection, queue)
-    with pytest.raises(RedriveRequestError, match="expected a queue without max_msgs_per_subject"):
-        require_room_for_all(scan.snapshot, 1, connection.max_payload)
 
 
 # The jobs queue of its source document, filled up by its dead letters.

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
-import signal
 import socket
 import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +20,6 @@ from airflow_provider_jetstream.jetstream import (
     JetStreamProviderError,
     Job,
     PublishError,
-    PublishIncompleteError,
     SubscriptionRefusedError,
     TerminalError,
     TLSError,
@@ -33,24 +30,18 @@ from airflow_provider_jetstream.jetstream import (
     publish,
 )
 from airflow_provider_jetstream.jetstream.client.denials import ERROR_KINDS, connection_error, error_kind, is_refusal
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueFullError
 from airflow_provider_jetstream.worker import Worker
 from testbed.authentication import authenticating_server, make_pair, operator_mode
-from testbed.face import prepare_jobs, publish_prepared
-from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_ports
-from testbed.queues import CONSUMER, eventually, make_queue, process_all, publish_jobs, small_queue
+from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, small_queue
 from testbed.spark_face import NatsSocket
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from nats.aio.msg import Msg
-
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from testbed.face import NatsPyConnection, OutgoingJob
 
 # Nothing here may wait for it.
 LIMIT = 60.0
@@ -490,116 +481,3 @@ async def test_what_a_message_says_is_no_report(own_nats: NatsServer) -> None:
         await eventually(lambda: got)
         assert connection.reconnects == 0
         assert connection.last_error is None
-
-
-# Publishing while the server can't store a job just now: it shuts down gracefully, elects a leader, or is full.
-
-
-_NAME = "q"
-_SECONDS = 60
-# The shortest times that the server accepts, so that it closes its clients' connections soon.
-_LAME_DUCK = 'lame_duck_grace_period: "2s"\nlame_duck_duration: "30s"'
-
-
-@asynccontextmanager
-async def _connected_away(*servers: str, **settings: Any) -> AsyncIterator[NatsPyConnection]:
-    async with connect(connection_settings({"servers": servers, "timeout": 5} | settings)) as opened:
-        yield opened
-
-
-def _jobs(count: int, batch: str = _NAME) -> Iterable[OutgoingJob]:
-    return prepare_jobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
-
-
-@pytest.mark.slow
-async def test_a_server_in_lame_duck_mode_is_a_transient_error() -> None:
-    with NatsServer(config=_LAME_DUCK.replace('"2s"', '"25s"')) as server:
-        async with _connected_away(server.url) as connection:
-            await make_queue(connection, _NAME)
-            await _begin_lame_duck(server)
-            report = await asyncio.wait_for(publish_prepared(connection, _jobs(600), away_timeout=1), _SECONDS)
-            with pytest.raises(
-                PublishIncompleteError, match=r"no stream answers on q\.jobs\.a just now, and whether one"
-            ):
-                report.raise_for_failures()
-            assert len(report.failures) == 600
-            assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
-            # They got an answer: that nobody takes them.
-            assert all(failure.certain for failure in report.failures)
-            server.kill()
-
-
-async def _begin_lame_duck(server: NatsServer) -> None:
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGUSR2)
-    # Its connections are open, and nothing stores jobs any more.
-    await eventually(lambda: "] JetStream Shutdown" in server.log(), within=_SECONDS)
-
-
-@pytest.mark.slow
-async def test_a_stream_without_a_leader_gets_its_jobs_when_it_has_one_again() -> None:
-    with NatsCluster() as cluster:
-        meta_leader = await asyncio.to_thread(cluster.meta_leader)
-        kept_on, client_on = (name for name in cluster.servers if name != meta_leader)
-        async with _connected_away(cluster.server(client_on).url) as connection:
-            config = {"name": _NAME, "subjects": [f"{_NAME}.>"], "placement": {"tags": [kept_on]}}
-            await connection.api(f"STREAM.CREATE.{_NAME}", config)
-            assert (await publish_prepared(connection, _jobs(5, "first"))).stored == 5
-            await asyncio.to_thread(cluster.kill, kept_on)
-            failed = await publish_prepared(connection, _jobs(3, "failed"), away_timeout=1)
-            with pytest.raises(PublishIncompleteError, match=r"q captures q\.jobs\.a and doesn't answer just now"):
-                failed.raise_for_failures()
-            publishing = asyncio.create_task(publish_prepared(connection, _jobs(5, "second")))
-            await asyncio.to_thread(cluster.restart, kept_on)
-            report = await asyncio.wait_for(publishing, _SECONDS)
-            report.raise_for_failures()
-            assert list(report.sequences) == [6, 7, 8, 9, 10]
-
-
-async def test_a_server_that_can_store_nothing_for_too_long_ends_the_call(
-    connection: NatsPyConnection, name: str
-) -> None:
-    refusal = {"code": 503, "err_code": 10008, "description": "JetStream system temporarily unavailable"}
-
-    async def answer_as_a_server_without_a_leader(message: Msg) -> None:
-        await message.respond(json.dumps({"error": refusal, "stream": name}).encode())
-
-    await connection.client.subscribe(f"{name}.>", cb=answer_as_a_server_without_a_leader)
-    jobs = prepare_jobs(["a", "b"], subject=f"{name}.jobs.a", origin=None, batch=name)
-    report = await asyncio.wait_for(publish_prepared(connection, jobs, away_timeout=0.5), _SECONDS)
-    assert report.stored == 0
-    assert [failure.certain for failure in report.failures] == [True, True]
-    assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
-    assert "can't store it just now" in str(report.failures[0].error)
-
-
-@pytest.mark.parametrize("storage", ["file", "memory"])
-async def test_an_account_that_may_store_no_more_is_a_transient_error_and_its_jobs_wait_for_room(storage: str) -> None:
-    limits = "accounts { A { jetstream { max_file: 200KB, max_mem: 200KB }, users [{user: a, password: a}] } }"
-    with NatsServer(config=limits) as server:
-        async with _connected_away(server.url, user="a", password="a") as connection:
-            queue = await make_queue(connection, _NAME, storage=storage, consumer={"ack_wait": "1m"})
-            bodies = [f"{number:01000}" for number in range(300)]
-            with pytest.raises(TransientError, match=r"account may store no more \(resource limits exceeded") as caught:
-                await publish(connection, queue, bodies, subject=f"{_NAME}.jobs.a")
-            assert isinstance(caught.value, PublishIncompleteError)
-            assert {type(failure.error) for failure in caught.value.report.failures} == {QueueFullError}
-            await process_all(connection, queue)
-            more = asyncio.create_task(
-                publish(connection, queue, bodies, subject=f"{_NAME}.jobs.a", room_timeout=_SECONDS)
-            )
-            while not more.done():
-                await process_all(connection, queue)
-            assert (await more).stored == 300
-
-
-async def test_a_subject_that_no_stream_captures_is_looked_up_rather_than_tried_for_each_job(
-    own_nats: NatsServer,
-) -> None:
-    async with _connected_away(own_nats.url) as connection:
-        await connection.api("INFO")
-        before = own_nats.monitor("varz")["in_msgs"]
-        report = await publish_prepared(connection, _jobs(3_000))
-        assert {type(failure.error) for failure in report.failures} == {NotFoundError}
-        assert len(report.failures) == 3_000
-        assert own_nats.monitor("varz")["in_msgs"] - before < 3_000
