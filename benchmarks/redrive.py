@@ -40,7 +40,7 @@ from benchmarks.report import ROUNDS, Goal, Sample, Table, Workload, measure_in_
 from testbed.nats_server import NatsServer
 
 BODY = b"x" * 1024
-COPY, ATOMIC, IN_PLACE = "copy", "atomic", "in_place"
+COPY, IN_PLACE = "copy", "in_place"
 PROVED = "copy, from proved letters"
 PROVE = "only the proof: scan and every letter"
 GATHERED = "nats-py, gather of 100, `no_erase`"
@@ -50,9 +50,9 @@ _SETTLED_SECONDS = 2.5
 # So many pages of 250 letters are proved before they are copied, where only the copy is measured.
 _PROVED_PAGES = 40
 _TEXT = """
-Letters of 1 KiB that died after one delivery are redriven: `copy` and `atomic` find and prove every letter, record the
-intent, store the new job, record it in the audit, remove the original and remove the entry; `in_place` proves and
-records each letter and resets the consumer. `copy, from proved letters` is the same `copy` with the clock stopped
+Letters of 1 KiB that died after one delivery are redriven: `copy` finds and proves every letter, records the intent,
+stores the new job, records it in the audit, removes the original and removes the entry; `in_place` proves and records
+each letter and resets the consumer. `copy, from proved letters` is the same `copy` with the clock stopped
 while letters are found and proved, 10,000 at a time. Each way runs in a process of its own. A round counts only if
 every job is pending exactly once afterwards and no entry is left. The peers store a copy before they delete, but find
 no deaths without an entry, prove nothing, record nothing, and repeat jobs when they are killed.
@@ -107,7 +107,7 @@ async def copy_proved(connection: NatsPyConnection, queue: WorkQueue, clock: Clo
             raise SystemExit(f"{queue.name} has no audit")
         intents = IntentLog(connection, scan.audit.fenced(lease), lease.operation)
         steps = Steps(
-            *(connection, queue, scan.snapshot, request, Protocol.COPY, intents, report),
+            *(connection, queue, scan.snapshot, request, intents, report),
             gathers_entries=True,
         )
         pages = scan.pages(Selection())
@@ -190,7 +190,6 @@ async def _delete(connection: NatsPyConnection, stream: str, sequence: int) -> N
 VARIANTS: dict[str, Way] = {
     COPY: ours(Protocol.COPY),
     PROVED: copy_proved,
-    ATOMIC: ours(Protocol.ATOMIC),
     IN_PLACE: ours(Protocol.IN_PLACE),
     PROVE: prove,
     GATHERED: peer(batched),
@@ -213,7 +212,7 @@ async def measure(url: str, what: str, declaration: str) -> dict[str, float]:
         entries = (await stream_info(connection, f"{queue.name}-dead"))["state"]["messages"]
         jobs = (await stream_info(connection, queue.name))["state"]["messages"]
     expected = (0, letters, letters) if variant == PROVE else (letters, letters, 0)
-    if (consumer["num_pending"], jobs - int(variant == ATOMIC) * letters, entries) != expected:
+    if (consumer["num_pending"], jobs, entries) != expected:
         raise SystemExit(
             f"{variant}: {consumer['num_pending']} of {letters} jobs wait, {jobs} messages and {entries} entries are"
             " stored"
@@ -223,8 +222,7 @@ async def measure(url: str, what: str, declaration: str) -> dict[str, float]:
 
 def _way(variant: str, letters: int) -> Callable[[NatsServer], Sample]:
     def run(server: NatsServer) -> Sample:
-        declared = {"archive": False, "atomic_redrive": variant == ATOMIC}
-        queue = asyncio.run(prepare(server.url, "letters", letters, BODY, **declared))
+        queue = asyncio.run(prepare(server.url, "letters", letters, BODY, archive=False))
         # Otherwise the first thing would be to wait until the ack wait is over.
         time.sleep(_SETTLED_SECONDS)
         measured = measure_apart("benchmarks.redrive", server.url, f"{server.pid} {variant}", queue)

@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
-from benchmarks.redrive import ATOMIC, COPY, GATHERED, NAIVE
+from benchmarks.redrive import COPY, GATHERED, NAIVE
 from benchmarks.spark_fill import DeadQueue
 from benchmarks.spark_redrive_floor import BareRedrive
 from testbed.nats_server import NatsServer
@@ -40,10 +40,10 @@ from testbed.text_table import text_table
 
 FLOOR = "floor: the same requests, bare"
 ACK_WAIT_SECONDS = 1.0
-ENGINES = (COPY, ATOMIC, GATHERED, NAIVE)
-VARIANTS = (FLOOR, "spark copy", "spark atomic", *ENGINES)
+ENGINES = (COPY, GATHERED, NAIVE)
+VARIANTS = (FLOOR, "spark copy", *ENGINES)
 # A slow variant gets one of so many letters.
-SHARES = {COPY: 5, ATOMIC: 5, GATHERED: 5, NAIVE: 40}
+SHARES = {COPY: 5, GATHERED: 5, NAIVE: 40}
 
 
 def spark(slots: int) -> SparkSession:
@@ -84,10 +84,7 @@ def measure(session: SparkSession, variant: str, letters: int, turn: int) -> dic
     letters = letters // SHARES.get(variant, 1)
     protocol = variant.removeprefix("spark ")
     with NatsServer() as server:
-        atomic = protocol == "atomic"
-        queue_setup = DeadQueue(
-            server.url, f"q{turn}", letters, with_records=False, atomic_redrive=atomic, allow_direct=True
-        )
+        queue_setup = DeadQueue(server.url, f"q{turn}", letters, with_records=False, allow_direct=True)
         queue = asyncio.run(queue_setup.run())
         # After the consumer's ack wait no job can still be in progress.
         time.sleep(ACK_WAIT_SECONDS)

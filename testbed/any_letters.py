@@ -1,6 +1,6 @@
 """A queue whose jobs have any headers, bodies and evidence, for tests that compare two ways of classifying its jobs.
 
-Jobs, completions, the audit and markers are on a real server; entries and the consumers' numbers are made up by the
+Jobs, completions and the audit are on a real server; entries and the consumers' numbers are made up by the
 tests.
 """
 
@@ -22,13 +22,13 @@ from airflow_provider_jetstream.jetstream.audit.records import (
     letter_range_subject,
 )
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.contract import completion_subject, marker_subject
+from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
 from testbed.dead_letters import publish_raw, store_task
 from testbed.nats_server import NatsServer
-from testbed.queues import completion_body, marker_body, small_queue
+from testbed.queues import completion_body, small_queue
 
 TASK = Origin("prints/größe", "manual__2026-11-21T00:00:00+00:00", "publish", 2**40)
 HEADERS = [
@@ -59,9 +59,9 @@ BODIES = [
 # No consumer's filter matches the last one.
 SUBJECTS = ("till.a", "till.b", "press.a", "unmatched.a")
 JOBS = 60
-DELETED, COMPLETED, REDRIVEN, REQUEUED, MARKED, PARKED = (range(first, JOBS + 1, 10) for first in (1, 2, 3, 4, 5, 7))
+DELETED, COMPLETED, REDRIVEN, REQUEUED, PARKED = (range(first, JOBS + 1, 10) for first in (1, 2, 3, 4, 7))
 # Nothing but their entries is known about the other jobs.
-TOUCHED = frozenset(chain(DELETED, COMPLETED, REDRIVEN, REQUEUED, MARKED, PARKED))
+TOUCHED = frozenset(chain(DELETED, COMPLETED, REDRIVEN, REQUEUED, PARKED))
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -74,13 +74,12 @@ class ScannedQueue(NamedTuple):
 
 
 async def make_queue(server: NatsServer, name: str) -> ScannedQueue:
-    """Make a queue some of whose jobs are deleted, completed, redriven, requeued, marked or parked."""
+    """Make a queue some of whose jobs are deleted, completed, redriven, requeued or parked."""
     consumers = [{"name": consumer, "filter_subject": f"{name}.jobs.{consumer}.>"} for consumer in ("till", "press")]
     queue = small_queue(
         name,
         consumers=[{"max_deliver": 1, "ack_wait": "7s"} | consumer for consumer in consumers],
         allow_direct=True,
-        atomic_redrive=True,
     )
     async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
         await provision(connection, queue)
@@ -113,8 +112,6 @@ async def _add_evidence(scan: Scan, queue: WorkQueue) -> None:
         for consumer in ("till", "press"):
             body = completion_body(queue.name, sequence, consumer)
             await store(connection, completion_subject(queue.name, consumer, sequence), body)
-    for sequence in MARKED:
-        await store(connection, marker_subject(queue.name, sequence), marker_body(queue.name, sequence))
     common: dict[str, Any] = {"subject": "x", "reason": "max_deliveries", "fingerprint": "x", "stream": queue.name}
     common["created"] = scan.snapshot.created
     records = [

@@ -214,11 +214,6 @@ def completion_body(queue: str, sequence: int, consumer: str = CONSUMER) -> byte
     return json.dumps({"type": kind, "timestamp": "2026-11-27T00:00:00Z", **place}).encode()
 
 
-def marker_body(queue: str, sequence: int) -> bytes:
-    """Return the body of the marker that an atomic redrive stores for a letter."""
-    return json.dumps({"stream": queue, "sequence": sequence}).encode()
-
-
 async def process_all(connection: NatsPyConnection, queue: WorkQueue, within: float = 30.0) -> Counter[str]:
     """Pull and acknowledge every job that the queue still delivers, and count the deliveries of each body."""
     done: Counter[str] = Counter()

@@ -35,7 +35,7 @@ hypothesis.settings.load_profile("tests")
 
 # What says that the server lacks what a test is about.
 _TOO_OLD = re.compile(
-    r"the server is older than|older servers|(?:expected|needs) nats-server 2\.1\d|doesn't allow atomic batches"
+    r"the server is older than|older servers|(?:expected|needs) nats-server 2\.1\d"
     r"|no answer on \$JS\.API\.CONSUMER\.(?:PAUSE|RESET)"
 )
 

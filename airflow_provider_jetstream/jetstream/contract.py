@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -184,19 +184,6 @@ def ordered_key_subject(queue: str, order_key: str, key: str) -> str:
     return f"audit.{queue}.ordered.{id_token(f'{order_key}={key}')}"
 
 
-def marker_filter(queue: object) -> str:
-    """Return the filter of the markers that an atomic redrive stores in the work queue itself.
-
-    No consumer may match it.
-    """
-    return f"requeued.{queue}.*"
-
-
-def marker_subject(queue: str, sequence: int) -> str:
-    """Return the subject of the marker that says that a dead letter was redriven."""
-    return f"requeued.{queue}.{sequence}"
-
-
 def handed_over_subject(queue: str, consumer: str) -> str:
     """Return the filter of a consumer that has handed all its jobs over and is about to be removed.
 
@@ -281,24 +268,6 @@ def schedule_repeated_subject(queue: str, job_id: str) -> str:
 def job_schedule_filters(queue: str, job_id: str) -> tuple[str, ...]:
     """Return the filters of all schedules of jobs with an id."""
     return (f"scheduled.{queue}.once.{id_token(job_id)}.*", schedule_repeated_subject(queue, job_id))
-
-
-class Reserved(NamedTuple):
-    """Subjects of a work queue that aren't for jobs.
-
-    :param subjects: a filter; no consumer may match it
-    :param what: their use, as text
-    :param flag: the field of the declaration that enables them
-    """
-
-    subjects: str
-    what: str
-    flag: str
-
-
-def reserved_subjects(queue: object) -> tuple[Reserved, ...]:
-    """Return the subjects that a work queue may have besides those of its jobs."""
-    return (Reserved(marker_filter(queue), "the markers of atomic redrives", "atomic_redrive"),)
 
 
 def death_filter(queue: str) -> str:

@@ -354,13 +354,6 @@ TABLE: Final[tuple[Evidence, ...]] = (
         f" `{_HANDLED_TYPE}`",
         _is_report,
     ),
-    Evidence(
-        "requeued.<queue>.<sequence>",
-        "the work queue",
-        _REDRIVERS,
-        "a JSON object with `stream` and `sequence` as in the subject",
-        _is_object(stream="queue", sequence="sequence"),
-    ),
     *(
         Evidence(f"audit.<queue>.{subject}", "audit", writers, f"a JSON object with {what}", rule)
         for subject, writers, what, rule in (

@@ -56,7 +56,6 @@ from airflow_provider_jetstream.jetstream.contract import (
     cancellation_filter,
     due_message_id,
     due_subject,
-    reserved_subjects,
     schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import (
@@ -411,9 +410,7 @@ class _Mover:
         return None if self._is_queues(job) else f"{self._queue.name} has no such subject"
 
     def _is_queues(self, job: _Due) -> bool:
-        reserved = [reserved.subjects for reserved in reserved_subjects(self._queue.name)]
-        is_due = job.message.subject.startswith(self._prefix)
-        return is_due and covered_by_any(self._subjects, job.subject) and not covered_by_any(reserved, job.subject)
+        return job.message.subject.startswith(self._prefix) and covered_by_any(self._subjects, job.subject)
 
     async def _found(self, jobs: Sequence[_Due]) -> list[_Due]:
         """Return the jobs that are stored already, or were: in the queue, or in the archive."""

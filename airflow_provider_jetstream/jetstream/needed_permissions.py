@@ -44,7 +44,6 @@ _SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "published.": ("publisher", "redriver"),
     "parked.": ("redriver",),
     "audit.": ("redriver", "monitor"),
-    "requeued.": ("redriver",),
     "scheduled.": ("scheduler", "mover"),
 }
 # Of the stream of all queues' history.

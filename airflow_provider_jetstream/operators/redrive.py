@@ -92,7 +92,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
     :param transform: a function that takes a :class:`~airflow_provider_jetstream.jetstream.DeadLetter` and
         returns a :class:`~airflow_provider_jetstream.jetstream.Repair`, or ``None`` for no change
     :param rate: letters a second at most; as fast as possible where absent
-    :param protocol: ``auto``, ``copy``, ``atomic`` or ``in_place``
+    :param protocol: ``auto``, ``copy`` or ``in_place``
     :param max_redrives: letters that were redriven so often are parked instead; 0 parks all
     :param why: a reason, for the audit and for parked letters
     :param target_queue: the work queue that gets the new jobs, in any form of ``work_queue``; the same one where

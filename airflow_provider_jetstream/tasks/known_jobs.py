@@ -34,7 +34,7 @@ def check_subject(subject: object, queue: WorkQueue | None = None) -> None:
         raise ArgumentError(f"expected the subject of a job as subject, found {subject!r}: {problem}; correct it")
     if queue is None:
         return
-    captured = queue.captured_subjects()
+    captured = queue.subjects
     if not covered_by_any(captured, partition_subject(subject, 0)):
         raise ArgumentError(
             f"expected a subject of {queue.name} ({', '.join(captured)}) as subject, found {subject!r}: choose one of"
@@ -101,7 +101,7 @@ def _prepare(
         queue=queue,
         limit=SizeLimit.of(queue),
         job_id=job_id,
-        captured=queue.captured_subjects(),
+        captured=queue.subjects,
     )
     for index, job in enumerate(prepared):
         if waits and job.scheduled:

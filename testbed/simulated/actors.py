@@ -341,8 +341,6 @@ class Actors:
         """Draw a redrive: by any protocol that the server has."""
         world, rng = self.world, self.world.rng
         protocols = [Protocol.AUTO, Protocol.AUTO, Protocol.COPY]
-        if world.queue.atomic_redrive:
-            protocols.append(Protocol.ATOMIC)
         if world.server.level >= _RESET_LEVEL:
             protocols.append(Protocol.IN_PLACE)
         protocol = rng.choice(protocols)

@@ -31,7 +31,6 @@ class Plan:
     :param waits: how many waits there are
     :param watchers: how many watch dead letters
     :param people: how many cancel jobs and park letters
-    :param atomic: whether the queue allows atomic batches
     :param pace: the longest time that work takes, in seconds
     :param consumers: how many consumers the queue has, each with subjects of its own
     :param faults: the share of seconds in which something goes wrong; 0 in a calm world
@@ -55,7 +54,6 @@ class Plan:
     waits: int
     watchers: int
     people: int
-    atomic: bool
     consumers: int
     faults: float
     kinds: tuple[str, ...]
@@ -92,7 +90,6 @@ class Plan:
             waits=0 if rough else rng.choice([0, 2, 4]),
             watchers=0 if rough else rng.choice([0, 1]),
             people=0 if rough else rng.choice([0, 0, 1]),
-            atomic=rng.choice([True, False]) and not rough,
             consumers=2 if "filters" in kinds else rng.choice([1, 1, 2]) if rough else 1,
             faults=0.0 if calm else rng.choice([0.1, 0.3, 0.6]),
             kinds=tuple(kinds),

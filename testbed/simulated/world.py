@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 QUEUE = "q"
 CONSUMER = "worker"
-_BATCHES = (2, 12)
 _RECORDED = 60 * 10**9
 _WAITS_END_WITHIN = 120.0
 _SUBJECTS = ("a", "b", "c")
@@ -615,7 +614,6 @@ def _declared(plan: Plan, *, is_full: bool) -> WorkQueue:
         events={"name": f"{QUEUE}-events", **limits.get("events", {})},
         archive=True,
         audit=limits.get("audit") or True,
-        atomic_redrive=plan.atomic and plan.version >= _BATCHES,
         **limits.get("queue", {}),
     )
 

@@ -103,11 +103,10 @@ async def server_advisories(connection: NatsPyConnection) -> list[tuple[int, int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("atomic", [False, True], ids=["copy", "atomic"])
 async def test_a_request_from_a_dag_with_long_names_is_converted_or_dies_and_is_redriven_within_512_bytes(
-    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path, *, atomic: bool
+    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
 ) -> None:
-    queue = await created_by_hand(connection, images_queue(atomic_redrive=atomic))
+    queue = await created_by_hand(connection, images_queue())
     requests = [conversion_request(tmp_path, number) for number in range(4)]
     for number in range(3):
         draw(tmp_path, number)

@@ -37,7 +37,6 @@ _ANSWERS = {"ack": b"+ACK", "nak": b"-NAK", "term": b"+TERM poison"}
 _REQUESTS: Mapping[str, dict[str, Any]] = {
     "auto": {},
     "copy": {"protocol": "copy"},
-    "atomic": {"protocol": "atomic"},
     "in place": {"protocol": "in_place"},
     "park": {"max_redrives": 0},
     "unpark": {"selection": {"parked": True}},
@@ -80,10 +79,10 @@ class ModelledQueue:
     _published: int = 0
 
     @classmethod
-    async def create(cls, environment: Environment, name: str, *, max_deliver: int, atomic: bool) -> "ModelledQueue":
+    async def create(cls, environment: Environment, name: str, *, max_deliver: int) -> "ModelledQueue":
         """Provision a queue."""
         consumer = {"ack_wait": f"{ACK_WAIT:g}s", "max_deliver": max_deliver, "sample_freq": "100%"}
-        queue = small_queue(name, consumer=consumer, atomic_redrive=atomic)
+        queue = small_queue(name, consumer=consumer)
         await provision(environment.connection, queue)
         return cls(environment, queue, QueueModel(max_deliver, ACK_WAIT))
 
@@ -350,11 +349,9 @@ class ModelledQueue:
 
 
 @asynccontextmanager
-async def modelled_queue(
-    environment: Environment, name: str, *, max_deliver: int, atomic: bool
-) -> AsyncIterator[ModelledQueue]:
+async def modelled_queue(environment: Environment, name: str, *, max_deliver: int) -> AsyncIterator[ModelledQueue]:
     """Provision a queue whose worker keeps what it has."""
-    modelled = await ModelledQueue.create(environment, name, max_deliver=max_deliver, atomic=atomic)
+    modelled = await ModelledQueue.create(environment, name, max_deliver=max_deliver)
     keeping = asyncio.create_task(modelled.keep_held())
     try:
         yield modelled

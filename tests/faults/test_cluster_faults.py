@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import pytest
 from nats import errors
 from nats.js import errors as js_errors
 
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 LETTERS = 1_000
 CLIENT_ERRORS = (errors.Error, js_errors.Error, JetStreamProviderError, TimeoutError)
-PROTOCOLS = ["copy", "atomic"] if os.environ.get("FAULTS") == "full" else ["copy"]
 
 
 async def retry(operation: Callable[[], Awaitable[object]]) -> None:
@@ -96,8 +93,7 @@ async def kill_and_restart_leader(cluster: NatsCluster, stream: str) -> None:
     await asyncio.to_thread(cluster.restart, leader)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_leaders_killed_while_jobs_die_and_while_they_are_redriven(cluster: NatsCluster, protocol: str) -> None:
+async def test_leaders_killed_while_jobs_die_and_while_they_are_redriven(cluster: NatsCluster) -> None:
     settings = connection_settings({"servers": cluster.urls, "timeout": 5})
     async with connect(settings) as connection:
         queue = await make_queue(
@@ -105,7 +101,6 @@ async def test_leaders_killed_while_jobs_die_and_while_they_are_redriven(cluster
             "orders",
             num_replicas=3,
             consumer={"ack_wait": "1s"},
-            atomic_redrive=protocol == "atomic",
             duplicate_window="10m",
         )
         await publish_jobs(connection, queue)
@@ -123,7 +118,7 @@ async def test_leaders_killed_while_jobs_die_and_while_they_are_redriven(cluster
 
         await eventually(all_found, within=60)
 
-        redriving = asyncio.create_task(redrive_until_done(connection, queue, protocol))
+        redriving = asyncio.create_task(redrive_until_done(connection, queue))
         await eventually(lambda: has_copies(connection, queue), within=60)
         await kill_and_restart_leader(cluster, queue.name)
         await kill_and_restart_leader(cluster, f"{queue.name}-dead")
@@ -132,9 +127,7 @@ async def test_leaders_killed_while_jobs_die_and_while_they_are_redriven(cluster
         assert await process_all(connection, queue) == {str(number): 1 for number in range(LETTERS)}
         findings = await find_dead_letters(connection, queue)
         assert (findings.letters, findings.uncertain, findings.undeliverable) == ((), 0, 0)
-        # The atomic protocol leaves a marker per copy.
-        markers = LETTERS if protocol == "atomic" else 0
-        assert await stored_count(connection, queue.name) == markers
+        assert await stored_count(connection, queue.name) == 0
 
 
 async def has_copies(connection: NatsPyConnection, queue: WorkQueue) -> bool:
@@ -143,9 +136,9 @@ async def has_copies(connection: NatsPyConnection, queue: WorkQueue) -> bool:
     return False
 
 
-async def redrive_until_done(connection: NatsPyConnection, queue: WorkQueue, protocol: str) -> None:
+async def redrive_until_done(connection: NatsPyConnection, queue: WorkQueue) -> None:
     # Slow enough that leaders are killed before it is finished.
-    request = RedriveRequest(protocol=Protocol(protocol), rate=200, run="cluster")
+    request = RedriveRequest(protocol=Protocol.COPY, rate=200, run="cluster")
 
     async def finished() -> bool:
         with suppress(TransientError, ApiError):

@@ -44,7 +44,6 @@ MOMENTS = {
     "reset": (Protocol.IN_PLACE, b".CONSUMER.RESET."),
     "copy": (Protocol.COPY, b"Nats-Msg-Id: redrive:"),
     "acknowledgement": (Protocol.COPY, b"$JS.ACK."),
-    "atomic acknowledgement": (Protocol.ATOMIC, b"$JS.ACK."),
 }
 _RESETS = pytest.mark.since_server("2.14", "the reset of a consumer")
 CUTS = [
@@ -116,7 +115,7 @@ async def test_a_cut_repeats_no_job_and_loses_none(own_nats: NatsServer, name: s
         tcp_proxy(own_nats.port) as proxy,
         connect(connection_settings({"servers": (proxy.url,), "timeout": 5})) as redriving,
     ):
-        queue = await make_queue(direct, name, consumer={"ack_wait": "5s"}, atomic_redrive=True)
+        queue = await make_queue(direct, name, consumer={"ack_wait": "5s"})
         await make_dead_letters(direct, queue, LETTERS)
         request = RedriveRequest(protocol=protocol)
         async with live_work(direct, queue) as done:
@@ -137,10 +136,4 @@ async def test_a_cut_repeats_no_job_and_loses_none(own_nats: NatsServer, name: s
         expected = Counter([*LETTERS, *(f"live{number}" for number in range(published + 1))])
         # Each letter was delivered once before, by what made it one.
         assert done == expected
-        assert await stored_count(direct, name) - await markers(direct, name) == 0
-
-
-async def markers(connection: NatsPyConnection, name: str) -> int:
-    """Count the markers of atomic redrives, which stay in the queue for a day."""
-    info = await connection.api(f"STREAM.INFO.{name}", {"subjects_filter": f"requeued.{name}.>"})
-    return sum((info["state"].get("subjects") or {}).values())
+        assert await stored_count(direct, name) == 0

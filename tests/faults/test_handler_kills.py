@@ -68,7 +68,6 @@ async def make_orders(connection: NatsPyConnection, name: str, dice: random.Rand
         dead_letters=letters,
         consumer={"ack_wait": "50ms"},
         deny_delete=True,
-        atomic_redrive=dice.random() < 0.5,
     )
 
 

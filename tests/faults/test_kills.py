@@ -41,7 +41,6 @@ WINDOW_SECONDS = 1.0
 STORING = {"publish audit.<queue>.intents.*", "publish audit.<queue>.letters.*"}
 _KINDS = {
     "copy": {*STORING, "publish jobs", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
-    "atomic": {*STORING, "publish jobs", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
     "in_place": {"$JS.API.CONSUMER.PAUSE", "$JS.API.CONSUMER.RESET", "$JS.API.STREAM.MSG.DELETE"},
 }
 
@@ -55,7 +54,6 @@ async def prepare(connection: NatsPyConnection, name: str, protocol: str, when: 
         connection,
         name,
         consumer={"ack_wait": "200ms"},
-        atomic_redrive=protocol == "atomic",
         duplicate_window=f"{WINDOW_SECONDS:g}s" if when == "after the duplicate window" else "2m",
     )
     await make_terminated_letters(connection, queue, TERMINATED, reason="poison")
@@ -80,7 +78,7 @@ async def process_available(connection: NatsPyConnection, queue: WorkQueue) -> C
 @pytest.mark.parametrize("workers", WORKERS if FULL else WORKERS[:1])
 @pytest.mark.parametrize(
     "protocol",
-    ["copy", "atomic", pytest.param("in_place", marks=pytest.mark.since_server("2.14", "the reset of a consumer"))],
+    ["copy", pytest.param("in_place", marks=pytest.mark.since_server("2.14", "the reset of a consumer"))],
 )
 async def test_nothing_is_lost_and_nothing_repeats(
     own_nats: NatsServer, protocol: str, when: str, workers: str, tmp_path: Path, add_row: Callable[..., None]

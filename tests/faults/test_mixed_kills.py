@@ -46,7 +46,6 @@ WINDOW_SECONDS = 0.5
 ACK_WAIT_SECONDS = 3.0
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "copy": {"protocol": "copy"},
-    "atomic": {"protocol": "atomic"},
     "in place": {"protocol": "in_place"},
     "park": {"max_redrives": 0},
 }
@@ -55,16 +54,11 @@ MIXES = (
     ("in place", "park"),
     ("copy", "park", "in place"),
     ("copy", "park"),
-    ("atomic", "in place"),
-    ("copy", "atomic"),
-    ("atomic", "park", "copy"),
     ("copy",),
     ("in place",),
     ("copy", "copy", "copy"),
     ("park",),
-    ("atomic", "park"),
     ("in place", "in place"),
-    ("atomic",),
 )
 WHEN = ("inside the duplicate window", "after the duplicate window", "after a kill of the server")
 
@@ -155,7 +149,6 @@ async def make_case(connection: NatsPyConnection, name: str, seed: int, when: st
         connection,
         name,
         consumer={"ack_wait": f"{ACK_WAIT_SECONDS:g}s", "sample_freq": "100%"},
-        atomic_redrive="atomic" in mix,
         duplicate_window=f"{WINDOW_SECONDS:g}s" if when == WHEN[1] else "2m",
     )
     jobs = [f"job-{number}" for number in range(LETTERS)]

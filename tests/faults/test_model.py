@@ -44,7 +44,7 @@ FULL = os.environ.get("FAULTS") == "full"
 FULL_SECONDS = float(os.environ.get("FAULTS_SECONDS", "600"))
 EXAMPLES, STEPS = 4, 20
 
-REDRIVES = ("auto", "copy", "atomic", "in place", "park")
+REDRIVES = ("auto", "copy", "in place", "park")
 answers = st.sampled_from(["ack", "nak", "nak", "term", "hold"])
 kinds = st.sampled_from([None, None, *KINDS])
 redrives = st.sampled_from(REDRIVES)
@@ -85,13 +85,11 @@ class QueueMachine(RuleBasedStateMachine):
             self._errors.append(error)
             raise
 
-    @initialize(max_deliver=st.sampled_from([1, 2]), atomic=st.booleans())
-    def create(self, max_deliver: int, atomic: bool) -> None:  # noqa: FBT001 - Hypothesis names its arguments
+    @initialize(max_deliver=st.sampled_from([1, 2]))
+    def create(self, max_deliver: int) -> None:
         async def begin() -> None:
             self._numbers.append(len(self._numbers))
-            entered = modelled_queue(
-                self._environment, f"q{len(self._numbers)}", max_deliver=max_deliver, atomic=atomic
-            )
+            entered = modelled_queue(self._environment, f"q{len(self._numbers)}", max_deliver=max_deliver)
             self._queue = await self._exits.enter_async_context(entered)
             await self._queue.publish(6, "a")
             await self._queue.work(4, "nak")

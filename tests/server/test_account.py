@@ -315,22 +315,6 @@ async def test_evidence_about_an_earlier_stream_or_another_domain_does_not_count
 
 
 @pytest.mark.slow
-async def test_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnection, name: str) -> None:
-    filtered = SAMPLED | {"filter_subject": f"{name}.jobs.>"}
-    queue = await make_queue(connection, name, atomic_redrive=True, consumer=filtered)
-    await make_dead_letters(connection, queue, "ab")
-    await redrive_dead_letters(connection, queue)
-    await process_all(connection, queue)
-    assert await unaccounted(connection, queue) == []
-    # As when they expire after a day.
-    await connection.api(f"STREAM.PURGE.{name}")
-    assert await unaccounted(connection, queue) == []
-    await publish_jobs(connection, queue, "c")
-    await connection.api(f"STREAM.PURGE.{name}")
-    assert (await account_for_jobs(connection, queue)).unaccounted_count == 1
-
-
-@pytest.mark.slow
 async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -44,7 +44,6 @@ _TARGETS = (
     "handled.shop.{n}",
     "completed.shop.worker.{n}",
     "completed.shop.other.{n}",
-    "requeued.shop.{n}",
     "dead.shop.worker.{n}",
     "dead.shop._.{n}",
     "parked.shop.worker.{n}",
@@ -77,7 +76,6 @@ def queue_of(name: str) -> WorkQueue:
         # So that the audit captures copies of entries.
         dead_letters={"name": f"{name}-dead", "retention": "workqueue"},
         archive=True,
-        atomic_redrive=True,
     )
 
 

@@ -328,13 +328,14 @@ async def test_the_copy_of_a_job_with_a_time_to_live_has_the_same_one(connection
 
 
 async def test_jobs_of_an_atomic_batch_have_copies(connection: NatsPyConnection, name: str) -> None:
-    await provision(connection, _queue(name, atomic_redrive=True))
-    marker = {"Nats_Expected_Last_Subject_Sequence": "0", "Nats_TTL": "86400"}
+    queue = _queue(name)
+    await connection.api(f"STREAM.CREATE.{name}", queue.config() | {"allow_msg_ttl": True, "allow_atomic": True})
+    await provision(connection, queue)
     headers = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "1"}
-    await _publish(connection, f"requeued.{name}.7", b"marker", **headers, **marker)
-    headers |= {"Nats_Batch_Sequence": "2", "Nats_Batch_Commit": "1", "Nats_Msg_Id": "redrive"}
-    assert (await _publish(connection, f"{name}.jobs.a", b"copy", **headers))["count"] == 2
-    assert await _archived(connection, name) == ["marker", "copy"]
+    await _publish(connection, f"{name}.jobs.a", b"first", Nats_TTL="86400", **headers)
+    headers |= {"Nats_Batch_Sequence": "2", "Nats_Batch_Commit": "1", "Nats_Msg_Id": "other"}
+    assert (await _publish(connection, f"{name}.jobs.a", b"second", **headers))["count"] == 2
+    assert await _archived(connection, name) == ["first", "second"]
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ async def test_each_of_twenty_orders_is_done_once_by_the_handler_or_a_redrive(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, seed: int
 ) -> None:
     dice = random.Random(seed)  # noqa: S311 - dice
-    queue = await orders(connection, name, atomic_redrive=bool(seed % 2))
+    queue = await orders(connection, name)
     jobs = [f"order-{number}" for number in range(20)]
     await make_dead_letters(connection, queue, jobs)
     async with handling(settings, queue, batch=dice.choice([1, 4]), pause=dice.uniform(0.0, 0.02)) as handler:

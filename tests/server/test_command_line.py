@@ -505,7 +505,7 @@ async def test_a_redrive_right_after_a_death_says_until_when_it_waits(
 async def test_a_wait_for_slow_workers_is_in_the_log_and_the_progress(
     connection: NatsPyConnection, name: str, protocol: Protocol, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "600s"}, atomic_redrive=True)
+    queue = await make_queue(connection, name, consumer={"ack_wait": "600s"})
     sequences = await make_dead_letters(connection, queue, ["a", "b"])
     stop, said = asyncio.Event(), list[str]()
 

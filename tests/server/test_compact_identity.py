@@ -82,12 +82,10 @@ async def make_letter(connection: NatsPyConnection, queue: WorkQueue, *jobs: obj
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("atomic", [False, True])
 async def test_an_image_job_of_a_task_with_long_names_is_published_and_redriven_within_512_bytes(
-    connection: NatsPyConnection, name: str, *, atomic: bool
+    connection: NatsPyConnection, name: str
 ) -> None:
-    filtered = {"filter_subject": f"{name}.jobs.>"} if atomic else {}
-    queue = await make_queue(connection, name, max_msg_size=LIMIT, atomic_redrive=atomic, consumer=filtered)
+    queue = await make_queue(connection, name, max_msg_size=LIMIT)
     assert len(IMAGE_BODY) >= 161
     await make_letter(connection, queue, Job(IMAGE_BODY, id=IMAGE, advisory=IMAGE_JOB["advisory"]))
     job = await stored(connection, name, 1)
@@ -97,7 +95,7 @@ async def test_an_image_job_of_a_task_with_long_names_is_published_and_redriven_
         (letter,) = (await find_dead_letters(connection, queue)).letters
         assert (letter.job_id, letter.origin, letter.redrives) == (IMAGE, ORIGIN, redrives - 1)
         report = await redrive_dead_letters(connection, queue)
-        assert report.protocol == (Protocol.ATOMIC if atomic else Protocol.COPY)
+        assert report.protocol == Protocol.COPY
         assert (len(report.redriven), report.failed) == (1, {})
         copy = await stored(connection, name, report.redriven[letter.sequence])
         assert size(copy) <= LIMIT
@@ -220,20 +218,6 @@ async def test_a_letter_without_room_stays_where_in_place_is_impossible(
         " raise that limit, repair the body, or redrive all letters in place; original kept"
     }
     assert await process_all(connection, queue) == {"small": 1}
-
-
-async def test_a_copy_without_room_in_a_batch_is_stored_by_itself(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(
-        connection, name, max_msg_size=LIMIT, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"}
-    )
-    large = "x" * (LIMIT - 100)
-    await publish_jobs(connection, queue, [large, "small"])
-    await exhaust_deliveries(connection, queue, 2)
-    refused = await preview(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC))
-    assert refused.failed[1].startswith("expected a copy of at most 415 bytes (max_msg_size of ")
-    report = await redrive_dead_letters(connection, queue)
-    assert (report.protocol, set(report.redriven), report.failed) == (Protocol.ATOMIC, {1, 2}, {})
-    assert await process_all(connection, queue) == {large: 1, "small": 1}
 
 
 @pytest.mark.parametrize(("room", "named"), [(1_000, True), (400, False)])

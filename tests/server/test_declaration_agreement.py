@@ -115,15 +115,6 @@ async def test_a_subject_beside_an_archive_is_valid_if_and_only_if_the_server_ac
     assert alone or not beside
 
 
-@pytest.mark.parametrize("subject", ["q.>", "requeued.>", "requeued.q.1", "requeued.*.x", "requeued.q", "requeued.q.>"])
-async def test_a_subject_beside_the_markers_is_valid_if_and_only_if_the_server_accepts_it(
-    own: Connection, subject: str
-) -> None:
-    subjects = [subject, "requeued.q.*"]
-    declared = _declared(name="q", subjects=[subject], atomic_redrive=True)
-    assert declared == await _accepts_stream(own, name="q", subjects=subjects, allow_atomic=True, allow_msg_ttl=True)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["q", "q-1_x", "grün", "$q", "q.1", "q*", "q>", "q/1", "q\\1", "n" * 255, "n" * 256])
 async def test_a_name_is_valid_only_if_the_server_accepts_it(own: Connection, name: str) -> None:
@@ -237,7 +228,6 @@ CASES = {
         {"max_msgs_per_subject": -1},
         stream={"discard": "new", "discard_new_per_subject": True, "max_msgs_per_subject": 1},
     ),
-    "atomic batches with asynchronous writes": Case(10052, {"atomic_redrive": True}, stream={"persist_mode": "async"}),
     "a filter that an undeclared consumer has": Case(10100, stream={}, consumers=(_consumer("x"),)),
     "a filter that overlaps with an undeclared one": Case(
         10100, stream={}, consumers=(_consumer("x", filter_subject="q.*"),)

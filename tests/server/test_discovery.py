@@ -100,7 +100,7 @@ async def test_the_orders_of_the_article(alone: NatsPyConnection) -> None:
     queue = await discover_queue(alone, "orders_stream")
     assert queue.dead_letters is not None
     assert (queue.dead_letters.name, queue.dead_letters.retention) == ("orders_unprocessed", "workqueue")
-    assert (queue.archive, queue.audit, queue.events, queue.atomic_redrive) == (None, None, None, False)
+    assert (queue.archive, queue.audit, queue.events) == (None, None, None)
     assert (queue.subjects, queue.deny_delete, queue.max_bytes) == (("orders.*",), True, 256 * MEGABYTE)
     assert queue.consumer("processor").backoff == (5 * SECOND,)
 
@@ -237,21 +237,19 @@ async def test_partitions_are_discovered_as_such(connection: NatsPyConnection, n
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedules", [False, True])
-@pytest.mark.parametrize("atomic", [False, True])
 async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
-    connection: NatsPyConnection, name: str, *, atomic: bool, schedules: bool
+    connection: NatsPyConnection, name: str, *, schedules: bool
 ) -> None:
     declared = await make_queue(
         connection,
         name,
         consumer={"max_deliver": 4, "ack_wait": None, "backoff": ["1s", "5s"], "sample_freq": "100%"},
-        atomic_redrive=atomic,
         schedules=schedules,
         max_age="2h",
         description="for tests",
     )
     discovered = await discover_queue(connection, name)
-    assert (discovered.atomic_redrive, discovered.schedules is not None) == (atomic, schedules)
+    assert (discovered.schedules is not None) == schedules
     assert (discovered.subjects, discovered.description, discovered.max_age) == (
         declared.subjects,
         "for tests",

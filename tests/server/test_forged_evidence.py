@@ -6,12 +6,11 @@ import asyncio
 import json
 import re
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import nats as nats_py
 import pytest
-from nats.js.errors import APIError
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
@@ -222,33 +221,6 @@ async def test_no_other_role_publishes_ends_of_jobs(server: NatsServer, admin: N
         await eventually(lambda: len(denied) >= len(refused), 30)
     found = {subject for subject in tried if any(f'"{subject.lower()}"' in error for error in denied)}
     assert found == refused
-
-
-async def test_an_atomic_redrive_believes_only_markers_of_redrives(connection: NatsPyConnection, name: str) -> None:
-    """Whoever may store schedules can't have the server store what it makes of one among the markers."""
-    queue = small_queue(name, atomic_redrive=True, schedules=True)
-    await provision(connection, queue)
-    assert await make_dead_letters(connection, queue, ["answered", "scheduled"]) == [1, 2]
-    await connection.client.publish(f"{name}.jobs.plain", b"a job", reply=f"requeued.{name}.1")
-    at = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    for target in (f"requeued.{name}.2", f"due.{name}.requeued.{name}.2"):
-        headers = {"Nats-Schedule": f"@at {at}", "Nats-Schedule-Target": target}
-        with pytest.raises(APIError, match="target is invalid"):
-            await connection.client.jetstream().publish(f"scheduled.{name}.once.a", b"", headers=headers)
-
-    async def stored() -> bool:
-        subjects = (await connection.api(f"STREAM.INFO.{name}", {"subjects_filter": f"requeued.{name}.*"}))["state"]
-        return len(subjects.get("subjects") or {}) == 1
-
-    await eventually(stored, 30)
-    findings = await find_dead_letters(connection, queue)
-    assert [(letter.sequence, letter.copy_sequence) for letter in findings.letters] == [(1, None), (2, None)]
-    report = await redrive_dead_letters(connection, queue)
-    assert report.failed == {}
-    assert set(report.redriven) == {1, 2}
-    jobs = [await connection.client.jetstream().get_msg(name, job) for job in report.redriven.values()]
-    assert [job.data for job in jobs] == [b"answered", b"scheduled"]
-    assert await stored_count(connection, name) >= 3
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ async def test_what_would_end_the_connection_is_refused_before_it_is_sent(connec
 # What a publisher's headers say removes, replaces and places no other message.
 
 
-QUEUE = small_queue("orders", schedules=True, atomic_redrive=True)
+QUEUE = small_queue("orders", schedules=True)
 OTHER = small_queue("bills", schedules=True)
 STREAMS = tuple(stream.name for queue in (QUEUE, OTHER) for stream in (queue, *queue.companions()))
 _SECRET = "of-every-user"
@@ -437,24 +437,16 @@ async def delivered_subjects(connection: NatsPyConnection, queue: Any, count: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
-async def test_a_job_comes_back_byte_by_byte(
-    connection: NatsPyConnection, nats: NatsServer, name: str, protocol: Protocol
-) -> None:
-    atomic: dict[str, Any] = {
-        "atomic_redrive": protocol == Protocol.ATOMIC,
-        "consumer": {"filter_subject": f"{name}.jobs.>"},
-    }
-    queue = await make_queue(connection, name, **atomic)
+async def test_a_job_comes_back_byte_by_byte(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
+    queue = await make_queue(connection, name)
     subject = f"{name}.jobs.K\udcf6ln"
     await publish_raw(nats, subject, b"\r\n".join([*LINES, b"Nats-Msg-Id: first"]), b"odd")
     await publish_jobs(connection, queue, ["plain"])
     await exhaust_deliveries(connection, queue, 2)
-    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=protocol))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))
     assert (set(report.redriven), report.failed) == ({1, 2}, {})
     block = await header_block(connection, name, report.redriven[1])
     assert block.startswith(b"\r\n".join([b"NATS/1.0", *LINES, b"Redrive-Count: 1\r\n"]))
-    # The consumer may not take the markers of an atomic redrive.
     assert await delivered_subjects(connection, queue, 2) == {b"odd": subject, b"plain": f"{name}.jobs.plain"}
     assert await stored_count(connection, f"{name}-dead") == 0
 

@@ -95,7 +95,7 @@ async def test_jobs_of_which_nothing_but_one_advisory_tells_are_found_without_th
     found = mocker.spy(LettersByAdvisory, "find")
     now = datetime.now(UTC)
     entries = [advisory(sequence, now) for sequence in range(1, JOBS + 2)]
-    # Markers are read where there may be some, and so are completions and records.
+    # Completions and records are read where there may be some.
     expected = [
         sequence for sequence in range(1, JOBS + 2) if sequence not in TOUCHED and consumer_of(sequence) != "unmatched"
     ]

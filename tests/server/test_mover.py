@@ -172,9 +172,7 @@ async def test_what_is_due_for_subjects_that_the_queue_lacks_stays_and_is_named(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Of a stream that takes more than provisioning declares; the server refuses such schedules otherwise.
-    queue = await make_queue(
-        connection, name, schedules={"subjects": [f"scheduled.{name}.>", f"due.{name}.>"]}, atomic_redrive=True
-    )
+    queue = await make_queue(connection, name, schedules={"subjects": [f"scheduled.{name}.>", f"due.{name}.>"]})
     elsewhere = {"name": f"{name}x", "subjects": [f"{name}x.>", f"completed.{name}x.>"]}
     await connection.api(f"STREAM.CREATE.{name}x", elsewhere)
     for subject in (f"{name}x.a", f"requeued.{name}.1", f"completed.{name}.worker.1", "$JS.API.INFO"):

@@ -22,14 +22,13 @@ LETTERS = 300
     "protocol",
     [
         Protocol.COPY,
-        Protocol.ATOMIC,
         pytest.param(Protocol.IN_PLACE, marks=pytest.mark.since_server("2.14", "the reset of a consumer")),
     ],
 )
 async def test_many_letters_of_a_redrive_share_records(
     connection: NatsPyConnection, name: str, protocol: Protocol
 ) -> None:
-    queue = await make_queue(connection, name, archive=None, atomic_redrive=protocol == Protocol.ATOMIC)
+    queue = await make_queue(connection, name, archive=None)
     sequences = await make_dead_letters(connection, queue, [str(number) for number in range(LETTERS)])
     request = RedriveRequest(protocol=protocol, why="repaired", who={"dag_id": "d"}, run="r")
     report = await redrive_dead_letters(connection, queue, request)

@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from testbed.face import NotDead, Scan, consumer_info, consumer_names, probe_consumer
 from testbed.queues import (
@@ -274,14 +274,6 @@ async def test_jobs_of_a_deleted_consumer_that_it_had_not_delivered_are_undelive
     assert [(letter.sequence, letter.entries) for letter in letters] == [(3, ())]
     again = await scan.classify_again(letters)
     assert again == letters
-
-
-async def test_the_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, atomic_redrive=True)
-    await connection.client.jetstream().publish(marker_subject(name, 1), b"")
-    await publish_jobs(connection, queue, ["job"])
-    findings = await find_dead_letters(connection, queue)
-    assert (findings.letters, findings.undeliverable, findings.uncertain) == ((), 0, 0)
 
 
 async def test_a_death_that_the_server_forgot_in_a_crash_is_no_letter_while_the_job_is_alive(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -23,17 +22,15 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.errors import QueueFullError, RedriveRequestError
 from testbed.dead_letters import (
     change_stream,
     letter_records,
     make_terminated_letters,
     publish_raw,
-    stored_message,
     stream_messages,
 )
-from testbed.face import GUARANTEES, consumer_info, prepare_jobs, publish_prepared, summarise_dead_letters
+from testbed.face import GUARANTEES, prepare_jobs, publish_prepared, summarise_dead_letters
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -72,15 +69,11 @@ async def assert_refused(
     [
         ({}, {}, Protocol.COPY),
         ({}, {"protocol": Protocol.IN_PLACE}, Protocol.IN_PLACE),
-        ({"atomic_redrive": True}, {}, Protocol.ATOMIC),
-        ({"atomic_redrive": True}, {"protocol": Protocol.COPY}, Protocol.COPY),
         pytest.param(FULL, {}, Protocol.IN_PLACE, marks=_RESETS),
         pytest.param({"discard": "old", "max_msgs": 2}, {}, Protocol.IN_PLACE, marks=_RESETS),
         pytest.param({"discard": "new", "max_bytes": 200}, {}, Protocol.IN_PLACE, marks=_RESETS),
         pytest.param({"discard": "new", "max_msgs": 3}, {}, Protocol.IN_PLACE, marks=_RESETS),
         ({"discard": "new", "max_msgs": 4}, {}, Protocol.COPY),
-        pytest.param({"discard": "new", "max_msgs": 7, "atomic_redrive": True}, {}, Protocol.IN_PLACE, marks=_RESETS),
-        ({"discard": "new", "max_msgs": 8, "atomic_redrive": True}, {}, Protocol.ATOMIC),
     ],
 )
 async def test_the_queue_decides_how_letters_come_back(
@@ -99,30 +92,12 @@ async def test_the_queue_decides_how_letters_come_back(
 
 
 @pytest.mark.slow
-async def test_an_atomic_redrive_leaves_a_marker_that_is_no_job(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
-    await make_dead_letters(connection, queue, "ab")
-    report = await redrive_dead_letters(connection, queue)
-    assert report.redriven == {1: 4, 2: 6}
-    assert [message.subject for message in await stream_messages(connection, name, f"requeued.{name}.*")] == [
-        marker_subject(name, 1),
-        marker_subject(name, 2),
-    ]
-    copy = await stored_message(connection, name, 4)
-    assert (copy.data, copy.header("Redrive-Sequence")) == (b"a", "1")
-    assert await process_all(connection, queue) == {"a": 1, "b": 1}
-    findings = await find_dead_letters(connection, queue)
-    assert (findings.letters, findings.undeliverable) == ((), 0)
-
-
-@pytest.mark.slow
 async def test_letters_that_cannot_be_stored_do_not_stop_the_others_of_their_batch(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
     queue = await make_queue(
         connection,
         name,
-        atomic_redrive=True,
         max_msg_size=2_000,
         consumer={"filter_subject": f"{name}.jobs.>"},
         archive=None,
@@ -152,35 +127,18 @@ async def test_letters_that_cannot_be_stored_do_not_stop_the_others_of_their_bat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("level", "protocol", "expected"),
-    [
-        (
-            1,
-            Protocol.ATOMIC,
-            "expected a queue that allows atomic batches, found otherwise: the server is older than 2.12",
-        ),
-        (
-            2,
-            Protocol.IN_PLACE,
-            "expected a server that can reset a consumer, found otherwise: the server is older than 2.14",
-        ),
-    ],
-)
-async def test_a_protocol_that_the_server_is_too_old_for_is_refused(
-    connection: NatsPyConnection, name: str, level: int, protocol: Protocol, expected: str
-) -> None:
-    queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
+async def test_a_protocol_that_the_server_is_too_old_for_is_refused(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")
-    connection.api_level = level
-    await assert_refused(connection, queue, RedriveRequest(protocol=protocol), expected)
+    connection.api_level = 2
+    expected = "expected a server that can reset a consumer, found otherwise: the server is older than 2.14"
+    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE), expected)
     report = await redrive_dead_letters(connection, queue)
-    assert report.protocol == (Protocol.ATOMIC if level >= 2 else Protocol.COPY)
+    assert report.protocol == Protocol.COPY
     assert await process_all(connection, queue) == {"a": 1}
 
 
 @pytest.mark.slow
-@pytest.mark.since_server("2.12", "atomic batches")
 async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_says_why(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -190,37 +148,6 @@ async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_
     report = await redrive_dead_letters(connection, queue)
     assert (report.protocol, report.failures) == (Protocol.COPY, 2)
     assert report.failed[1] == f"{name} refused the copy of 1: maximum messages exceeded"
-
-
-@pytest.mark.since_server("2.12", "atomic batches")
-async def test_atomic_batches_have_to_be_allowed(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"})
-    await make_dead_letters(connection, queue, "a")
-    atomic = RedriveRequest(protocol=Protocol.ATOMIC)
-    expected = (
-        f"^expected a queue that allows atomic batches, found otherwise: {name} doesn't allow atomic batches; provision"
-    )
-    await assert_refused(connection, queue, atomic, f"{expected} it with atomic_redrive$")
-    await change_stream(connection, name, allow_atomic=True, allow_msg_ttl=True)
-    expected = f"found otherwise: {name} doesn't capture requeued.{name}.*; provision it with atomic_redrive"
-    await assert_refused(connection, queue, atomic, re.escape(expected))
-    await change_stream(connection, name, subjects=[*queue.subjects, f"requeued.{name}.*"])
-    assert (await preview(connection, queue, atomic)).protocol == Protocol.ATOMIC
-
-
-@pytest.mark.since_server("2.12", "atomic batches")
-async def test_a_consumer_whose_filter_matches_the_markers_excludes_batches(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
-    subjects = [*queue.subjects, f"requeued.{name}.*"]
-    await change_stream(connection, name, allow_atomic=True, allow_msg_ttl=True, subjects=subjects)
-    config = (await consumer_info(connection, name, "worker"))["config"] | {"filter_subject": ""}
-    request = {"stream_name": name, "config": config, "action": "update"}
-    await connection.api(f"CONSUMER.CREATE.{name}.worker", request)
-    expected = f"consumer worker of {name} would take the markers as jobs; give it a filter"
-    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC), expected)
 
 
 @pytest.mark.slow
@@ -290,18 +217,16 @@ async def make_terminated(connection: NatsPyConnection, name: str, **fields: Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fields", "stored"), [({}, 2), ({"atomic_redrive": True}, 1)])
 async def test_only_as_many_terminated_letters_come_back_as_max_msgs_allows(
-    connection: NatsPyConnection, name: str, fields: dict[str, Any], stored: int
+    connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_terminated(connection, name, discard="old", max_msgs=20, **fields)
+    queue, stored = await make_terminated(connection, name, discard="old", max_msgs=20), 2
     shown = await preview(connection, queue, RedriveRequest())
     assert (shown.redriven, shown.failures) == (stored, LETTERS - stored)
     report = await redrive_dead_letters(connection, queue)
     assert (len(report.redriven), report.failures) == (stored, LETTERS - stored)
     assert report.failed[LETTERS].startswith(f"{name} has no room for the copy of {LETTERS} (max_msgs 20, 20 used, ")
     assert await process_all(connection, queue) == dict.fromkeys([*JOBS, *DEAD[:stored]], 1)
-    # The markers of an atomic redrive stay for a day, and take room.
     for _ in range(LETTERS):
         report = await redrive_dead_letters(connection, queue)
         done = await process_all(connection, queue)

@@ -41,7 +41,7 @@ from testbed.dead_letters import (
     run_records,
     stream_messages,
 )
-from testbed.face import AuditLog, NatsPyConnection, read_lease, stream_info
+from testbed.face import NatsPyConnection, read_lease, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -55,22 +55,20 @@ from testbed.queues import (
 from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from testbed.face import LetterRecord
     from testbed.nats_server import NatsServer
 
 COPY = RedriveRequest(protocol=Protocol.COPY)
 PARK = RedriveRequest(max_redrives=0)
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
-ATOMIC = RedriveRequest(protocol=Protocol.ATOMIC)
 RESETS = pytest.mark.since_server("2.14", "the reset of a consumer")
 NEXT = pytest.mark.parametrize(
     "again",
-    [COPY, ATOMIC, pytest.param(IN_PLACE, marks=RESETS), PARK],
-    ids=["copy", "atomic", "in place", "park"],
+    [COPY, pytest.param(IN_PLACE, marks=RESETS), PARK],
+    ids=["copy", "in place", "park"],
 )
 
 
@@ -97,13 +95,9 @@ def killed(monkeypatch: pytest.MonkeyPatch, function: str, *, after: bool = True
     raise AssertionError(f"expected the redrive to call {function}")
 
 
-def has_batches(connection: NatsPyConnection) -> dict[str, Any]:
-    return {"atomic_redrive": connection.server_version >= (2, 12, 1)}
-
-
 async def begin(connection: NatsPyConnection, name: str, letters: str = "abc", **fields: Any) -> WorkQueue:
     """Make a queue with dead letters whose workers are certainly away."""
-    declared: dict[str, Any] = {"consumer": {"ack_wait": "50ms"}, "duplicate_window": "100ms"} | has_batches(connection)
+    declared: dict[str, Any] = {"consumer": {"ack_wait": "50ms"}, "duplicate_window": "100ms"}
     queue = await make_queue(connection, name, **declared | fields)
     await make_dead_letters(connection, queue, letters)
     return queue
@@ -155,8 +149,8 @@ async def test_a_copy_is_stored_once_past_the_window_whatever_protocol_comes_nex
 
 @pytest.mark.parametrize(
     ("again", "expected"),
-    [(COPY, "redriven"), (ATOMIC, "redriven"), pytest.param(IN_PLACE, "requeued", marks=RESETS), (PARK, "parked")],
-    ids=["copy", "atomic", "in place", "park"],
+    [(COPY, "redriven"), pytest.param(IN_PLACE, "requeued", marks=RESETS), (PARK, "parked")],
+    ids=["copy", "in place", "park"],
 )
 async def test_what_was_never_stored_is_redriven_as_the_next_request_says(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest, expected: str
@@ -188,7 +182,7 @@ async def test_a_letter_that_is_parked_already_is_not_redriven_as_well(
 async def test_terminated_letters_are_stored_once_past_the_window(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest
 ) -> None:
-    queue = await make_queue(connection, name, duplicate_window="100ms", **has_batches(connection))
+    queue = await make_queue(connection, name, duplicate_window="100ms")
     await make_terminated_letters(connection, queue, "abc")
     with killed(monkeypatch, seams.STEPS_STORE_JOBS):
         await redrive_dead_letters(connection, queue, COPY)
@@ -266,18 +260,6 @@ async def test_inside_the_window_a_copy_that_may_have_run_is_stored_once_more_an
     assert await finish(connection, queue, again, done) == dict.fromkeys("abc", 1)
 
 
-@NEXT
-async def test_a_batch_with_markers_is_stored_once_without_an_archive(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, again: RedriveRequest
-) -> None:
-    queue = await begin(connection, name, archive=False)
-    with killed(monkeypatch, seams.STEPS_STORE_JOBS):
-        await redrive_dead_letters(connection, queue, ATOMIC)
-    done = await work(connection, queue)
-    await asyncio.sleep(0.2)
-    assert await finish(connection, queue, again, done) == dict.fromkeys("abc", 1)
-
-
 async def test_without_an_audit_nothing_is_changed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, audit=False)
     await make_dead_letters(connection, queue, "ab")
@@ -291,7 +273,7 @@ async def test_without_an_audit_nothing_is_changed(connection: NatsPyConnection,
     assert await stored_count(connection, f"{name}-dead") == 2
 
 
-@pytest.mark.parametrize("request_", [COPY, ATOMIC, PARK], ids=["copy", "atomic", "park"])
+@pytest.mark.parametrize("request_", [COPY, PARK], ids=["copy", "park"])
 async def test_nothing_is_stored_while_the_audit_takes_no_intents(
     connection: NatsPyConnection, name: str, request_: RedriveRequest
 ) -> None:
@@ -357,10 +339,7 @@ async def test_a_redrive_leaves_one_intent_for_a_batch_and_nothing_open(
     await redrive_dead_letters(connection, queue, COPY)
     (message,) = await stream_messages(connection, f"{name}-audit", intent_filter(name))
     intent = json.loads(message.data)
-    assert (intent["protocol"], intent["action"], [letter for letter, _ in intent["letters"]]) == (
-        *("copy", "redriven"),
-        [1, 2, 3],
-    )
+    assert (intent["action"], [letter for letter, _ in intent["letters"]]) == ("redriven", [1, 2, 3])
     created = (await stream_info(connection, name))["created"]
     assert intent["target"] == {"stream": name, "created": created, "last": 3, "archive": f"{name}-archive"}
     lease = await read_lease(connection, f"{name}-audit", name)
@@ -766,34 +745,6 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     assert await stored_count(connection, name) == 0
     assert len(await letter_records(connection, queue)) == 2
     assert (await run_records(connection, queue, "orders-1"))[-1].finished
-
-
-@pytest.mark.parametrize(
-    "then", [{}, {"protocol": Protocol.IN_PLACE}, {"max_redrives": 0}], ids=["", "in place", "park"]
-)
-@pytest.mark.parametrize("death", ["dead", "terminated"])
-async def test_an_atomic_copy_without_a_record_is_found_by_its_marker(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, death: str, then: dict[str, Any]
-) -> None:
-    queue = await make_queue(
-        connection, name, atomic_redrive=True, duplicate_window="100ms", consumer={"filter_subject": f"{name}.jobs.>"}
-    )
-    await (make_dead_letters if death == "dead" else make_terminated_letters)(connection, queue, "ab")
-
-    async def cut_off(_: AuditLog, records: Sequence[LetterRecord]) -> list[UnreachableError]:
-        return [UnreachableError("cut off")] * len(records)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AuditLog, "write", cut_off)
-        assert (await redrive_dead_letters(connection, queue)).failures == 2
-    await duplicates_forgotten(connection, queue)
-    done = await process_all(connection, queue)
-    report = await redrive_dead_letters(connection, queue, RedriveRequest(**then))
-    report.raise_for_failures()
-    assert ({*report.redriven}, list(report.parked)) == ({1, 2}, [])
-    assert [record.action for record in await letter_records(connection, queue)] == ["redriven"] * 2
-    done += await process_all(connection, queue)
-    assert (done["a"], done["b"]) == (1, 1)
 
 
 async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without_a_second_copy(

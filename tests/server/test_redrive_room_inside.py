@@ -38,13 +38,13 @@ async def test_a_bulk_redrive_is_refused_where_its_tasks_might_drop_jobs(
     queue = await make_queue(connection, name, discard="old", max_msgs=20)
     await publish_jobs(connection, queue, "abc")
     scan = await Scan.begin(connection, queue)
-    require_room_for_all(scan.snapshot, 8, connection.max_payload)
-    with pytest.raises(RedriveRequestError, match=r"copies of up to 9 letters.*max_msgs 20, 3 used, 18 needed"):
-        require_room_for_all(scan.snapshot, 9, connection.max_payload)
+    require_room_for_all(scan.snapshot, 17, connection.max_payload)
+    with pytest.raises(RedriveRequestError, match=r"copies of up to 18 letters.*max_msgs 20, 3 used, 18 needed"):
+        require_room_for_all(scan.snapshot, 18, connection.max_payload)
     await change_stream(connection, f"{name}-dead", discard="old", max_msgs=5)
     scan = await Scan.begin(connection, queue)
     with pytest.raises(RedriveRequestError, match=f"max_msgs 5, 0 used, 6 needed.*{name}-dead would drop"):
-        require_room_for_all(scan.snapshot, 3, connection.max_payload, f"{name}-dead")
+        require_room_for_all(scan.snapshot, 6, connection.max_payload, f"{name}-dead")
     await change_stream(connection, name, max_msgs=-1, max_msgs_per_subject=1)
     scan = await Scan.begin(connection, queue)
     with pytest.raises(RedriveRequestError, match="expected a queue without max_msgs_per_subject"):

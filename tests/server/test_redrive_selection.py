@@ -218,21 +218,18 @@ async def test_undeliverable_jobs_that_cannot_be_removed_are_refused_and_stay(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("protocol", "size"), [(Protocol.COPY, 1), (Protocol.ATOMIC, 1), (Protocol.ATOMIC, 40_000)])
+@pytest.mark.parametrize("size", [1, 40_000])
 async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_died_in(
-    connection: NatsPyConnection, name: str, protocol: Protocol, size: int
+    connection: NatsPyConnection, name: str, size: int
 ) -> None:
-    atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
-    queue = await make_queue(
-        connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"}, **atomic
-    )
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"})
     for number in range(300):
         subject = f"{name}.jobs.{number % 3}"
         await connection.client.publish(subject, str(number).encode().ljust(size))
     for message in reversed(await pull_jobs(connection, queue, 300)):
         await message.nak()
     await wait_for_letters(connection, queue, 300)
-    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=protocol))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))
     report.raise_for_failures()
     assert list(report.redriven) == [*range(1, 301)]
     for kind in range(3):
@@ -242,14 +239,10 @@ async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("death", ["dead", "terminated"])
-@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
 async def test_three_concurrent_redrives_lose_and_repeat_nothing_while_workers_drain(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str, protocol: Protocol, death: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, death: str
 ) -> None:
-    atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
-    queue = await make_queue(
-        connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"}, **atomic
-    )
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"})
     jobs = [str(number) for number in range(300)]
     await (make_dead_letters if death == "dead" else make_terminated_letters)(connection, queue, jobs)
     over = asyncio.Event()
@@ -269,7 +262,7 @@ async def test_three_concurrent_redrives_lose_and_repeat_nothing_while_workers_d
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(3)]
         working = asyncio.create_task(work())
-        request = RedriveRequest(protocol=protocol)
+        request = RedriveRequest(protocol=Protocol.COPY)
         reports = await asyncio.gather(*(redrive_dead_letters(client, queue, request) for client in connections))
         over.set()
         assert await working == dict.fromkeys(jobs, 1)
@@ -450,21 +443,16 @@ async def test_parked_letters_have_complete_records_and_no_scan_counts_them(
     assert (letters[2].death.reason, letters[2].death.explanation) == (Reason.TERMINATED, "no such customer")
 
 
-@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
 async def test_parked_letters_come_back_when_they_are_selected_and_leave_nothing(
-    connection: NatsPyConnection, name: str, protocol: Protocol
+    connection: NatsPyConnection, name: str
 ) -> None:
-    atomic: dict[str, Any] = {
-        "atomic_redrive": protocol == Protocol.ATOMIC,
-        "consumer": {"filter_subject": f"{name}.jobs.>"},
-    }
-    queue = await make_queue(connection, name, **atomic)
+    queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab", headers={"Customer": "x"})
     await redrive_dead_letters(connection, queue, ALL)
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
     one = RedriveRequest(Selection(parked=True, sequences=frozenset({2})), subject=f"{name}.jobs.slow")
     report = await redrive_dead_letters(connection, queue, one)
-    assert (report.protocol, list(report.redriven), report.entries_left) == (protocol, [2], 0)
+    assert (report.protocol, list(report.redriven), report.entries_left) == (Protocol.COPY, [2], 0)
     copy = await stored_message(connection, name, report.redriven[2])
     assert (copy.header("Customer"), copy.header("Redrive-Count")) == ("x", "1")
     assert [key for key, _ in copy.headers if key.startswith("Dead-Letter-")] == []

@@ -137,7 +137,7 @@ async def test_copies_have_the_size_that_the_target_takes(connection: NatsPyConn
     ("fields", "problem"),
     [
         ({"protocol": Protocol.IN_PLACE}, "expected nothing but the protocol, found subject, target"),
-        ({"protocol": Protocol.ATOMIC}, "expected protocol copy for a redrive to other, found atomic: a batch stores"),
+        ({"protocol": "atomic"}, "expected a protocol among auto, copy, in_place, found 'atomic': choose one"),
         ({"subject": None}, "expected a subject of other for the new jobs, found none"),
         ({"target": "other"}, "expected a WorkQueue as target, found str"),
     ],

@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, ServerTooOldError
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from testbed.dead_letters import letter_records, make_terminated_letters
 from testbed.face import consumer_info
 from testbed.nats_binaries import OLDER_VERSIONS, NoSuchServerError, nats_server_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from testbed.face import NatsPyConnection
 
-FIRST_WITH = {Protocol.ATOMIC: (2, 12, 1), Protocol.IN_PLACE: (2, 14, 0)}
+FIRST_WITH_RESETS = (2, 14, 0)
 DEAD = [f"dead{number}" for number in range(5)]
 TERMINATED = ["terminated0", "terminated1"]
 # A pull request that isn't answered takes the connection's whole time limit.
@@ -86,22 +86,18 @@ async def test_a_consumer_at_its_max_ack_pending_delays_no_scan(old: NatsPyConne
     assert [letter.sequence for letter in findings.letters] == [dead]
 
 
-@pytest.mark.parametrize("protocol", [Protocol.ATOMIC, Protocol.IN_PLACE])
-async def test_a_protocol_works_or_is_refused_by_the_servers_version(
-    old: NatsPyConnection, name: str, protocol: Protocol
-) -> None:
-    known = old.server_version >= FIRST_WITH[protocol]
-    queue = await make_queue(old, name, atomic_redrive=known and protocol == Protocol.ATOMIC)
+async def test_a_redrive_in_place_works_or_is_refused_by_the_servers_version(old: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(old, name)
     await make_dead_letters(old, queue, DEAD)
-    request = RedriveRequest(protocol=protocol)
-    if not known:
-        with pytest.raises(RedriveRequestError, match=r"older than 2\.1|doesn't allow atomic batches"):
+    request = RedriveRequest(protocol=Protocol.IN_PLACE)
+    if old.server_version < FIRST_WITH_RESETS:
+        with pytest.raises(RedriveRequestError, match=r"older than 2\.14"):
             await redrive_dead_letters(old, queue, request)
         assert await stored_count(old, name) == len(DEAD)
         return
     report = await redrive_dead_letters(old, queue, request)
     report.raise_for_failures()
-    assert (report.protocol, len(report.redriven)) == (protocol, len(DEAD))
+    assert (report.protocol, len(report.redriven)) == (Protocol.IN_PLACE, len(DEAD))
     assert not (await consumer_info(old, name, "worker")).get("paused")
     assert await process_all(old, queue) == dict.fromkeys(DEAD, 1)
 
@@ -112,11 +108,3 @@ async def test_two_redrives_at_once_redrive_each_letter_once(old: NatsPyConnecti
     first, second = await asyncio.gather(redrive_dead_letters(old, queue), redrive_dead_letters(old, queue))
     assert len(first.redriven) + len(second.redriven) >= len(DEAD)
     assert await process_all(old, queue) == dict.fromkeys(DEAD, 1)
-
-
-async def test_atomic_redrives_are_not_declared_on_a_server_without_them(old: NatsPyConnection, name: str) -> None:
-    if old.server_version >= FIRST_WITH[Protocol.ATOMIC]:
-        assert (await make_queue(old, name, atomic_redrive=True)).atomic_redrive
-        return
-    with pytest.raises(ServerTooOldError, match=r"expected nats-server 2\.12"):
-        await make_queue(old, name, atomic_redrive=True)

@@ -309,7 +309,6 @@ async def _is_empty(admin: NatsPyConnection, queue: WorkQueue) -> bool:
 _COPY = RedriveRequest(protocol=Protocol.COPY)
 _REQUESTS = {
     "copy": _COPY,
-    "atomic": RedriveRequest(protocol=Protocol.ATOMIC),
     "auto": RedriveRequest(),
 }
 # By what differs from the new job: kind of subject, body, and headers besides those that name the letter.
@@ -348,8 +347,7 @@ def _killed(monkeypatch: pytest.MonkeyPatch, *, after: bool, at_call: int = 1) -
 
 
 async def _with_letter(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
-    batches = {"atomic_redrive": True} if connection.server_version >= (2, 12, 1) else {}
-    queue = await make_queue(connection, name, consumer=_QUICK, **batches | {"archive": True} | fields)
+    queue = await make_queue(connection, name, consumer=_QUICK, **{"archive": True} | fields)
     await make_dead_letters(connection, queue, ["true"], headers={"Kind": "one"})
     return queue
 
@@ -386,18 +384,6 @@ async def test_a_letter_whose_new_id_is_taken_is_redriven_at_once(
     assert (list(report.redriven), report.failed) == ([1], {})
     assert await _copies(connection, queue, foreign) == [(b"true", "one")]
     assert (await redrive_dead_letters(connection, queue, _COPY)).redriven == {}
-
-
-@pytest.mark.since_server("2.12", "atomic batches")
-@pytest.mark.parametrize("protocol", ["atomic", "auto"])
-async def test_so_is_one_whose_new_job_is_stored_in_a_batch(
-    connection: NatsPyConnection, name: str, protocol: str
-) -> None:
-    queue = await _with_letter(connection, name)
-    foreign = await _take_id(connection, queue, "the body")
-    report = await redrive_dead_letters(connection, queue, _REQUESTS[protocol])
-    assert (list(report.redriven), report.failed) == ([1], {})
-    assert await _copies(connection, queue, foreign) == [(b"true", "one")]
 
 
 @pytest.mark.slow

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 
 COUNT = 800
-PROTOCOLS = [Protocol.COPY, Protocol.ATOMIC]
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("task", [FailingTask, KilledTask])
 def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
     spark: SparkSession,
@@ -43,13 +41,12 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    protocol: Protocol,
     task: type[RedriveTask],
 ) -> None:
-    queue = make_letters(connection_options, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
+    queue = make_letters(connection_options, name, COUNT)
     monkeypatch.setattr(seams.BULK_RUN_REDRIVE_TASK, task)
     marker = tmp_path / "first_attempt"
-    request = RedriveRequest(protocol=protocol, run="early", why=str(marker))
+    request = RedriveRequest(run="early", why=str(marker))
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
     report = redrive_letters(spark, rows, queue, request, connection_options, tasks=2)
     assert marker.exists()
@@ -64,13 +61,10 @@ def test_a_failed_task_is_retried_and_redrives_no_letter_twice(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_two_attempts_at_the_same_time_redrive_each_letter_once(
-    connection_options: dict[str, str], name: str, protocol: Protocol
-) -> None:
-    queue = make_letters(connection_options, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
+def test_two_attempts_at_the_same_time_redrive_each_letter_once(connection_options: dict[str, str], name: str) -> None:
+    queue = make_letters(connection_options, name, COUNT)
     report = RedriveReport()
-    scan, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(protocol=protocol, run="twice"), report)
+    scan, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(run="twice"), report)
     with ThreadPoolExecutor(2) as threads:
         for outcomes in threads.map(run_task, [jobs] * 2):
             assert add_outcomes(report, outcomes) == frozenset()
@@ -132,15 +126,13 @@ async def do_waiting_jobs(connection_options: dict[str, str], queue: WorkQueue) 
         return await process_all(connection, queue)
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.usefixtures("_killed_once")
 def test_a_task_that_is_retried_past_the_duplicate_window_finds_the_copies_that_have_run(
-    connection_options: dict[str, str], name: str, protocol: Protocol
+    connection_options: dict[str, str], name: str
 ) -> None:
-    atomic = protocol == Protocol.ATOMIC
-    queue = make_letters(connection_options, name, 20, atomic_redrive=atomic, duplicate_window="100ms")
+    queue = make_letters(connection_options, name, 20, duplicate_window="100ms")
     report = RedriveReport()
-    _, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(protocol=protocol, run="again"), report)
+    _, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(run="again"), report)
     with pytest.raises(Killed):
         run_task(jobs)
     done = asyncio.run(do_waiting_jobs(connection_options, queue))

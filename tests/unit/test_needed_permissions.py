@@ -17,9 +17,8 @@ QUEUES = [
         dead_letters="orders-dead",
         events="orders-events",
         archive=True,
-        **fields,
+        schedules=True,
     )
-    for fields in ({"schedules": True}, {"atomic_redrive": True})
 ]
 LINES = {
     (line.action, line.subject) for queue in QUEUES for role in ROLES for line in permissions(queue, role).permissions

@@ -118,7 +118,7 @@ def test_a_companion_inherits_replicas_and_storage_unless_it_declares_others(par
 
 
 def test_the_companions_are_in_the_order_of_provisioning_and_their_subjects_do_not_overlap() -> None:
-    queue = _queue(events="events", atomic_redrive=True)
+    queue = _queue(events="events")
     assert [part.kind for part in queue.companions()] == [
         "dead letter queue",
         "events stream",
@@ -128,7 +128,7 @@ def test_the_companions_are_in_the_order_of_provisioning_and_their_subjects_do_n
     streams = (queue, *queue.companions())
     assert len({stream.name for stream in streams}) == 5
     for one, other in combinations(streams, 2):
-        assert [(a, b) for a in one.captured_subjects() for b in other.captured_subjects() if overlaps(a, b)] == []
+        assert [(a, b) for a in one.subjects for b in other.subjects if overlaps(a, b)] == []
 
 
 def test_an_archived_queue_republishes_every_subject_and_its_archive_has_the_features_of_the_headers() -> None:
@@ -171,22 +171,8 @@ def test_an_archived_queue_republishes_every_subject_and_its_archive_has_the_fea
         ({"archive": {"retention": "limits"}}, "archive: retention: no such field"),
         ({"archive": 5}, "archive: Input should be a valid dictionary"),
         (
-            {"atomic_redrive": True, "subjects": ["q.>", "requeued.>"]},
-            (
-                "subject requeued.> of stream q overlaps requeued.q.*, which is for the markers of atomic redrives:"
-                " narrow it, or drop atomic_redrive"
-            ),
-        ),
-        (
-            {"atomic_redrive": True, "consumers": [{"name": "w", "filter_subject": ">", "max_deliver": 2}]},
-            (
-                "filter > of consumer w would deliver the markers of atomic redrives (requeued.q.*) as jobs: narrow it,"
-                " or drop atomic_redrive"
-            ),
-        ),
-        (
-            {"atomic_redrive": True, "events": {"name": "events", "subjects": ["completed.q.>", "requeued.>"]}},
-            "subject requeued.> of stream events overlaps requeued.q.* of q: the server allows one stream per subject",
+            {"atomic_redrive": True},
+            "atomic_redrive: no such field any more: leave it out, and declare an archive (the default beside",
         ),
     ],
 )
@@ -231,15 +217,6 @@ def test_conflicting_companions_are_refused(changes: dict[str, Any], message: st
         ({"archive": {"max_msg_size": "1MB"}, "max_msg_size": "512KB"}, []),
         ({"schedules": True}, []),
         (
-            {"atomic_redrive": True},
-            [
-                (
-                    "atomic_redrive leaves a marker in the queue for a day for each redriven letter: markers count"
-                    " towards max_msgs and max_bytes"
-                )
-            ],
-        ),
-        (
             {"dead_letters": {"name": "dead", "max_age": "1d"}},
             ["max_age 1d of dead removes dead letters of that age unseen"],
         ),
@@ -257,18 +234,6 @@ def test_settings_that_cause_trouble_later_are_warned_of(changes: dict[str, Any]
     limits = {"discard": "new", "max_bytes": "1GB"}
     consumers = [{"name": "w", "max_deliver": 2, "backoff": ["1s"]}]
     assert _queue(**limits | {"consumers": consumers} | changes).warnings() == warnings
-
-
-def test_an_atomic_queue_captures_markers_that_no_consumer_gets() -> None:
-    queue = _queue(subjects=["a.>", "b"], atomic_redrive=True)
-    assert queue.subjects == ("a.>", "b")
-    config = queue.config()
-    assert config["subjects"] == ["a.>", "b", "requeued.q.*"]
-    assert (config["allow_atomic"], config["allow_msg_ttl"]) == (True, True)
-    assert queue.consumer("w").config(default_filters=queue.subjects)["filter_subjects"] == ["a.>", "b"]
-    assert _again(queue) == queue
-    plain = _queue().config()
-    assert {"allow_atomic", "allow_msg_ttl"} & plain.keys() == set()
 
 
 @pytest.mark.parametrize(

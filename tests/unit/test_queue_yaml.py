@@ -46,7 +46,7 @@ def _divided(count: int, **fields: Any) -> dict[str, Any]:
         _NAMES | {"dead_letters": "d", "archive": {"max_age": "7d"}, "audit": {"name": "a", "max_bytes": "3MB"}},
         _NAMES | {"dead_letters": {"name": "d", "metadata": None, "retention": "workqueue", "consumers": [_WORKER]}},
         _NAMES | {"archive": Archive(name="q-archive", max_bytes=3, discard="new"), "max_age": 0, "num_replicas": 3},
-        _NAMES | {"schedules": True, "atomic_redrive": True, "dead_letters": "d", "consumers": [_WORKER]},
+        _NAMES | {"schedules": True, "dead_letters": "d", "consumers": [_WORKER]},
         _NAMES | {"consumers": [_divided(1)]},
         _NAMES | {"consumers": [_divided(12, backoff=["1s", "1m30s"], sample_freq="50%", metadata={"a": "true"})]},
         _NAMES | {"consumers": [_divided(3) | {"filter_subject": "q.0.{partition}.0"}]},

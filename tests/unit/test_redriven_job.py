@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
@@ -47,7 +47,7 @@ def dead_letter(sequence: int = 17, headers: Any = (), body: bytes = b"body", **
     ],
 )
 def test_the_headers_of_a_copy_are_encoded_as_all_headers_are(letter: DeadLetter) -> None:
-    job = redriven_job(letter, repaired_content(letter, None), None, CopyLimits("q", "max", None, 1_000))
+    job = redriven_job(letter, repaired_content(letter, None), None, CopyLimit("q", "max", 1_000))
     assert job.headers.encoded == Headers(job.headers.items()).encoded
     named = dict(job.headers.items())
     assert named["Redrive-Sequence"] == "17"

@@ -178,8 +178,8 @@ def test_a_scheduled_job_that_the_queue_cannot_have_is_refused(job: Job, queue: 
 def test_schedules_are_a_stream_of_their_own_and_neither_queue_nor_archive_has_them() -> None:
     queue = _queue(dead_letters="dead", consumers=[{"name": "w", "max_deliver": 2}], max_msg_size=5_000)
     assert queue.schedules is not None
-    assert (queue.captured_subjects(), queue.companions()[-1]) == (("q.>",), queue.schedules)
-    assert queue.schedules.captured_subjects() == ("scheduled.q.>", "due.q.q.>")
+    assert (queue.subjects, queue.companions()[-1]) == (("q.>",), queue.schedules)
+    assert queue.schedules.subjects == ("scheduled.q.>", "due.q.q.>")
     for stream in (queue, *queue.companions()):
         flags = stream.config().get("allow_msg_schedules"), stream.config()["allow_rollup_hdrs"]
         assert flags == ((True, True) if stream is queue.schedules else (None, False))

@@ -37,8 +37,7 @@ SERVER_CASES = (
         FLOW,
         "provision",
         "a declared queue is created, adopted or changed; drift is shown; what the server lacks is refused",
-        "provisioning provisioning_adoption provisioning_archive provisioning_consumers provisioning_markers"
-        " provisioning_plans",
+        "provisioning provisioning_adoption provisioning_archive provisioning_consumers provisioning_plans",
     ),
     _server(
         FLOW,

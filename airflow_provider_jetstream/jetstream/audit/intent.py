@@ -69,7 +69,6 @@ class IntentRecord(BaseModel):
     :param stream: the work queue
     :param created: when it was created, in the server's own text
     :param operation: the operation's id
-    :param protocol: the protocol by which the messages are stored
     :param letters: the stream sequence of each letter, with the message id of what is stored for it
     :param contents: the digest of the content of each, in their order; empty for parked letters
     :param open_from: the audit's sequence of the operation's first intent that is still open; this one where absent
@@ -83,7 +82,6 @@ class IntentRecord(BaseModel):
     stream: str
     created: str
     operation: str
-    protocol: Literal["copy", "atomic"]
     action: IntentAction
     target: Target
     letters: tuple[tuple[int, str], ...]
@@ -136,7 +134,6 @@ class IntentLog:
 
     async def begin(
         self,
-        protocol: Literal["copy", "atomic"],
         action: IntentAction,
         target: Target,
         letters: Iterable[IntendedLetter],
@@ -158,7 +155,6 @@ class IntentLog:
                 stream=self.audit.queue,
                 created=self.audit.created,
                 operation=self.operation,
-                protocol=protocol,
                 action=action,
                 target=target,
                 letters=tuple((letter, message_id) for letter, message_id, _ in remaining[:at_once]),

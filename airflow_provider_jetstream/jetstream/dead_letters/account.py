@@ -30,7 +30,6 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges, ranges_text
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import reserved_subjects
 from airflow_provider_jetstream.jetstream.dead_letters.account_evidence import CLOCK_DIFFERENCE, EndEvidence, batches
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
@@ -394,21 +393,14 @@ class _Accounting:
             self._why.append(self._why_unproved(unproved))
         if unproved == self._snapshot.consumers.keys():
             return SequenceRanges(), unknown | gone
-        subjects = self._snapshot.config.get("subjects") or []
-        reserved = [
-            reserved.subjects
-            for reserved in reserved_subjects(self._snapshot.queue)
-            if covered_by_any(subjects, reserved.subjects)
-        ]
-        if not reserved and not unproved:
+        if not unproved:
             return gone, unknown
-        jobs, of_unproved = SequenceRanges(), SequenceRanges()
+        proved = SequenceRanges()
         for some in batches(gone):
             copies = await map_concurrently(archive.find, some) if archive else [None] * len(some)
-            kinds = [_kind_of(copy.subject if copy else None, self._snapshot, reserved, unproved) for copy in copies]
-            jobs |= SequenceRanges.of(compress(some, (kind is True for kind in kinds)))
-            of_unproved |= SequenceRanges.of(compress(some, (kind is False for kind in kinds)))
-        return jobs, unknown | of_unproved
+            leaves = [_leaves_evidence(copy.subject if copy else None, self._snapshot, unproved) for copy in copies]
+            proved |= SequenceRanges.of(compress(some, leaves))
+        return proved, unknown | (gone - proved)
 
     async def _archive(self) -> ArchiveReader | None:
         return await ArchiveReader.open(
@@ -460,14 +452,11 @@ class _Accounting:
         return f"{self._events} has no ack metrics and no completions of {names}: set sample_freq to 100%"
 
 
-def _kind_of(subject: str | None, snapshot: QueueSnapshot, reserved: list[str], unproved: set[str]) -> bool | None:
-    """Return whether a job's end would have left evidence; ``None`` for what is no job.
+def _leaves_evidence(subject: str | None, snapshot: QueueSnapshot, unproved: set[str]) -> bool:
+    """Return whether a job's end would have left evidence.
 
     :param subject: by its copy in the archive, if there is one
     """
-    if (subject and covered_by_any(reserved, subject)) or (subject is None and reserved):
-        # A marker or a schedule, of which the archive has no copy.
-        return None
     consumer = snapshot.consumer_for(subject) if subject else None
     return not (consumer.name in unproved if consumer else unproved)
 

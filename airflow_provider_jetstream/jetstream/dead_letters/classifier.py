@@ -26,7 +26,6 @@ from airflow_provider_jetstream.jetstream.contract import (
     ended_job_time,
     job_completion_filter,
     letter_audit_subject,
-    marker_subject,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import believed_entries, need_archive
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
@@ -179,8 +178,7 @@ class Classifier:
     def _read_plans(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]], empty: Collection[str]) -> Iterator[ReadPlan]:
         """Return the messages that classifying the jobs reads, in the order in which it reads them."""
         queue, sequences = self.snapshot.queue, [sequence for sequence, _ in jobs]
-        markers = [marker_subject(queue, sequence) for sequence in sequences] if self.snapshot.captures_markers else []
-        yield ReadPlan(queue, sequences, markers)
+        yield ReadPlan(queue, sequences)
         if self.events is not None and self.events not in empty:
             consumers = ((sequence, last_consumer(entries)) for sequence, entries in jobs)
             ends = [completion_subject(queue, consumer, sequence) for sequence, consumer in consumers if consumer]
@@ -316,11 +314,6 @@ class Classifier:
             if await self._has_lost_copy(letter, audited):
                 return letter
             return replace(letter, copy_sequence=audited.new_sequence, copy_stream=audited.new_stream)
-        if self.snapshot.captures_markers:
-            queue = self.snapshot.queue
-            marker = await last_message(self.connection, queue, marker_subject(queue, letter.sequence))
-            # An atomic redrive stores the new job right behind its marker.
-            return replace(letter, copy_sequence=marker.sequence + 1) if marker else letter
         return letter
 
     async def _has_lost_copy(self, letter: DeadLetter, audited: LetterRecord) -> bool:

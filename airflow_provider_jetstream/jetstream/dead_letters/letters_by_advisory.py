@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
-from airflow_provider_jetstream.jetstream.contract import completion_subject, letter_audit_subject, marker_subject
+from airflow_provider_jetstream.jetstream.contract import completion_subject, letter_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import death_by_advisory
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
@@ -69,17 +69,13 @@ class LettersByAdvisory:
         return dead_letter_of(message, BodySource.QUEUE, death, consumer, preserved=False, entries=entries)
 
     def _has_other_evidence(self, sequence: int, consumer: str) -> bool:
-        """Return whether a completion, a record of the audit or a marker is stored, or isn't known not to be."""
+        """Return whether a completion or a record of the audit is stored, or isn't known not to be."""
         queue = self._snapshot.queue
         if self._completions is not None and (
             self._completions.get(completion_subject(queue, consumer, sequence), _UNREAD) is not None
         ):
             return True
-        if self._audit and not (
+        return self._audit is not None and not (
             self._records.get(letter_audit_subject(queue, sequence), _UNREAD) is None
             and self._audit.has_no_range_of(sequence)
-        ):
-            return True
-        return (
-            self._snapshot.captures_markers and self._stored.get(marker_subject(queue, sequence), _UNREAD) is not None
         )

@@ -43,7 +43,7 @@ class DrainReport(TaskReport):
     :param queue: its name
     :param drained: whether it is drained
     :param consumers: the consumers that were inspected
-    :param stored: messages in the stream: jobs, dead letters, schedules, markers
+    :param stored: messages in the stream: jobs and dead letters
     :param undeliverable: subjects that match no consumer, with their number of jobs; known once nothing is pending or
         in flight, if all consumers are inspected
     :param schedules: scheduled jobs, known likewise

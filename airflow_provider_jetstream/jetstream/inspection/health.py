@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import subject_matcher
-from airflow_provider_jetstream.jetstream.contract import PARTITIONS, reserved_subjects
+from airflow_provider_jetstream.jetstream.contract import PARTITIONS
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.absent_letters import count_absent_letters
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
@@ -90,7 +90,7 @@ class QueueHealth(TaskReport):
     :param queue: its name
     :param created: when it was created, in the server's own text
     :param consumers: its consumers by name
-    :param stored: messages in the stream: jobs, dead letters that used up their deliveries, markers
+    :param stored: messages in the stream: jobs, and dead letters that used up their deliveries
     :param oldest: when the first message was stored
     :param last_sequence: the sequence of the last message ever stored
     :param taken_at: when this was so, by the server's clock
@@ -121,7 +121,7 @@ class QueueHealth(TaskReport):
 
     @property
     def left_over(self) -> int:
-        """What else is stored: dead letters, jobs that match no consumer, markers."""
+        """What else is stored: dead letters, and jobs that match no consumer."""
         return max(0, self.stored - self.pending - self.in_flight)
 
 
@@ -192,21 +192,18 @@ async def count_left_over(connection: Connection, health: QueueHealth, schedules
     scheduled = await _count_scheduled(connection, schedules) if schedules else 0
     if not health.left_over:
         return LeftOver({}, scheduled, 0)
-    is_reserved = subject_matcher(reserved.subjects for reserved in reserved_subjects(health.queue))
     is_consumed = subject_matcher(filter_ for consumer in health.consumers.values() for filter_ in consumer.filters)
     undeliverable: Counter[str] = Counter()
-    markers = compared = 0
+    compared = 0
     async for subject, count in subject_counts(connection, health.queue, ">"):
-        if is_reserved(subject):
-            markers += count
-        elif not is_consumed(subject):
+        if not is_consumed(subject):
             undeliverable[subject] = count
         compared += 1
         if compared % _SUBJECTS_AT_ONCE == 0:
             await asyncio.sleep(0)
     if undeliverable:
         undeliverable -= await count_absent_letters(connection, health.queue, health.consumers, undeliverable)
-    dead = health.left_over - undeliverable.total() - markers
+    dead = health.left_over - undeliverable.total()
     return LeftOver(dict(undeliverable.most_common()), scheduled, max(0, dead))
 
 

@@ -10,7 +10,6 @@ from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
-from airflow_provider_jetstream.jetstream.contract import reserved_subjects
 from airflow_provider_jetstream.jetstream.inspection.health import inspect_consumers
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
 
@@ -80,7 +79,6 @@ async def search_jobs(
     """
     info = await stream_info(connection, queue)
     health = await inspect_consumers(connection, info)
-    reserved = [reserved.subjects for reserved in reserved_subjects(queue)]
     count = 0
     async for message in read_bulk(connection, info, 1):
         count += 1
@@ -88,7 +86,7 @@ async def search_jobs(
             if on_progress:
                 on_progress(count, health.stored)
             await sleep(0)
-        if search.matches(message) and not covered_by_any(reserved, message.subject):
+        if search.matches(message):
             yield _found(message, health)
 
 

@@ -38,7 +38,6 @@ from airflow_provider_jetstream.jetstream.queue.declared_config import (
     declared_companion_config,
     declared_consumers,
     declared_queue_config,
-    reserved_subjects_in_use,
 )
 from airflow_provider_jetstream.jetstream.queue.differences import Difference, stream_differences
 from airflow_provider_jetstream.jetstream.queue.filter_marks import filter_marks
@@ -73,8 +72,6 @@ _ATTEMPTS = 3
 _FIELD_LEVELS = {name: field.level for name, field in config_fields("queue").items()}
 # The API level that can set a field of an existing stream: nats-server 2.11 answers error 10052.
 _CHANGE_LEVELS = {"allow_msg_ttl": 2}
-# The first server that refuses a batch with an id that it has stored before.
-_ATOMIC_SERVER = (2, 12, 1)
 _SCHEDULING_SERVER = (2, 12, 0)
 # By priority policy: the API level and the first server version that knows it.
 _POLICY_LEVELS = {"overflow": (1, (2, 11, 0)), "pinned_client": (1, (2, 11, 0)), "prioritized": (2, (2, 12, 0))}
@@ -102,8 +99,7 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
             steps += await mover_steps(connection, queue.name, stream.name, existing)
     info = await _existing_info(connection, queue.name)
     existing = info["config"] if info else None
-    reserved = reserved_subjects_in_use(queue, existing)
-    declared = declared_consumers(queue, reserved, existing)
+    declared = declared_consumers(queue)
     consumers = await existing_consumers(connection, queue.name) if info else {}
     metadata, last = (existing.get("metadata") or {}, info["state"]["last_seq"]) if info and existing else (None, 0)
     marks = filter_marks(declared, metadata, consumers, last)
@@ -112,7 +108,7 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
         config["metadata"] = {**(config.get("metadata") or {}), **marks}
     steps.append(own := _own_step(queue, existing, config, "queue"))
     stored = stored_subjects(own.config)
-    steps += await work_queue_consumer_steps(connection, queue, declared, consumers, reserved, stored, migrate=migrate)
+    steps += await work_queue_consumer_steps(connection, queue, declared, consumers, stored, migrate=migrate)
     steps = await with_refusals(connection, steps)
     if info:
         steps = await with_dead_letters(connection, queue, steps, park_dead=park_dead)
@@ -217,17 +213,14 @@ def _own_step(queue: WorkQueue, existing: Mapping[str, Any] | None, declared: di
 
 
 def _require_features(connection: Connection, queue: WorkQueue) -> None:
-    for flag, field, first, harm in (
-        ("atomic_redrive", "allow_atomic", _ATOMIC_SERVER, "store the messages of a batch one by one"),
-        ("schedules", "allow_msg_schedules", _SCHEDULING_SERVER, "store a schedule and never make a job of it"),
-    ):
-        level, version = connection.api_level, connection.server_version
-        if getattr(queue, flag) and (level < _FIELD_LEVELS[field] or version < first):
-            raise ServerTooOldError(
-                f"{flag} of work queue {queue.name}: expected nats-server {_dotted(first)} or later (API level"
-                f" {_FIELD_LEVELS[field]}), found {_dotted(version)} (API level {level}), which would {harm}:"
-                " upgrade every server, or leave the flag out; nothing was changed"
-            )
+    level, version = connection.api_level, connection.server_version
+    needed = _FIELD_LEVELS["allow_msg_schedules"]
+    if queue.schedules and (level < needed or version < _SCHEDULING_SERVER):
+        raise ServerTooOldError(
+            f"schedules of work queue {queue.name}: expected nats-server {_dotted(_SCHEDULING_SERVER)} or later (API"
+            f" level {needed}), found {_dotted(version)} (API level {level}), which would store a schedule and never"
+            " make a job of it: upgrade every server, or leave the flag out; nothing was changed"
+        )
     for consumer in (*queue.consumers, *(queue.dead_letters.consumers if queue.dead_letters else ())):
         if consumer.priority_policy is None:
             continue

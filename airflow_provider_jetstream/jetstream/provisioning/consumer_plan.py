@@ -9,15 +9,13 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.provisioning.consumer_order import in_accepted_order
 from airflow_provider_jetstream.jetstream.provisioning.migration_plan import ConsumerChanges
 from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
-from airflow_provider_jetstream.jetstream.provisioning.plan import consumer_step, undeclared_consumer_steps
+from airflow_provider_jetstream.jetstream.provisioning.plan import Step, consumer_step
 from airflow_provider_jetstream.jetstream.queue.declaration import mover_consumer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.contract import Reserved
-    from airflow_provider_jetstream.jetstream.provisioning.plan import Step
     from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -55,7 +53,6 @@ async def work_queue_consumer_steps(
     queue: WorkQueue,
     declared: Mapping[str, dict[str, Any]],
     configs: Mapping[str, dict[str, Any]],
-    reserved: tuple[Reserved, ...],
     stored: tuple[str, ...],
     *,
     migrate: bool,
@@ -64,11 +61,10 @@ async def work_queue_consumer_steps(
 
     :param declared: the declared configurations by name
     :param configs: the server's configurations by name
-    :param reserved: the subjects of the stream that no consumer may have
     :param stored: the subjects that the stream stores
     :param migrate: whether consumers may hand jobs over to others
     """
-    changes = ConsumerChanges(connection, queue, declared, configs, reserved)
+    changes = ConsumerChanges(connection, queue, declared, configs)
     existing = changes.existing
     migrations = await changes.migrations()
     has_partitions = any(consumer.partition is not None for consumer in queue.consumers)
@@ -76,7 +72,7 @@ async def work_queue_consumer_steps(
     declared_steps: list[Step] = []
     undeclared_steps: list[Step] = []
     for name, config in declared.items():
-        step = consumer_step(queue.name, existing.get(name), config, reserved, resized.get(name), stored)
+        step = consumer_step(queue.name, existing.get(name), config, resized.get(name), stored)
         step = replace(step, blocked=(*step.blocked, *[reason async for reason in changes.lost_jobs(name)]))
         if migration := migrations.pop(name, None):
             step = await changes.migration_step(name, migration, step, migrate=migrate)
@@ -84,8 +80,8 @@ async def work_queue_consumer_steps(
     for name, config in existing.items():
         if migration := migrations.get(name):
             undeclared_steps.append(await changes.migration_step(name, migration, None, migrate=migrate))
-        elif name not in declared:
-            undeclared_steps += undeclared_consumer_steps(queue.name, config, reserved, resized.get(name))
+        elif name not in declared and (blocker := resized.get(name)):
+            undeclared_steps.append(Step("consumer", f"{queue.name}/{name}", "keep", dict(config), (), (blocker,)))
     return in_accepted_order([*declared_steps, *undeclared_steps], configs)
 
 

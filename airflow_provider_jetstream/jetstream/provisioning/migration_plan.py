@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.contract import Reserved
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _UNFILTERED = (">",)
@@ -68,7 +67,6 @@ class ConsumerChanges:
 
     :param declared: the declared configurations by name
     :param existing: the server's configurations by name
-    :param reserved: the subjects of the stream that no consumer may have
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class ConsumerChanges:
         queue: WorkQueue,
         declared: Mapping[str, dict[str, Any]],
         existing: Mapping[str, dict[str, Any]],
-        reserved: tuple[Reserved, ...],
     ) -> None:
         self._connection = connection
         self._queue = queue
@@ -90,7 +87,6 @@ class ConsumerChanges:
         self._changed = [
             name for name, target in self._targets.items() if sorted(target) != sorted(self._filters.get(name, ()))
         ]
-        self._excluded = tuple(reserved.subjects for reserved in reserved)
         self._jobs: dict[str, Counter[str]] = {}
         self._scheduled: Counter[str] | None = None
 
@@ -161,7 +157,7 @@ class ConsumerChanges:
         # Without a filter of its own it has the subjects of the queue's jobs.
         divided = () if name in self._targets else tuple(self._queue.subjects) if own == _UNFILTERED else own
         jobs = sum(n for subject, n in (await self._stored(name)).items() if covered_by_any(given, subject))
-        return Migration(receivers, tuple(filters), (*others, *self._excluded), divided, jobs)
+        return Migration(receivers, tuple(filters), tuple(others), divided, jobs)
 
     async def _undeclared_step(self, name: str, migration: Migration) -> Step:
         existing, label = self.existing[name], f"{self._queue.name}/{name}"
@@ -217,8 +213,8 @@ class ConsumerChanges:
         return self._scheduled
 
     async def _count(self, subject: str) -> Counter[str]:
-        counts = {name: count async for name, count in subject_counts(self._connection, self._queue.name, subject)}
-        return Counter({name: count for name, count in counts.items() if not covered_by_any(self._excluded, name)})
+        counts = subject_counts(self._connection, self._queue.name, subject)
+        return Counter({name: count async for name, count in counts})
 
 
 def dead_letters_text(count: int) -> str:

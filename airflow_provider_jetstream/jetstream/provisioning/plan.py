@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_provider_jetstream.jetstream.client.subjects import overlaps
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.differences import (
     Difference,
@@ -20,9 +19,8 @@ from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_f
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.contract import Reserved
     from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -159,7 +157,6 @@ def consumer_step(
     stream: str,
     existing: Mapping[str, Any] | None,
     declared: dict[str, Any],
-    reserved: Iterable[Reserved] = (),
     resize_blocker: str | None = None,
     stored: Sequence[str] = (),
 ) -> Step:
@@ -167,12 +164,11 @@ def consumer_step(
 
     :param existing: the server's configuration, if it has the consumer
     :param declared: the declared fields
-    :param reserved: the subjects of the stream that no consumer may have
     :param resize_blocker: why this number of partitions is impossible now
     :param stored: the subjects that the stream stores; none where its filters aren't compared with them
     """
     name = f"{stream}/{declared['name']}"
-    blocked = [*_reserved_blockers(declared, reserved), *([resize_blocker] if resize_blocker else [])]
+    blocked = [resize_blocker] if resize_blocker else []
     blocked += outside_filters(stream, declared["name"], filter_subjects(declared), stored)
     if existing is None:
         return Step("consumer", name, "create", declared, blocked=tuple(blocked))
@@ -189,19 +185,6 @@ def consumer_step(
     return Step("consumer", name, action, merged, differences, tuple(blocked))
 
 
-def undeclared_consumer_steps(
-    stream: str, existing: Mapping[str, Any], reserved: Iterable[Reserved], resize_blocker: str | None = None
-) -> tuple[Step, ...]:
-    """Return a blocked step for an undeclared consumer that conflicts with the declaration; none for any other.
-
-    :param existing: the server's configuration of the consumer
-    :param reserved: the subjects of the stream that no consumer may have
-    :param resize_blocker: why it can't stay as one of more partitions than are declared
-    """
-    blocked = (*_reserved_blockers(existing, reserved), *([resize_blocker] if resize_blocker else []))
-    return (Step("consumer", f"{stream}/{existing['name']}", "keep", dict(existing), (), blocked),) if blocked else ()
-
-
 def job_count(count: int) -> str:
     """Return a number of jobs as text."""
     return "1 job" if count == 1 else f"{count} jobs"
@@ -211,14 +194,6 @@ def listed(names: Sequence[str], shown: int = 4) -> str:
     """Return names as text: the first few, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
-
-
-def _reserved_blockers(consumer: Mapping[str, Any], reserved: Iterable[Reserved]) -> Iterator[str]:
-    filters = [consumer.get("filter_subject"), *(consumer.get("filter_subjects") or ())]
-    for subject in [subject for subject in filters if subject] or [">"]:
-        for excluded in reserved:
-            if overlaps(subject, excluded.subjects):
-                yield f"its filter {subject} includes {excluded.what} ({excluded.subjects}): give it a narrower filter"
 
 
 def _unfed(config: Mapping[str, Any]) -> Iterator[str]:

@@ -27,7 +27,6 @@ from airflow_provider_jetstream.jetstream.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.contract import Reserved
     from airflow_provider_jetstream.jetstream.queue.declaration import (
         Archive,
         Audit,
@@ -67,9 +66,6 @@ class StreamFields(Protocol):
     def fed_by_others(self) -> bool:
         """Whether it may do without subjects, since other streams feed it."""
 
-    def captured_subjects(self) -> tuple[str, ...]:
-        """Return the subjects of the stream on the server."""
-
 
 class QueueFields(StreamFields, Protocol):
     """The fields of a queue's declaration that the checks and the lint read."""
@@ -79,7 +75,6 @@ class QueueFields(StreamFields, Protocol):
     events: Events | None
     archive: Archive | None
     audit: Audit | None
-    atomic_redrive: bool
     schedules: Schedules | None
     execute_at_header: bool
     advisory_subjects: tuple[str, ...]
@@ -93,21 +88,17 @@ class QueueFields(StreamFields, Protocol):
     def companions(self) -> tuple[Stream, ...]:
         """Return the declared streams around the queue."""
 
-    def reserved_subjects(self) -> tuple[Reserved, ...]:
-        """Return the subjects of the stream that aren't for jobs."""
-
 
 def queue_problems(queue: QueueFields) -> list[str]:
     """Return a sentence for each thing that makes a queue unusable; its consumers are checked by themselves."""
     problems = list(_stream_problems(queue))
     problems += _filter_problems(queue)
-    problems += _reserved_problems(queue)
     problems += _schedule_problems(queue)
     for stream in queue.companions():
         problems += _stream_problems(stream)
     streams: tuple[StreamFields, ...] = (queue, *queue.companions())
-    for one, other in combinations([(stream, stream.captured_subjects()) for stream in streams], 2):
-        problems += _pair_problems(*one, *other)
+    for one, other in combinations(streams, 2):
+        problems += _pair_problems(one, other)
     for companion, subject, harm in (
         (queue.dead_letters, f"{MAX_DELIVERIES}.{queue.name}.*", "dead letters would go unseen"),
         (queue.events, completion_filter(queue.name), "the ends of jobs would not be stored"),
@@ -156,23 +147,6 @@ def _filter_problems(queue: QueueFields) -> Iterator[str]:
                     f"the filters {left} (consumer {ours.name}) and {right} (consumer {theirs.name}) overlap: in a work"
                     " queue every job has one consumer; make them disjoint"
                 )
-
-
-def _reserved_problems(queue: QueueFields) -> Iterator[str]:
-    for reserved, what, flag in queue.reserved_subjects():
-        for subject in queue.subjects:
-            if overlaps(subject, reserved):
-                yield (
-                    f"subject {subject} of stream {queue.name} overlaps {reserved}, which is for {what}: narrow it, or"
-                    f" drop {flag}"
-                )
-        for consumer in queue.consumers:
-            for subject in consumer.filter_subjects:
-                if overlaps(subject, reserved):
-                    yield (
-                        f"filter {subject} of consumer {consumer.name} would deliver {what} ({reserved}) as jobs:"
-                        f" narrow it, or drop {flag}"
-                    )
 
 
 def _schedule_problems(queue: QueueFields) -> Iterator[str]:
@@ -229,12 +203,10 @@ def _header_problems(stream: StreamFields) -> Iterator[str]:
         )
 
 
-def _pair_problems(
-    one: StreamFields, subjects: tuple[str, ...], other: StreamFields, other_subjects: tuple[str, ...]
-) -> Iterator[str]:
+def _pair_problems(one: StreamFields, other: StreamFields) -> Iterator[str]:
     if one.name == other.name:
         yield f"the {one.kind} and the {other.kind} are both named {one.name}: each needs its own stream"
-    for ours, theirs in overlapping_pairs(subjects, other_subjects):
+    for ours, theirs in overlapping_pairs(one.subjects, other.subjects):
         yield (
             f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one stream per"
             " subject"

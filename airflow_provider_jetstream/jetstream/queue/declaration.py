@@ -84,11 +84,8 @@ class Consumer(Declaration):
     def _problems(self) -> list[str]:
         return consumer_problems(self)
 
-    def config(self, default_filters: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Return the consumer's configuration as JetStream's JSON: what is declared, and what a work queue needs.
-
-        :param default_filters: the filters of a consumer that declares none
-        """
+    def config(self) -> dict[str, Any]:
+        """Return the consumer's configuration as JetStream's JSON: what is declared, and what a work queue needs."""
         config: dict[str, Any] = {
             "durable_name": self.name,
             "name": self.name,
@@ -97,7 +94,7 @@ class Consumer(Declaration):
             "replay_policy": "instant",
             "max_deliver": self.max_deliver,
         }
-        filters = self.filter_subjects or default_filters
+        filters = self.filter_subjects
         if len(filters) == 1:
             config["filter_subject"] = filters[0]
         elif filters:

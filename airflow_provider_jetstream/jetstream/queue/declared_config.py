@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.subjects import overlaps
-from airflow_provider_jetstream.jetstream.contract import Reserved, archive_filter, reserved_subjects
+from airflow_provider_jetstream.jetstream.contract import archive_filter
 from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMITS
-from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,40 +50,12 @@ def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) 
     elif existing.get("subject_delete_marker_ttl"):
         # With it the server allows roll-ups.
         declared["subject_delete_marker_ttl"] = None
-    reserved = [reserved.subjects for reserved in reserved_subjects_in_use(queue, existing)]
-    declared["subjects"] = [*queue.subjects, *reserved]
     republish = (existing or {}).get("republish") or {}
     if queue.archive_disabled and republish.get("dest") == archive_filter(queue.name):
         declared["republish"] = None
     return declared
 
 
-def reserved_subjects_in_use(queue: WorkQueue, existing: Mapping[str, Any] | None) -> tuple[Reserved, ...]:
-    """Return the subjects of a queue that aren't for jobs: those declared now, or once.
-
-    A queue that no longer declares them keeps them: a stored marker still prevents a second redrive of its dead letter.
-
-    :param existing: the server's configuration, if it has the stream
-    """
-    captured = (existing or {}).get("subjects") or ()
-    return tuple(
-        reserved
-        for reserved in reserved_subjects(queue.name)
-        if getattr(queue, reserved.flag)
-        or (
-            reserved.subjects in captured
-            and not any(overlaps(subject, reserved.subjects) for subject in queue.subjects)
-        )
-    )
-
-
-def declared_consumers(
-    queue: WorkQueue, reserved: tuple[Reserved, ...], existing: Mapping[str, Any] | None
-) -> dict[str, dict[str, Any]]:
-    """Return the declared configurations of a work queue's consumers by name.
-
-    :param reserved: the subjects of the stream that no consumer may have
-    :param existing: the server's configuration of the stream, if it has it
-    """
-    default_filters = stored_subjects({**(existing or {}), "subjects": queue.subjects}) if reserved else ()
-    return {consumer.name: consumer.config(default_filters) for consumer in queue.consumers}
+def declared_consumers(queue: WorkQueue) -> dict[str, dict[str, Any]]:
+    """Return the declared configurations of a work queue's consumers by name."""
+    return {consumer.name: consumer.config() for consumer in queue.consumers}

@@ -20,7 +20,6 @@ from airflow_provider_jetstream.jetstream.contract import (
     companion_filter,
     completion_filter,
     redrive_consumer,
-    reserved_subjects,
     schedule_filter,
     schedules_stream,
 )
@@ -106,11 +105,6 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     """
     config = (await stream_info(connection, name))["config"]
     check_work_queue(config)
-    subjects = list(config.get("subjects") or [])
-    enabled = {"atomic_redrive": config.get("allow_atomic") and config.get("allow_msg_ttl")}
-    reserved = [
-        reserved for reserved in reserved_subjects(name) if enabled[reserved.flag] and reserved.subjects in subjects
-    ]
     events = _companion(Events, await _capturing(connection, completion_filter(name)))
     companions = {
         "dead_letters": await _dead_letters(connection, name),
@@ -122,10 +116,9 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     companions["schedules"] = _companion(Schedules, schedules_stream(overlapping, name))
     return WorkQueue(
         **_fields(Stream, config)
-        | {"subjects": [subject for subject in subjects if subject not in {own.subjects for own in reserved}]}
+        | {"subjects": list(config.get("subjects") or [])}
         | {"consumers": await _consumers(connection, name, events)}
         | {"advisory_subjects": discovered_advisory_subjects((events or {}).get("subjects", ()))}
-        | {own.flag: True for own in reserved}
         | companions
     )
 

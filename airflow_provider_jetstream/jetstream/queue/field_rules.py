@@ -347,7 +347,7 @@ def _markers(facts: Facts) -> str | None:
 
 
 def _own_age(facts: Facts) -> str | None:
-    if not facts.get("allow_msg_ttl") or facts.get("allow_atomic"):
+    if not facts.get("allow_msg_ttl"):
         return None
     return (
         f"{facts.name} lets jobs bring their own age limit (Nats-TTL), which their copies in an archive have, too: one"

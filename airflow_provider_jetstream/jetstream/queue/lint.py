@@ -38,7 +38,6 @@ def queue_warnings(queue: QueueFields) -> list[QueueWarning]:
         *event_warnings(queue),
         *end_evidence_warnings(queue),
         *archive_warnings(queue),
-        *_feature_warnings(queue),
         *_execute_at_warnings(queue),
     ]
 
@@ -69,12 +68,3 @@ def _execute_at_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
                 f"execute_at_header: a job that waits for its time counts as in flight, so consumer {consumer.name}"
                 f" delivers nothing else while as many wait as max_ack_pending allows ({allowed})",
             )
-
-
-def _feature_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
-    if queue.atomic_redrive:
-        yield QueueWarning(
-            "atomic-redrive",
-            "atomic_redrive leaves a marker in the queue for a day for each redriven letter: markers count towards"
-            " max_msgs and max_bytes",
-        )

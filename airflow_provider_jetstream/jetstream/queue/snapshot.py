@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_con
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, list_streams, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
-from airflow_provider_jetstream.jetstream.contract import companion_filter, marker_filter, reserved_subjects
+from airflow_provider_jetstream.jetstream.contract import companion_filter
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.census import take_census
 from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState, consumer_state, filter_subjects
@@ -72,7 +72,7 @@ class QueueSnapshot:
         """The stream's STREAM.INFO, as far as it is known."""
         return {**self.reported, "config": self.config, "state": self.state}
 
-    # Read for every dead letter, as whether markers are captured.
+    # Read for every dead letter.
     @cached_property
     def created_at(self) -> datetime:
         """When the stream was created."""
@@ -88,11 +88,6 @@ class QueueSnapshot:
         """The sequence above which jobs that are done may be stored still, if there is one."""
         floors = (consumer.held_above for consumer in self.consumers.values())
         return min((floor for floor in floors if floor is not None), default=None)
-
-    @cached_property
-    def captures_markers(self) -> bool:
-        """Whether atomic redrives leave markers in the queue."""
-        return covered_by_any(tuple(self.config.get("subjects") or ()), marker_filter(self.queue))
 
     @property
     def empty_companions(self) -> frozenset[str]:
@@ -294,7 +289,6 @@ async def _count_between_reads(
 
 async def _count_jobs(connection: Connection, queue: str, consumers: Mapping[str, Mapping[str, Any]]) -> _JobCounts:
     filters = {name: filter_subjects(info["config"]) for name, info in consumers.items()}
-    reserved = [reserved.subjects for reserved in reserved_subjects(queue)]
     counts: _JobCounts | None = None
     seen = 0
     async for info, subjects in _subject_pages(connection, queue):
@@ -303,7 +297,7 @@ async def _count_jobs(connection: Connection, queue: str, consumers: Mapping[str
             names = [name for name, patterns in filters.items() if covered_by_any(patterns, subject)]
             for name in names:
                 counts.stored[name] += count
-            if not names and not covered_by_any(reserved, subject):
+            if not names:
                 counts.unconsumed[subject] = count
             seen += 1
             if seen % _SUBJECTS_AT_ONCE == 0:

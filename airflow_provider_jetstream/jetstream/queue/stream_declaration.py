@@ -113,10 +113,6 @@ class Stream(Declaration):
         """Whether it may do without subjects, since other streams feed it."""
         return False
 
-    def captured_subjects(self) -> tuple[str, ...]:
-        """Return the subjects of the stream on the server: those declared, and those that its features add."""
-        return self.subjects
-
     def config(self) -> dict[str, Any]:
         """Return what is declared of the stream's configuration, as JetStream's JSON."""
         declared = {field: getattr(self, field) for field in Stream.model_fields}
@@ -124,10 +120,19 @@ class Stream(Declaration):
         # Users write -1 for no limit; the server answers with 0.
         if config.get("max_age") == -1:
             config["max_age"] = 0
-        return config | {"subjects": list(self.captured_subjects()), "retention": self._retention()}
+        return config | {"subjects": list(self.subjects), "retention": self._retention()}
 
     def _retention(self) -> str:
         return "limits"
+
+
+# Fields of earlier declarations.
+_REMOVED = {
+    "atomic_redrive": (
+        "no such field any more: leave it out, and declare an archive (the default beside dead_letters), with which a"
+        " redrive by copy repeats no letter either"
+    ),
+}
 
 
 def _problem_texts(error: ValidationError) -> list[str]:
@@ -138,7 +143,7 @@ def _problem_texts(error: ValidationError) -> list[str]:
         if isinstance(cause, QueueDeclarationError):
             texts = list(cause.problems)
         elif problem["type"] == "extra_forbidden":
-            texts = ["no such field: check its spelling, it is JetStream's own name"]
+            texts = [_REMOVED.get(field) or "no such field: check its spelling, it is JetStream's own name"]
         else:
             texts = problem["msg"].removeprefix("Value error, ").split("\n")
         problems += [f"{field}: {text}" if field else text for text in texts]

@@ -24,7 +24,6 @@ from airflow_provider_jetstream.jetstream.queue.declared_config import (
     declared_companion_config,
     declared_consumers,
     declared_queue_config,
-    reserved_subjects_in_use,
 )
 from airflow_provider_jetstream.jetstream.queue.differences import consumer_differences, stream_differences
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
@@ -64,7 +63,6 @@ _EFFECTS: Final[Mapping[tuple[str, str], str]] = {
     ("queue", "republish"): "jobs have no copy in the archive: what is terminated or deleted takes its body with it",
     ("queue", "duplicate_window"): "a job that is published again after that is stored twice",
     ("queue", "allow_rollup_hdrs"): "a message with Nats-Rollup deletes jobs",
-    ("queue", "allow_atomic"): "redrives can't be atomic",
     ("dead letter queue", "republish"): "which entries its handlers have handled isn't known",
     ("dead letter queue", "metadata"): "tools don't find it as a dead letter queue",
     ("consumer", "max_deliver"): "which jobs become dead letters, and when, is another matter",
@@ -184,7 +182,7 @@ class _Differences:
         self.compared: dict[str, tuple[str, Mapping[str, Any]]] = {}
         self.of: dict[str, dict[str, str]] = {}
         own = (streams.get(queue.name) or {}).get("config")
-        ignored = _NOT_COMPARED if queue.atomic_redrive else _NOT_COMPARED | {"allow_atomic"}
+        ignored = _NOT_COMPARED | {"allow_atomic"}
         if own:
             declared = declared_queue_config(queue, own)
             self._add(queue.name, "queue", queue.name, streams[queue.name], stream_differences(own, declared), ignored)
@@ -193,7 +191,7 @@ class _Differences:
                 declared = declared_companion_config(queue, companion, info["config"])
                 found = stream_differences(info["config"], declared)
                 self._add(companion.name, companion.kind, companion.name, info, found, ignored)
-        configs = declared_consumers(queue, reserved_subjects_in_use(queue, own), own)
+        configs = declared_consumers(queue)
         for name, declared in configs.items():
             if info := consumers.get(name):
                 found = consumer_differences({"name": name, **info["config"]}, declared)

@@ -10,11 +10,9 @@ from pydantic import field_validator, model_validator
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
-    Reserved,
     archive_filter,
     dead_letter_subjects,
     due_subject,
-    reserved_subjects,
     schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
@@ -65,8 +63,6 @@ class WorkQueue(Stream):
     :param archive: the stream of copies of all jobs, or its name; ``True`` for one of the default name, ``False`` for
         none. By default, a queue with dead letters has one
     :param audit: the stream that records what was done to dead letters; declared as ``archive`` is
-    :param atomic_redrive: whether dead letters are redriven in atomic batches, which no crash can repeat; needs server
-        2.12.1, and a marker in the queue for one day for each redriven letter
     :param schedules: the stream of jobs that are published later, or its name; ``True`` for one of the default name.
         ``None``: jobs can't be scheduled. Needs server 2.12, and a mover (``jetstream-queue schedules run``)
     :param execute_at_header: whether workers of this package start a job with the header ``X-Execute-At`` only at that
@@ -85,7 +81,6 @@ class WorkQueue(Stream):
     events: Events | None = None
     archive: Archive | None = None
     audit: Audit | None = None
-    atomic_redrive: bool = False
     schedules: Schedules | None = None
     execute_at_header: bool = False
     advisory_subjects: tuple[str, ...] = ()
@@ -162,22 +157,12 @@ class WorkQueue(Stream):
         """Return the names of :meth:`companions`, in their order."""
         return tuple(stream.name for stream in self.companions())
 
-    def captured_subjects(self) -> tuple[str, ...]:
-        """Return the subjects of the stream on the server: those of jobs, and those that its features reserve."""
-        return (*self.subjects, *(reserved.subjects for reserved in self.reserved_subjects()))
-
-    def reserved_subjects(self) -> tuple[Reserved, ...]:
-        """Return the subjects of the stream that aren't for jobs: those of the declared features."""
-        return tuple(reserved for reserved in reserved_subjects(self.name) if getattr(self, reserved.flag))
-
     def config(self) -> dict[str, Any]:
         """Return what is declared of the stream's configuration, as JetStream's JSON."""
         config = super().config()
         if self.archive:
-            # With a narrower source, an archive would refuse atomic redrives: it refuses a batch that isn't complete.
+            # With a narrower source, an archive would refuse a batch of a publisher that isn't complete there.
             config["republish"] = {"src": ">", "dest": archive_filter(self.name)}
-        if self.atomic_redrive:
-            config |= {"allow_atomic": True, "allow_msg_ttl": True}
         return config
 
     def new_archive_limits(self) -> dict[str, int]:

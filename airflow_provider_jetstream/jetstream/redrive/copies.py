@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, TypeAlias
-from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
-from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_message
-from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store_each
 from airflow_provider_jetstream.jetstream.client.store_once import store_once
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
-    marker_subject,
     parked_filter,
     parked_subject,
 )
@@ -32,16 +27,13 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
-    BATCH_COMMIT,
-    BATCH_LETTERS,
-    batch_headers,
     check_size,
     check_subject,
     parked_headers,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.audit.intent import Target
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -49,12 +41,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
 
-_MARKER_TTL = "24h"
 # The archive stores a copy a moment after the stream has stored the message.
 _ARCHIVE_DELAY = 0.2
-_BATCH_BYTES = 8 * 2**20
-_WRONG_LAST_SEQUENCE = 10071
-_DUPLICATE_IN_BATCH = 10201
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +60,11 @@ Answer: TypeAlias = "int | IdTaken | JetStreamProviderError"
 
 
 async def store_jobs(connection: Connection, jobs: Sequence[RedrivenJob], target: Target) -> list[Answer]:
-    """Store new jobs, each with a marker or by itself as it was built.
+    """Store new jobs; a repeat within the duplicate window is dropped by the server.
 
     :param jobs: the new jobs in the order in which they are stored
     :param target: the stream that is to store them, and its archive
     """
-    stored: list[Answer] = []
-    for marked, group in groupby(jobs, key=lambda job: job.marked):
-        stored += await (_store_with_markers if marked else _store_copies)(connection, list(group), target)
-    return stored
-
-
-async def _store_copies(connection: Connection, jobs: Sequence[RedrivenJob], target: Target) -> list[Answer]:
-    """Store new jobs; a repeat within the duplicate window is dropped by the server."""
     messages = [(job.subject, job.content.body) for job in jobs]
     answers = await store_each(connection, messages, [job.headers for job in jobs])
     stored: list[Answer] = []
@@ -131,23 +111,6 @@ async def _archived(connection: Connection, target: Target, sequence: int) -> St
     return None
 
 
-async def _store_with_markers(connection: Connection, jobs: Sequence[RedrivenJob], target: Target) -> list[Answer]:
-    """Store new jobs, each together with a marker, all or nothing: a repeat at any time finds the marker.
-
-    Protocol: atomic batch publishing, NATS ADR-50. Where the server refuses a batch, each job is stored by itself.
-    """
-    stored: list[Answer] = []
-    for batch in _batches(jobs):
-        try:
-            last = await _store_batch(connection, batch)
-        except (ApiError, TransientError):
-            stored += [await _store_with_marker(connection, job, target) for job in batch]
-        else:
-            # The server stores a batch in consecutive sequences.
-            stored += range(last - 2 * (len(batch) - 1), last + 1, 2)
-    return stored
-
-
 def _stored_sequence(job: RedrivenJob, answer: PubAck | ApiError | TransientError) -> int | JetStreamProviderError:
     """Return the stream sequence of a copy, or why it isn't known to be stored."""
     letter = job.letter
@@ -163,76 +126,6 @@ def _stored_sequence(job: RedrivenJob, answer: PubAck | ApiError | TransientErro
     if answer.sequence == letter.sequence and job.stream == letter.death.stream:
         return RedriveError(f"the server took the copy for the original (sequence {letter.sequence})")
     return answer.sequence
-
-
-async def _store_with_marker(connection: Connection, job: RedrivenJob, target: Target) -> Answer:
-    letter = job.letter
-    try:
-        # Reading the marker costs much less than a batch that the server refuses.
-        if copy := await _marked_copy(connection, letter):
-            return copy
-        # There may be a message on the subject that is no marker.
-        last = await read_message(connection, letter.death.stream, {"last_by_subj": _letter_marker(letter)})
-        return await _store_batch(connection, [job], after=last.sequence if last else 0)
-    except ApiError as error:
-        return await _explain(connection, job, error, target)
-    except TransientError as error:
-        return error
-
-
-async def _explain(connection: Connection, job: RedrivenJob, error: ApiError, target: Target) -> Answer:
-    if error.err_code == _DUPLICATE_IN_BATCH:
-        # Stored without a marker, before the queue allowed batches; or somebody else has used its id.
-        return (await _store_copies(connection, [job], target))[0]
-    refused = RedriveError(_refused(job, error))
-    if error.err_code != _WRONG_LAST_SEQUENCE:
-        return refused
-    try:
-        return await _marked_copy(connection, job.letter) or refused
-    except TransientError as unknown:
-        return unknown
-
-
-async def _marked_copy(connection: Connection, letter: DeadLetter) -> int | None:
-    """Return the sequence of a letter's new job if it has a marker: the server stores the job right behind it."""
-    marker = await last_message(connection, letter.death.stream, _letter_marker(letter))
-    return marker.sequence + 1 if marker else None
-
-
-async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob], *, after: int = 0) -> int:
-    batch, last = uuid4().hex, 2 * len(jobs)
-    for position, job in enumerate(jobs):
-        expectations = [("Nats-Expected-Last-Subject-Sequence", str(after)), ("Nats-TTL", _MARKER_TTL)]
-        marked = Headers([*expectations, *batch_headers(batch, 2 * position + 1)])
-        await connection.publish(_letter_marker(job.letter), _marker_body(job.letter), marked)
-        headers = Headers([*job.headers.items(), *batch_headers(batch, 2 * position + 2)])
-        if 2 * position + 2 < last:
-            await connection.publish(job.subject, job.content.body, headers)
-            continue
-        commit = Headers([*headers.items(), BATCH_COMMIT])
-        return (await store(connection, job.subject, job.content.body, commit)).sequence
-    raise ValueError("expected jobs to store, found none")
-
-
-def _batches(jobs: Sequence[RedrivenJob]) -> Iterator[list[RedrivenJob]]:
-    batch: list[RedrivenJob] = []
-    size = 0
-    for job in jobs:
-        if batch and (len(batch) == BATCH_LETTERS or size + len(job.content.body) > _BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(job)
-        size += len(job.content.body)
-    if batch:
-        yield batch
-
-
-def _letter_marker(letter: DeadLetter) -> str:
-    return marker_subject(letter.death.stream, letter.sequence)
-
-
-def _marker_body(letter: DeadLetter) -> bytes:
-    return json.dumps({"stream": letter.death.stream, "sequence": letter.sequence}).encode()
 
 
 def _refused(job: RedrivenJob, error: ApiError) -> str:

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.jetstream.contract import marker_subject, parked_subject
+from airflow_provider_jetstream.jetstream.contract import parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.stream_room import (
@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.queue.stream_room import (
     per_subject_limit,
     stored_size,
 )
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import batch_headers_size, parked_headers
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import parked_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,12 +65,12 @@ class CopyRoom:
             room = StreamRoom.of(await stream_info(self._connection, queue))
             problem = ""
             for job in jobs:
-                messages, size = copied_messages(job)
-                problem = problem or room.problem(messages, size)
+                size = _copy_size(job)
+                problem = problem or room.problem(1, size)
                 if problem:
                     no_room[job.letter.sequence] = _no_room(queue, job.letter, problem)
                 else:
-                    room.take(messages, size)
+                    room.take(1, size)
         if jobs and (limit := per_subject_limit(self._config)):
             no_room |= await self._beyond_subjects(jobs, limit)
         return no_room
@@ -132,14 +132,8 @@ class CopyRoom:
         return is_stored_there and oldest is not None and oldest.sequence == letter.sequence
 
 
-def copied_messages(job: RedrivenJob) -> tuple[int, int]:
-    """Return how many messages a copy is stored as, its marker included, and at most how many bytes they take."""
-    size = stored_size(job.subject, job.headers, job.content.body)
-    if not job.marked:
-        return 1, size
-    marker = stored_size(marker_subject(job.letter.death.stream, job.letter.sequence), {}, b"")
-    # The marker's own headers, an expectation and an age limit, take less than the batch's.
-    return 2, size + marker + 3 * batch_headers_size()
+def _copy_size(job: RedrivenJob) -> int:
+    return stored_size(job.subject, job.headers, job.content.body)
 
 
 def take_room(room: StreamRoom, job: RedrivenJob) -> None:
@@ -148,10 +142,10 @@ def take_room(room: StreamRoom, job: RedrivenJob) -> None:
     :raises RedriveError: the queue would drop a job for it
     """
     letter = job.letter
-    messages, size = copied_messages(job)
-    if problem := room.problem(messages, size):
+    size = _copy_size(job)
+    if problem := room.problem(1, size):
         raise RedriveError(_no_room(job.stream, letter, problem))
-    room.take(messages, size)
+    room.take(1, size)
     if letter.source == BodySource.QUEUE and letter.death.stream == job.stream:
         room.take(-1, -stored_size(letter.subject, Headers(letter.headers), letter.body))
 
@@ -178,8 +172,7 @@ def require_room_for_all(
     for room in rooms:
         limit = room.config.get("max_msg_size", -1)
         size = limit if 0 < limit < largest else largest
-        # A marker beside each copy at most.
-        if problem := room.problem(2 * letters, 2 * letters * size):
+        if problem := room.problem(letters, letters * size):
             raise RedriveRequestError(
                 f"expected room for the copies of up to {letters} letters, found otherwise ({problem}):"
                 f" {room.config['name']} would drop its oldest messages for them; redrive without Spark, which stores"

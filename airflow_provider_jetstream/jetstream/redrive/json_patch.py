@@ -1,27 +1,18 @@
-"""A change of many letters, declared as a JSON Patch (RFC 6902)."""
+"""A change of many letters, declared as a JSON Patch (RFC 6902), which the library ``jsonpatch`` applies.
+
+Numbers keep their text: ``1.10``, ``1E400`` and numbers of any length are as they were. White space isn't kept.
+"""
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.json_text import (
-    Array,
-    Node,
-    Object,
-    Scalar,
-    compacted,
-    json_text,
-    parse_json,
-)
 from airflow_provider_jetstream.jetstream.task_values import TaskValue
-
-if TYPE_CHECKING:
-    from jsonpatch import JsonPatch as LibraryPatch
 
 MOST_OPERATIONS: Final = 100
 # The record of a redrive, which is stored again and again, holds the patch.
@@ -30,7 +21,8 @@ LONGEST_PATCH: Final = 16 * 1024
 LARGEST_BODY: Final = 1024 * 1024
 # What a patch may make of it. What an operation adds counts even where a later one removes it again.
 LARGEST_RESULT: Final = 2 * LARGEST_BODY
-_MOST_VALUES: Final = 100_000
+# Deeper ones are refused: what writes them calls itself for each level.
+MOST_LEVELS: Final = 100
 # What each operation needs beside its path.
 _NEEDED: Final = {
     **dict.fromkeys(("add", "replace", "test"), "value"),
@@ -38,15 +30,115 @@ _NEEDED: Final = {
     "remove": None,
 }
 _UNTOUCHED = "the letter is untouched"
-_TOO_LARGE = f"the patched body would have more than {LARGEST_RESULT} bytes"
+
+
+class _Number:
+    """A number of JSON, as it is written: equal to another one of the same value."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Number) and (self.text == other.text or self._value() == other._value())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _value(self) -> Decimal | str:
+        try:
+            return Decimal(self.text)
+        except InvalidOperation:
+            # Its exponent is beyond what decimals have.
+            return self.text
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text; each number in it has its text.
+
+    :raises ValueError: it isn't JSON, an object has two members of one name, or it has too many levels
+    """
+    try:
+        return json.loads(
+            text, object_pairs_hook=_object, parse_int=_Number, parse_float=_Number, parse_constant=_constant
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected JSON, found something else at character {error.pos}") from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in members:
+        if name in found:
+            # Programs differ in which of the two they read.
+            raise ValueError(f"expected each name of an object once, found {json.dumps(name)[:100]} twice")
+        found[name] = value
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"expected JSON, found {name}")
+
+
+def json_text(value: Any, indent: str | None = None) -> str:
+    """Return a parsed value as JSON.
+
+    :param indent: of a level, where each value has a line of its own
+    :raises ValueError: it has too many levels
+    """
+    parts: list[str] = []
+    _write(value, parts, 0, indent)
+    return "".join(parts)
+
+
+def _write(value: Any, parts: list[str], level: int, indent: str | None) -> None:
+    if isinstance(value, _Number):
+        parts.append(value.text)
+        return
+    if not isinstance(value, dict | list):
+        parts.append(_scalar(value))
+        return
+    if level >= MOST_LEVELS:
+        raise _too_deep()
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    line = "" if indent is None else f"\n{indent * (level + 1)}"
+    colon = ":" if indent is None else ": "
+    before = f"{opening}{line}"
+    for item in value:
+        parts.append(before)
+        if isinstance(value, dict):
+            parts.append(f"{_scalar(item)}{colon}")
+        _write(value[item] if isinstance(value, dict) else item, parts, level + 1, indent)
+        before = f",{line}"
+    if not value:
+        parts.append(opening)
+    elif indent is not None:
+        parts.append(f"\n{indent * level}")
+    parts.append(closing)
+
+
+def _scalar(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # Half a character can only be escaped.
+        return json.dumps(value)
+    return text
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"expected at most {MOST_LEVELS} levels of objects and arrays, found more")
 
 
 @dataclass(frozen=True, slots=True)
 class JsonPatch(TaskValue):
     """Operations on JSON bodies by RFC 6902: ``add``, ``remove``, ``replace``, ``move``, ``copy`` and ``test``.
 
-    What no operation addresses stays byte for byte. A body that lacks an addressed place, or fails a ``test``, isn't
-    changed at all, nor is one that isn't UTF-8 or JSON, or has an object with two members of one name.
+    Values that no operation addresses stay as they are. A body that lacks an addressed place, or fails a ``test``,
+    isn't changed at all, nor is one that isn't UTF-8 or JSON, or has an object with two members of one name.
 
     :param text: the operations as a JSON array, without white space
     :raises RedriveRequestError: it is none, or too long
@@ -55,7 +147,7 @@ class JsonPatch(TaskValue):
     text: str
 
     def __post_init__(self) -> None:
-        _operations(self.text)
+        _check(self.text)
 
     @classmethod
     def of(cls, source: object) -> JsonPatch:
@@ -75,12 +167,12 @@ class JsonPatch(TaskValue):
         if len(source) > 4 * LONGEST_PATCH:
             raise _too_long(len(source))
         try:
-            return cls(json_text(compacted(parse_json(source)[1])))
+            return cls(json_text(parse_json(source)))
         except ValueError as error:
-            raise RedriveRequestError(f"expected a JSON Patch, a JSON array of operations: {error}") from None
+            raise _no_patch(error) from None
 
     def patched(self, body: bytes) -> bytes:
-        """Return a body with the changes.
+        """Return a body with the changes; the same bytes where they change no value.
 
         :raises RedriveError: it can't be changed as the patch says, or only with more than that
         """
@@ -89,131 +181,71 @@ class JsonPatch(TaskValue):
                 f"expected a body of at most {LARGEST_BODY} bytes for the patch, found {len(body)}; {_UNTOUCHED}"
             )
         try:
-            before, value, after = parse_json(body.decode())
-            room = _Room(LARGEST_RESULT - len(body))
-            for number, operation in enumerate(_operations(self.text), 1):
-                value = _applied(operation, number, value, room)
-            return f"{before}{json_text(value, LARGEST_RESULT)}{after}".encode()
-        except OverflowError:
-            # White space around one value is repeated for each that is added beside it.
-            raise RedriveError(f"{_TOO_LARGE}; {_UNTOUCHED}") from None
+            value = parse_json(body.decode())
+            before, room = json_text(value), LARGEST_RESULT - len(body)
+            # Parsed for each body: what an operation adds becomes a part of it, and later ones change that.
+            for number, operation in enumerate(parse_json(self.text), 1):
+                value, room = _applied(operation, number, value, room)
+            after = json_text(value)
         except UnicodeDecodeError:
             raise RedriveError(
                 f"expected a body of JSON for the patch, found bytes that aren't UTF-8; {_UNTOUCHED}"
             ) from None
         except ValueError as error:
             raise RedriveError(f"the patch can't be applied to the body: {error}; {_UNTOUCHED}") from None
-        except RecursionError:
-            # Copied into itself again and again, a body is deeper than what copies it can be.
-            raise RedriveError(f"the patched body would have too many levels; {_UNTOUCHED}") from None
+        return body if after == before else after.encode()
 
 
-@dataclass(slots=True)
-class _Room:
-    """What operations may still add to a body.
-
-    :param size: in bytes
-    :param values: by copies, in values
-    """
-
-    size: int
-    values: int = _MOST_VALUES
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """One operation.
-
-    :param patch: with this operation only, so that an error is known to be about it
-    """
-
-    name: str
-    path: str
-    fields: dict[str, Any]
-    patch: LibraryPatch
-
-    def take_room(self, value: Node, room: _Room) -> None:
-        """Take the room of what the operation is about to add; what is copied is measured, and not copied.
-
-        :param value: the body that it is applied to
-        :raises OverflowError: there is less
-        :raises ValueError: a copy has too many values or levels
-        """
-        added = self.fields.get("value") if self.name in ("add", "replace") else None
-        if self.name == "copy":
-            from jsonpointer import JsonPointer
-
-            added = JsonPointer(self.fields["from"]).resolve(value)
-            room.values -= _count(added, room.values + 1)
-            if room.values < 0:
-                raise ValueError(f"the body would have more than {_MOST_VALUES} values")
-        if added is not None:
-            text = json_text(added, max(room.size - len(self.path), 0))
-            room.size -= len(text.encode("utf-8", "surrogatepass")) + len(self.path)
-
-    def applied(self, value: Node) -> Node:
-        """Return a body with the change."""
-        patch, added = self.patch, self.fields.get("value")
-        if isinstance(added, Object | Array):
-            # Some versions of jsonpatch add it without a copy: later operations would change it for all letters.
-            patch = type(patch)([self.fields | {"value": copy.deepcopy(added)}])
-        changed: Node = patch.apply(value, in_place=True)
-        return changed
-
-
-def _applied(operation: _Operation, number: int, value: Node, room: _Room) -> Node:
+def _applied(operation: dict[str, Any], number: int, value: Any, room: int) -> tuple[Any, int]:
+    """Return a body with one change, and how many bytes later ones may add; what is copied is measured before."""
+    from jsonpatch import JsonPatch as LibraryPatch
     from jsonpatch import JsonPatchException, JsonPatchTestFailed
-    from jsonpointer import JsonPointerException
+    from jsonpointer import JsonPointer, JsonPointerException
 
-    where = f"operation {number} of the patch, {operation.name} {operation.path or 'the whole body'}"
+    kind, path = operation["op"], operation["path"]
+    where = f"operation {number} of the patch, {kind} {path or 'the whole body'}"
     try:
-        operation.take_room(value, room)
-        return operation.applied(value)
+        added = JsonPointer(operation["from"]).resolve(value) if kind == "copy" else operation.get("value", "")
+        room -= len(json.dumps([path, added], default=_text_of))
+        if room < 0:
+            raise RedriveError(f"{where}: the patched body would have more than {LARGEST_RESULT} bytes; {_UNTOUCHED}")
+        return LibraryPatch([operation]).apply(value, in_place=True), room
     except JsonPatchTestFailed:
         # Without the value: letters are counted by this text, and it is stored where bodies aren't shown.
         raise RedriveError(f"{where}: the body has another value there, or none; {_UNTOUCHED}") from None
     except (JsonPatchException, JsonPointerException):
         raise RedriveError(f"{where}: the body has no such place; {_UNTOUCHED}") from None
-    except OverflowError:
-        raise RedriveError(f"{where}: {_TOO_LARGE}; {_UNTOUCHED}") from None
-    except ValueError as error:
-        raise RedriveError(f"{where}: {error}; {_UNTOUCHED}") from None
+    except RecursionError:
+        raise RedriveError(f"{where}: {_too_deep()}; {_UNTOUCHED}") from None
 
 
-def _count(value: Node, most: int) -> int:
-    """Return how many values there are in one, at most so many."""
-    count, waiting = 0, [value]
-    while waiting and count < most:
-        count += 1
-        item = waiting.pop()
-        if isinstance(item, Object):
-            waiting += item.values()
-        elif isinstance(item, Array):
-            waiting += item
-    return count
+def _text_of(number: Any) -> str:
+    return str(number.text)
 
 
 @lru_cache(maxsize=16)
-def _operations(text: str) -> tuple[_Operation, ...]:
+def _check(text: str) -> None:
+    """Refuse what is no patch.
+
+    :raises RedriveRequestError: it is none, or too long
+    """
     if len(text.encode("utf-8", "replace")) > LONGEST_PATCH:
         raise _too_long(len(text))
     try:
-        text.encode()
-        _, value, _ = parse_json(text)
-    except UnicodeEncodeError:
-        raise RedriveRequestError("expected a JSON Patch that is UTF-8, found half a character") from None
+        value = parse_json(text)
     except ValueError as error:
-        raise RedriveRequestError(f"expected a JSON Patch, a JSON array of operations: {error}") from None
-    if not isinstance(value, Array) or not 0 < len(value) <= MOST_OPERATIONS:
-        found = f"{len(value)} operations" if isinstance(value, Array) else f"{text[:100]!r}"
+        raise _no_patch(error) from None
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_OPERATIONS:
+        found = f"{len(value)} operations" if isinstance(value, list) else f"{text[:100]!r}"
         raise RedriveRequestError(
             f"expected a JSON Patch, an array of 1 to {MOST_OPERATIONS} operations such as"
             f' {{"op": "replace", "path": "/currency", "value": "EUR"}}, found {found}'
         )
-    return tuple(_operation(item, number) for number, item in enumerate(value, 1))
+    for number, operation in enumerate(value, 1):
+        _check_operation(operation, number)
 
 
-def _operation(item: Node, number: int) -> _Operation:
+def _check_operation(operation: Any, number: int) -> None:
     try:
         from jsonpatch import JsonPatch as LibraryPatch
         from jsonpatch import JsonPatchException
@@ -223,17 +255,12 @@ def _operation(item: Node, number: int) -> _Operation:
             f"expected jsonpatch for a JSON Patch, found none ({error}): install it, or this package with its extra"
             " patch"
         ) from None
-    fields: dict[str, Any] = {}
-    for name, field in item.items() if isinstance(item, Object) else ():
-        fields[name] = field
-        # The library reads these itself; the value stays its text.
-        if name in ("op", "path", "from") and isinstance(field, Scalar) and field.text.startswith('"'):
-            fields[name] = json.loads(field.text)
+    fields = operation if isinstance(operation, dict) else {}
     kind, path = fields.get("op"), fields.get("path")
     if not isinstance(kind, str) or kind not in _NEEDED or not isinstance(path, str):
         raise RedriveRequestError(
             f"expected an op ({', '.join(sorted(_NEEDED))}) and a path in operation {number} of the JSON Patch, found"
-            f" {json_text(item)[:100]}"
+            f" {json_text(operation)[:100]}"
         )
     needed = _NEEDED[kind]
     if (needed and needed not in fields) or (needed == "from" and not isinstance(fields[needed], str)):
@@ -242,16 +269,20 @@ def _operation(item: Node, number: int) -> _Operation:
         )
     if kind == "remove" and not path:
         raise RedriveRequestError(f"expected a path in operation {number} of the JSON Patch: a body can't be removed")
-    source = str(fields["from"]) if needed == "from" else ""
+    source = fields["from"] if needed == "from" else ""
     if kind == "move" and path.startswith(f"{source}/"):
         raise RedriveRequestError(
             f"expected another place in operation {number} of the JSON Patch, found {path} in {source}"
         )
     try:
         JsonPointer(source)
-        return _Operation(kind, path, fields, LibraryPatch([fields]))
+        LibraryPatch([fields])
     except (JsonPatchException, JsonPointerException, TypeError) as error:
         raise RedriveRequestError(f"expected a JSON Patch, found otherwise in operation {number}: {error}") from None
+
+
+def _no_patch(error: ValueError) -> RedriveRequestError:
+    return RedriveRequestError(f"expected a JSON Patch, a JSON array of operations: {error}")
 
 
 def _too_long(found: int) -> RedriveRequestError:

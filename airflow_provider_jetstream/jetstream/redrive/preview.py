@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from difflib import unified_diff
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.audit.intent import no_audit
 from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups
@@ -11,11 +12,11 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
-from airflow_provider_jetstream.jetstream.redrive.body_difference import body_difference
 from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
+from airflow_provider_jetstream.jetstream.redrive.json_patch import json_text, parse_json
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, failure_text, redriven_job
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, failure_text, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 _SAMPLE = 5
 _NAMED_FAILURES = 100
 _BODY_SHOWN = 200
+# Comparing longer bodies takes long, and nobody reads more.
+_LARGEST_COMPARED: Final = 64 * 1024
+_MOST_LINES: Final = 2_000
+_SHOWN_LINES: Final = 40
+_SHOWN_CHARACTERS: Final = 200
 BY_CAUSE: tuple[GroupField, ...] = ("reason", "error_class", "fingerprint")
 
 
@@ -133,15 +139,14 @@ async def preview(
         uncertain=scan.uncertain,
         undeliverable=scan.undeliverable,
     )
-    limits = CopyLimits.of(
-        *(connection, target.snapshot.config, choice.protocol, request.protocol), in_place=choice.rest_in_place
-    )
+    limit = CopyLimit.of(connection, target.snapshot.config)
     state = target.snapshot.state
     room = StreamRoom(target.snapshot.config, state["messages"], state["bytes"])
     async for letter in scan.letters(request.selection):
         await preview_letter(
-            *(result, request, letter, target, group_by, limits),
+            *(result, request, letter, target, group_by, limit),
             room=None if choice.protocol == Protocol.IN_PLACE else room,
+            rest_in_place=choice.rest_in_place,
         )
     # Some are found only while the letters are read.
     result.risks = (*scan.risks, *target.risks)
@@ -154,15 +159,17 @@ async def preview_letter(
     letter: DeadLetter,
     target: RedriveTarget,
     group_by: Sequence[GroupField],
-    limits: CopyLimits,
+    limit: CopyLimit,
     *,
     room: StreamRoom | None = None,
+    rest_in_place: bool = False,
 ) -> None:
     """Add to a preview what a redrive would do with one letter.
 
     :param target: the queue that would get the new job
-    :param limits: the largest sizes of new jobs
+    :param limit: the largest size of a new job
     :param room: what that queue stores without dropping a job, where that is known; the new job is counted in it
+    :param rest_in_place: whether letters whose copies are too large are requeued in place
     """
     result.groups.add(letter, group_by)
     if letter.copy_sequence is not None:
@@ -175,11 +182,11 @@ async def preview_letter(
     try:
         content = await new_content(letter, request.transform, request.body_patch)
         target.check_subject(content.subject, request.subject or letter.subject)
-        job = redriven_job(letter, content, request.subject, limits)
+        job = redriven_job(letter, content, request.subject, limit)
         if room:
             take_room(room, job)
     except CopyTooLargeError as error:
-        if not limits.in_place or letter.source != BodySource.QUEUE:
+        if not rest_in_place or letter.source != BodySource.QUEUE:
             result.add_failure(letter.sequence, str(error))
         else:
             result.redriven += 1
@@ -205,3 +212,35 @@ async def preview_letter(
                 "difference": body_difference(letter.body, job.content.body),
             }
         )
+
+
+def body_difference(before: bytes, after: bytes) -> str:
+    """Return the first lines in which two bodies differ; JSON with a line for each value, which changes no value.
+
+    What isn't UTF-8 is escaped. Empty where nothing differs.
+    """
+    if before == after:
+        return ""
+    if max(len(before), len(after)) > _LARGEST_COMPARED:
+        return f"{len(before)} bytes before, {len(after)} after: too long to show what differs"
+    old, new = _lines(before), _lines(after)
+    if old == new:
+        # White space of JSON.
+        old, new = (body.decode("utf-8", "backslashreplace").splitlines() for body in (before, after))
+    if max(len(old), len(new)) > _MOST_LINES:
+        return f"{len(old)} lines before, {len(new)} after: too many to show what differs"
+    lines = list(unified_diff(old, new, "before", "after", lineterm=""))
+    shown = [_short(line) for line in lines[:_SHOWN_LINES]]
+    return "\n".join([*shown, f"… {len(lines) - len(shown)} more lines"] if len(lines) > len(shown) else shown)
+
+
+def _lines(body: bytes) -> list[str]:
+    text = body.decode("utf-8", "backslashreplace")
+    try:
+        return json_text(parse_json(text), indent="  ").split("\n")
+    except (ValueError, OverflowError):
+        return text.splitlines()
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}… ({len(line)} characters)"

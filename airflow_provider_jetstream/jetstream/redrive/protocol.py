@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
-_BATCHES_LEVEL = 2
 _RESET_LEVEL = 4
 
 _ONCE = "nothing is lost and nothing runs twice, at whatever point it is cut off and whenever any redrive comes next"
@@ -30,10 +27,6 @@ GUARANTEES = {
     Protocol.COPY: (
         f"{_ONCE}; where the queue's archive doesn't show whether a copy was stored, the letter is set aside until a"
         " request names it"
-    ),
-    Protocol.ATOMIC: (
-        f"{_ONCE}; more than a day later, where the queue's archive doesn't show whether a copy was stored, the letter"
-        " is set aside until a request names it"
     ),
     Protocol.IN_PLACE: (
         f"{_ONCE}, unless the reset is held back by the network for half a minute; letters that are no longer stored"
@@ -76,11 +69,11 @@ def choose_protocol(
     :param target: the queue that gets the new jobs, where it is another one
     :raises RedriveRequestError: the request isn't possible for this queue
     """
-    no_batches, no_reset = _no_batches(snapshot, api_level), _no_reset(api_level)
+    no_reset = _no_reset(api_level)
     storing = target or snapshot
     _check_subject(request, storing, is_other=target is not None)
     _check_undeliverable(request, snapshot)
-    _check_protocol(request, snapshot, no_batches, no_reset, handlers)
+    _check_protocol(request, snapshot, no_reset, handlers)
     if request.protocol == Protocol.IN_PLACE:
         return ProtocolChoice(request.protocol, "the request names it")
     held = held_problem(snapshot.queue, snapshot.held_above)
@@ -92,29 +85,23 @@ def choose_protocol(
             f"expected a queue that stores copies, found otherwise: {no_copies}; redrive all of them in place, or park"
             " them with max_redrives 0"
         )
-    markers = target is None and request.protocol != Protocol.COPY and not no_batches
-    full = capacity_problem(request, snapshot, markers=markers, target=target)
+    full = capacity_problem(request, snapshot, target=target)
     if full and request.protocol == Protocol.AUTO and can_reset:
         return ProtocolChoice(Protocol.IN_PLACE, full)
-    if full and (no_room := _no_room(storing, markers=markers)):
+    if full and (no_room := _no_room(storing)):
         raise RedriveRequestError(
             f"expected room for copies, found otherwise: {no_room}, and discards its oldest jobs for new ones; raise"
             " its limits, park letters with max_redrives 0, or redrive all of them in place"
         )
     if request.protocol != Protocol.AUTO:
         return ProtocolChoice(request.protocol, "the request names it")
-    if target is None and not no_batches:
-        return ProtocolChoice(Protocol.ATOMIC, "the queue allows atomic batches", can_reset)
-    reason = f"the new jobs go to {target.queue}, another stream" if target else no_batches
+    reason = f"the new jobs go to {target.queue}, another stream" if target else "the queue has room for copies"
     return ProtocolChoice(Protocol.COPY, reason, can_reset)
 
 
-def capacity_problem(
-    request: RedriveRequest, snapshot: QueueSnapshot, *, markers: bool, target: QueueSnapshot | None = None
-) -> str:
+def capacity_problem(request: RedriveRequest, snapshot: QueueSnapshot, *, target: QueueSnapshot | None = None) -> str:
     """Return a clause that says why a queue can't store copies before the originals are removed; empty if it can.
 
-    :param markers: whether each copy leaves a marker
     :param target: the queue that stores the copies, where it is another one
     """
     if request.max_redrives == 0:
@@ -125,8 +112,7 @@ def capacity_problem(
     )
     if sequences is not None:
         dead = min(dead, len(sequences))
-    copies = min(dead, PAGE)
-    needed = copies + dead + copies if markers else copies
+    needed = min(dead, PAGE)
     average = state["bytes"] / state["messages"] if state["messages"] else 0
     storing = target or snapshot
     if target is not None:
@@ -139,10 +125,10 @@ def capacity_problem(
     return ""
 
 
-def _no_room(snapshot: QueueSnapshot, *, markers: bool) -> str:
+def _no_room(snapshot: QueueSnapshot) -> str:
     """Return a clause that says why not even one copy can be stored without dropping a job; empty if one can."""
     room = StreamRoom(snapshot.config, snapshot.state["messages"], snapshot.state["bytes"])
-    problem = room.problem(2 if markers else 1, 1)
+    problem = room.problem(1, 1)
     return f"{snapshot.queue} has no room for copies ({problem})" if problem else ""
 
 
@@ -151,9 +137,7 @@ def _check_subject(request: RedriveRequest, snapshot: QueueSnapshot, *, is_other
         raise RedriveRequestError(problem)
 
 
-def _check_protocol(
-    request: RedriveRequest, snapshot: QueueSnapshot, no_batches: str, no_reset: str, handlers: Sequence[str]
-) -> None:
+def _check_protocol(request: RedriveRequest, snapshot: QueueSnapshot, no_reset: str, handlers: Sequence[str]) -> None:
     """Refuse a protocol that the queue, its server or its handlers don't allow."""
     held = held_problem(snapshot.queue, snapshot.held_above)
     if request.protocol == Protocol.IN_PLACE and held:
@@ -161,8 +145,6 @@ def _check_protocol(
             f"expected a queue of which each delivered job that is stored is dead, found that {held}: a redrive in"
             " place would run them again; wait, or use another protocol"
         )
-    if request.protocol == Protocol.ATOMIC and no_batches:
-        raise RedriveRequestError(f"expected a queue that allows atomic batches, found otherwise: {no_batches}")
     if request.protocol == Protocol.IN_PLACE and no_reset:
         raise RedriveRequestError(f"expected a server that can reset a consumer, found otherwise: {no_reset}")
     if request.protocol == Protocol.IN_PLACE and handlers:
@@ -188,19 +170,6 @@ def _check_undeliverable(request: RedriveRequest, snapshot: QueueSnapshot) -> No
             f"expected a subject that a consumer takes for undeliverable jobs, found none: no consumer of"
             f" {snapshot.queue} takes where they are ({named}); name one, or leave undeliverable out"
         )
-
-
-def _no_batches(snapshot: QueueSnapshot, api_level: int) -> str:
-    marker = marker_subject(snapshot.queue, 1)
-    if api_level < _BATCHES_LEVEL:
-        return "the server is older than 2.12 and has no atomic batches"
-    if not snapshot.config.get("allow_atomic") or not snapshot.config.get("allow_msg_ttl"):
-        return f"{snapshot.queue} doesn't allow atomic batches; provision it with atomic_redrive"
-    if not covered_by_any(snapshot.config.get("subjects") or [], marker):
-        return f"{snapshot.queue} doesn't capture {marker.removesuffix('1')}*; provision it with atomic_redrive"
-    if consumer := snapshot.consumer_for(marker):
-        return f"consumer {consumer.name} of {snapshot.queue} would take the markers as jobs; give it a filter"
-    return ""
 
 
 def _no_reset(api_level: int) -> str:

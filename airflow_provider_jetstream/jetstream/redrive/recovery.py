@@ -1,8 +1,8 @@
 """Finds out what became of the letters of redrives that were cut off, and finishes what they began.
 
 The intent of such a letter has no record behind it in the audit. Its new job, or its parked record, may be stored all
-the same. Evidence, in this order: the marker; the copy in the stream that was to store it, or in that stream's archive;
-the parked record in the dead letter queue. A letter of which nothing is stored is redriven as any other. One whose new
+the same. Evidence, in this order: the copy in the stream that was to store it, or in that stream's archive; the parked
+record in the dead letter queue. A letter of which nothing is stored is redriven as any other. One whose new
 job may have run unseen is set aside, until a request names it.
 """
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 # No request is sent so long after its intent: the lease has run out, and the client has dropped it.
 _LATEST = timedelta(minutes=15)
-# The marker of a copy is stored for a day.
-_MARKED = timedelta(hours=23)
 # What is stored once more has to arrive inside the duplicate window.
 _MARGIN = timedelta(seconds=10)
 
@@ -146,7 +144,7 @@ async def look_up(
         open_copies = [
             found
             for found in opened[letter.sequence]
-            if found.intent.action == "redriven" and not _is_unstored(found, searches[_place(found)])
+            if found.intent.action == "redriven" and not searches[_place(found)].complete
         ]
         if not open_copies:
             continue
@@ -205,14 +203,6 @@ async def _stored(
     return None
 
 
-def _is_unstored(found: OpenIntent, search: CopySearch) -> bool:
-    """Return whether no new job was stored for an intent; none was found, and there is no marker."""
-    if search.complete:
-        return True
-    is_marked = found.intent.protocol == "atomic"
-    return is_marked and search.now is not None and search.now < found.at + _MARKED
-
-
 def _is_repeatable(found: OpenIntent, search: CopySearch, up_since: datetime | None) -> bool:
     if search.now is None or up_since is None or found.at < up_since:
         return False
@@ -229,7 +219,7 @@ async def _carry_on(intents: IntentLog, opened: _Opened, aside: Mapping[int, str
         reasons = {aside[sequence] for sequence, _, _ in letters}
         whys = reasons if reasons.isdisjoint(_RETRIED) else {None}
         await intents.begin(
-            *(found.intent.protocol, found.intent.action, found.intent.target, letters),
+            *(found.intent.action, found.intent.target, letters),
             begun_at=found.at,
             why=next(iter(whys)) if len(whys) == 1 else None,
         )

@@ -85,7 +85,7 @@ class RedriveStep:
         self._report = report
         self._claims = Claims.of_scan(connection, scan.context)
         self._steps = Steps(
-            *(connection, queue, scan.snapshot, request, choice.protocol, intents, self._report),
+            *(connection, queue, scan.snapshot, request, intents, self._report),
             claims=self._claims,
             rest_in_place=choice.rest_in_place,
             target=target,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, wire_size
 from airflow_provider_jetstream.jetstream.client.wire import encode_subject
@@ -30,7 +29,6 @@ from airflow_provider_jetstream.jetstream.publishing.job_identity import (
 from airflow_provider_jetstream.jetstream.queue.message_size import OPTIONAL_HEADERS
 from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.repair import Content
 
-# The server accepts a thousand messages in a batch.
-BATCH_LETTERS: Final = 250
-BATCH_COMMIT: Final = ("Nats-Batch-Commit", "1")
 _NO_HEADERS_SIZE = wire_size(Headers(()))
 
 
@@ -55,7 +50,6 @@ class RedrivenJob:
     :param headers: all its headers
     :param stream: the stream that is to store it
     :param left_out: the headers for which there was no room
-    :param marked: whether it is stored together with a marker
     :param after: without an archive, a job of a higher sequence under its message id counts as itself where that job is
         gone
     :param begun: the contents of new jobs that earlier redrives may have stored for the letter
@@ -67,7 +61,6 @@ class RedrivenJob:
     headers: Headers
     stream: str
     left_out: Pairs = ()
-    marked: bool = False
     after: int = 0
     begun: frozenset[str] = frozenset()
 
@@ -85,53 +78,30 @@ class RedrivenJob:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyLimits:
-    """The largest new jobs in bytes, their headers included.
+class CopyLimit:
+    """The largest new job in bytes, its headers included.
 
-    :param stream: the stream that is to store them
+    :param stream: the stream that is to store it
     :param what: the limit's name, for messages
-    :param marked: with a marker beside it, in one batch; ``None`` where the protocol stores no markers
-    :param single: by itself; ``None`` where the protocol allows only batches
-    :param in_place: whether letters whose copies are too large are requeued in place
     """
 
     stream: str
     what: str
-    marked: int | None
-    single: int | None
-    in_place: bool = False
+    size: int
 
     @classmethod
-    def of(
-        cls,
-        connection: Connection,
-        config: Mapping[str, Any],
-        protocol: Protocol,
-        requested: Protocol,
-        *,
-        in_place: bool = False,
-    ) -> CopyLimits:
-        """Return the limits of a redrive.
+    def of(cls, connection: Connection, config: Mapping[str, Any]) -> CopyLimit:
+        """Return the limit of a redrive.
 
         :param config: the configuration on the server of the queue that gets the new jobs
-        :param protocol: the protocol that is used
-        :param requested: the protocol that is requested: with ``auto``, a copy that has no room in a batch may be
-            stored by itself
         """
         largest, what = connection.max_payload, "the server's max_payload"
         if 0 < (max_msg_size := config.get("max_msg_size") or -1) < largest:
             largest, what = max_msg_size, f"max_msg_size of {config['name']}"
-        atomic = protocol == Protocol.ATOMIC
-        return cls(
-            config["name"],
-            what,
-            largest - batch_headers_size() if atomic else None,
-            None if atomic and requested != Protocol.AUTO else largest,
-            in_place,
-        )
+        return cls(config["name"], what, largest)
 
 
-def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limits: CopyLimits) -> RedrivenJob:
+def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limit: CopyLimit) -> RedrivenJob:
     """Build a letter's new job, with an id that only this letter has.
 
     The server's own headers are left out: an expectation, a time to live or the id of the first publication would make
@@ -139,7 +109,7 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
 
     :param content: body and headers of the new job
     :param subject: its subject unless its repair names one; the letter's own where absent
-    :param limits: the largest sizes
+    :param limit: the largest size
     :raises CopyTooLargeError: it is too large
     :raises RedriveError: it can't be sent
     """
@@ -156,14 +126,13 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
         encode_subject(target)
     except WireError as error:
         raise RedriveError(f"{error}: give the redrive a subject; original kept") from None
-    for limit, marked in ((limits.marked, True), (limits.single, False)):
-        if limit is not None and (left := _without_optional(headers, size - limit)) is not None:
-            kept = left.items()
-            left_out = () if left is headers else tuple(pair for pair in headers.items() if pair not in kept)
-            return RedrivenJob(letter, target, content, left, limits.stream, left_out, marked)
+    if (left := _without_optional(headers, size - limit.size)) is not None:
+        kept = left.items()
+        left_out = () if left is headers else tuple(pair for pair in headers.items() if pair not in kept)
+        return RedrivenJob(letter, target, content, left, limit.stream, left_out)
     least = size - sum(_line_size(pair) for pair in headers.items() if pair[0] in OPTIONAL_HEADERS)
     raise CopyTooLargeError(
-        f"expected a copy of at most {max(limits.marked or 0, limits.single or 0)} bytes ({limits.what}), found"
+        f"expected a copy of at most {limit.size} bytes ({limit.what}), found"
         f" {least} for job {letter.sequence}, {len(content.body)} of them its body: raise that limit, repair the body,"
         " or redrive all letters in place; original kept"
     )
@@ -280,17 +249,6 @@ def _size(letter: DeadLetter, body: bytes, headers: Headers) -> int:
             f"expected headers that can be sent, found characters that no bytes stand for on job {letter.sequence}: it"
             " can't be copied unchanged; repair its headers; original kept"
         ) from None
-
-
-def batch_headers_size() -> int:
-    """Return the bytes that a batch adds to the headers of a job at most."""
-    most = [*batch_headers(uuid4().hex, 2 * BATCH_LETTERS), BATCH_COMMIT]
-    return wire_size(Headers(most)) - _NO_HEADERS_SIZE
-
-
-def batch_headers(batch: str, number: int) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a message of a batch, but for the commit of the last one."""
-    return (("Nats-Batch-Id", batch), ("Nats-Batch-Sequence", str(number)))
 
 
 def parked_headers(letter: DeadLetter, why: str) -> Headers:

@@ -54,8 +54,6 @@ class Protocol(StrEnum):
     """The safest protocol that the queue allows."""
     COPY = "copy"
     """Store a copy under an id that only this letter has, then remove the original."""
-    ATOMIC = "atomic"
-    """Store the copy together with a marker, all or nothing, then remove the original."""
     IN_PLACE = "in_place"
     """Make the consumer deliver the originals again, all of its letters at once."""
 
@@ -221,11 +219,6 @@ class RedriveRequest(TaskValue):
             return ""
         if not isinstance(self.target, WorkQueue):
             return f"expected a WorkQueue as target, found {type(self.target).__name__}: load it with WorkQueue.load"
-        if self.protocol == Protocol.ATOMIC:
-            return (
-                f"expected protocol copy for a redrive to {self.target.name}, found atomic: a batch stores the new job"
-                " and its marker in one stream"
-            )
         if self.subject is None and self.transform is None:
             return (
                 f"expected a subject of {self.target.name} for the new jobs, found none: a letter's own subject belongs"

@@ -2,7 +2,7 @@
 
 For each letter, in this order: record the intent; store the new job; record it in the audit; remove the original;
 remove the letter's entries from the dead letter queue. A redrive that is killed in between and run again finds how far
-each letter came by its intent, the marker, the audit or the missing original. All letters of a batch go through a step
+each letter came by its intent, the audit or the missing original. All letters of a batch go through a step
 together.
 """
 
@@ -34,7 +34,7 @@ from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.finished_entries import FinishedEntries
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
-    CopyLimits,
+    CopyLimit,
     failure_text,
     parked_headers,
     redriven_job,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.letter_records import Done
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 
 class Steps:
@@ -66,7 +66,6 @@ class Steps:
     :param queue: the work queue
     :param snapshot: its stream, companions and consumers
     :param request: what to do with the letters
-    :param protocol: how letters are brought back
     :param intents: records what is about to be stored
     :param report: what was done is added to it
     :param target: the queue that gets the new jobs; the letters' own where absent
@@ -82,7 +81,6 @@ class Steps:
         queue: WorkQueue,
         snapshot: QueueSnapshot,
         request: RedriveRequest,
-        protocol: Protocol,
         intents: IntentLog,
         report: RedriveReport,
         *,
@@ -100,7 +98,7 @@ class Steps:
         self._target = target or RedriveTarget(queue, snapshot)
         self._check_subject = lru_cache(maxsize=256)(self._target.check_subject)
         config = self._target.snapshot.config
-        self._limits = CopyLimits.of(connection, config, protocol, request.protocol)
+        self._limit = CopyLimit.of(connection, config)
         self._room = CopyRoom(connection, config, self._dead_letter_queue["config"])
         self._last_copy: int = self._target.snapshot.state["last_seq"]
         self._intents = intents
@@ -174,7 +172,6 @@ class Steps:
         jobs = [
             replace(
                 job.with_id(opened[letter.sequence][-1].message_id),
-                marked=False,
                 after=min(begun.intent.target.last for begun in opened[letter.sequence]),
                 begun=frozenset(begun.content for begun in opened[letter.sequence]),
             )
@@ -281,15 +278,12 @@ class Steps:
             stream=letters["config"]["name"], created=letters["created"], last=letters["state"]["last_seq"]
         )
         try:
-            for marked in (False, True):
-                of_jobs = [
-                    (job.letter.sequence, job.headers[MSG_ID], job.own_content) for job in jobs if job.marked == marked
-                ]
-                await self._intents.begin("atomic" if marked else "copy", "redriven", target, of_jobs)
+            of_jobs = [(job.letter.sequence, job.headers[MSG_ID], job.own_content) for job in jobs]
+            await self._intents.begin("redriven", target, of_jobs)
             of_letters = [
                 (letter.sequence, parked_headers(letter, self._why_parked(letter))[MSG_ID], "") for letter in to_park
             ]
-            await self._intents.begin("copy", "parked", parked_in, of_letters)
+            await self._intents.begin("parked", parked_in, of_letters)
         except LeaseLostError:
             raise
         except (ApiError, TransientError) as error:
@@ -376,7 +370,7 @@ class Steps:
         try:
             content = await new_content(letter, self._request.transform, self._request.body_patch)
             self._check_subject(content.subject, self._request.subject or letter.subject)
-            job = redriven_job(letter, content, self._request.subject, self._limits)
+            job = redriven_job(letter, content, self._request.subject, self._limit)
             if self._has_hidden_ids:
                 job = job.with_id(other_redrive_id(job.headers[MSG_ID]))
             return replace(job, after=self._last_copy)

@@ -16,7 +16,6 @@ from airflow_provider_jetstream.jetstream.contract import (
     consumer_completion_filter,
     copy_filter,
     manifest_filter,
-    marker_filter,
     parked_filter,
     redrive_consumer,
     schedule_filter,
@@ -269,8 +268,6 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     yield _sends(audit_filter(queue.name), "the lease, intents and records")
     for subject in queue.subjects:
         yield _sends(subject, "redriven jobs")
-    if queue.atomic_redrive:
-        yield _sends(marker_filter(queue.name), "markers of redriven jobs")
     for consumer in queue.consumers:
         name = f"{queue.name}.{consumer.name}"
         yield _sends(f"$JS.ACK.{name}.>", "the end of the dead job")

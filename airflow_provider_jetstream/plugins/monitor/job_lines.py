@@ -14,7 +14,6 @@ from airflow_provider_jetstream.jetstream.client.concurrency import in_thread
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.jetstream.contract import reserved_subjects
 from airflow_provider_jetstream.jetstream.dead_letters.letter import origin_of, task_key_of
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
@@ -68,7 +67,7 @@ async def job_page(
             break
         start, read = message.sequence + 1, read + 1
         line = _line(health, message)
-        if line is not None and line.state == state and (consumer is None or line.consumer == consumer):
+        if line.state == state and (consumer is None or line.consumer == consumer):
             dags = _dags_of(message)
             for dag_id in dags:
                 if dag_id not in seen:
@@ -99,12 +98,11 @@ async def job_detail(
     :raises NotFoundError: it isn't stored
     """
     message = await get_message(connection, health.queue, sequence)
-    line = _line(health, message) if message else None
-    if message is None or line is None:
+    if message is None:
         raise NotFoundError(f"expected job {sequence} in {health.queue}, found none stored: it has ended, or never was")
     headers = [(readable_text(name), readable_text(value)) for name, value in message.headers]
     detail = JobDetail(
-        job=line,
+        job=_line(health, message),
         hidden=hidden,
         payload=None if hidden else payload_of(message.data, max_bytes),
         headers=[] if hidden else headers,
@@ -119,9 +117,7 @@ def _dags_of(message: StoredMessage) -> list[str | None]:
     return [] if task_key_of(message.headers) is None else [None]
 
 
-def _line(health: QueueHealth, message: StoredMessage) -> JobLine | None:
-    if covered_by_any([reserved.subjects for reserved in reserved_subjects(health.queue)], message.subject):
-        return None
+def _line(health: QueueHealth, message: StoredMessage) -> JobLine:
     consumer = _consumer_of(health, message.subject)
     state: JobState = "unserved"
     if consumer is not None:

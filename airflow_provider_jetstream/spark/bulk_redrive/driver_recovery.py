@@ -53,7 +53,7 @@ async def recover_letters(
         return await classifier.classify_all([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
 
     steps = Steps(
-        *(connection, scan.queue, scan.snapshot, request, driver_scan.choice.protocol, intents, report),
+        *(connection, scan.queue, scan.snapshot, request, intents, report),
         removes_entries=False,
     )
     steps.records.wave = wave

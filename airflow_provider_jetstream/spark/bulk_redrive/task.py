@@ -30,7 +30,7 @@ from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLim
 from airflow_provider_jetstream.jetstream.queue.snapshot import refresh_snapshot
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview_letter
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover_letters
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.run_progress import log_waiting
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
@@ -244,19 +244,18 @@ class _TaskRun:
         rows = {job.row.sequence: job.row for job in batch}
         request = replace(self._task.request, transform=lambda letter: rows[letter.sequence].repair(letter))
         if self._task.dry_run:
-            limits = CopyLimits.of(self._connection, self._snapshot.config, self._task.protocol, request.protocol)
+            limit = CopyLimit.of(self._connection, self._snapshot.config)
             target = RedriveTarget(self._queue, self._snapshot)
             for letter in letters:
-                self._connection.run(preview_letter(self._preview, request, letter, target, BY_CAUSE, limits))
+                self._connection.run(preview_letter(self._preview, request, letter, target, BY_CAUSE, limit))
             return
         if self._intents is None:
             raise no_audit(self._queue.name)
         self._rate_limiter.consume(len(letters))
         report = RedriveReport()
-        protocol = self._task.protocol
         # The driver removes all entries at the end.
         steps = Steps(
-            *(self._connection, self._queue, self._snapshot, request, protocol, self._intents, report),
+            *(self._connection, self._queue, self._snapshot, request, self._intents, report),
             removes_entries=False,
         )
         steps.records.wave = self._task.wave

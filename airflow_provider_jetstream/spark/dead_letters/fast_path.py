@@ -24,7 +24,6 @@ from airflow_provider_jetstream.jetstream.contract import (
     completion_subject,
     handled_subject,
     letter_audit_subject,
-    marker_subject,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
@@ -223,7 +222,7 @@ class FastPath:
         return FastPathRows(rows.jobs, rows.entries, ack_wait).where(dead)
 
     def _has_other_evidence(self, connection: BlockingConnection, rows: FastPathRows) -> Mask:
-        """Return which jobs have a completion, an audit record, or the marker of a redrive."""
+        """Return which jobs have a completion or an audit record."""
         queue, sequences = self._snapshot.queue, rows.sequences.tolist()
         has_evidence = np.zeros(len(sequences), np.bool_)
 
@@ -232,8 +231,6 @@ class FastPath:
             if stored:
                 has_evidence[:] |= np.array([subject in stored for subject in subjects])
 
-        if self._snapshot.captures_markers:
-            look_up(queue, [marker_subject(queue, sequence) for sequence in sequences])
         if (events := self._context.events) is not None and _has_messages(connection, events):
             pairs = zip(rows.entries.column("consumers").to_pylist(), sequences, strict=True)
             look_up(events, [completion_subject(queue, *pair) for pair in pairs])
