@@ -28,7 +28,7 @@ from airflow_provider_jetstream.jetstream.publishing.advised_jobs import Advised
 from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, NamedTask, read_manifest_sequences
 from airflow_provider_jetstream.jetstream.publishing.outbox import BATCH_SIZE, SINGLE_JOBS, NothingKnown, Outbox
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs, refuse_schedule
 from airflow_provider_jetstream.jetstream.publishing.report import (
     SCHEDULED,
     Destination,
@@ -243,7 +243,7 @@ class Publication:
         reservations: Reservations | None = None
         reserved: PreparedJobs | list[Batch] = prepared
         if self.cursor and self._waits:
-            prepared.then(_refuse_schedule)
+            prepared.then(refuse_schedule)
             if self._queue and self._origin and self._manifest:
                 reservations = Reservations(self._connection, self._queue, self._origin.manifest_key, self._origin)
                 reserved = await reservations.reserve(self._advised, prepared, self.cursor.created)
@@ -420,7 +420,8 @@ class Publication:
             finding = find_out(job, message, publisher, ended)
             if finding is MessageIs.JOB:
                 report.add_verified(job)
-                if self._manifest:
+                if self._manifest and self._stored.unverified(job.job):
+                    # The others were noted when they were sent.
                     self._manifest.note(job.index, job.job)
             elif finding is MessageIs.UNKNOWN:
                 if self._manifest:
@@ -658,14 +659,6 @@ def _other_job(repeated: RepeatedJob, message: StoredMessage | None) -> JetStrea
         f"expected the same job under its id {job.given_id!r}, {found}, with another {differs}: give the changed"
         " job another id, or see who else publishes there"
     )
-
-
-def _refuse_schedule(index: int, job: OutgoingJob) -> None:
-    if job.scheduled:
-        raise JobError(
-            f"job {index} is scheduled, and the server gives it a sequence only when it is due, so that it can't be"
-            " waited for: publish it with a task that doesn't wait, or without a schedule"
-        )
 
 
 def _cursor_of(queue: WorkQueue, report: PublishReport) -> Cursor | None:

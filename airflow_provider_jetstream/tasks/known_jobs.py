@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs, refuse_schedule
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject, placeholder_problem
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count
@@ -103,12 +103,9 @@ def _prepare(
         job_id=job_id,
         captured=queue.subjects,
     )
-    for index, job in enumerate(prepared):
-        if waits and job.scheduled:
-            raise JobError(
-                f"job {index} is scheduled, and the server gives it a sequence only when it is due, so that it can't be"
-                " waited for: publish it with a task that doesn't wait, or without a schedule"
-            )
+    if waits:
+        prepared.then(refuse_schedule)
+    list(prepared.batches())
 
 
 def _require_body(index: int, job: Job) -> None:

@@ -36,9 +36,9 @@ _DEEP = {
     # The stored form of these facts, who may change it, and when it can go.
     "jetstream.publishing.manifest_record": 580,
     # What a table of stored jobs, a search and an answer of the server prove about one job.
-    "jetstream.publishing.stored_jobs": 580,
+    "jetstream.publishing.stored_jobs": 650,
     # What makes a job's identity, for many at once and for one: both have to give the same.
-    "jetstream.publishing.preparation": 420,
+    "jetstream.publishing.preparation": 660,
     # What a schedule may be, what is stored of it, and what becomes of it.
     "jetstream.publishing.schedules": 400,
     # Cursor, manifest and handle of one publication, and what retry, clear and re-created run mean for them.

@@ -35,9 +35,8 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
-from airflow_provider_jetstream.jetstream.origin import TaskTry, digest_of
+from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, TaskTry, digest_of
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import Reservations
-from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
     CONFLICTS,
@@ -56,6 +55,7 @@ from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJo
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.documents import DocumentPart
@@ -577,9 +577,8 @@ class ManifestRows:
         self._inline = bytearray()
         # Those of the record as this try stored it last.
         self._recorded: set[bytes] = set()
-        # By position: message id and body digest of each job that isn't known to be stored yet.
-        self._noted: dict[int, bytes] = {}
-        self._batches: list[_NotedBatch] = []
+        # Those that aren't known to be stored yet.
+        self._noted: list[_NotedBatch] = []
         self._fills_at = _PART_ROWS
         self.added = 0
 
@@ -609,7 +608,7 @@ class ManifestRows:
 
     @property
     def _noted_jobs(self) -> int:
-        return len(self._noted) + sum([len(batch.bodies) for batch in self._batches])
+        return sum([len(batch.bodies) for batch in self._noted])
 
     def resume(self, head: ManifestHead, *, renews_parts: bool = False) -> None:
         """Go on with the rows of an earlier try.
@@ -627,12 +626,12 @@ class ManifestRows:
         if batch.single:
             self.note(first, batch.single)
         else:
-            self._batches.append(_NotedBatch(first, *batch.row_columns()))
+            self._noted.append(_NotedBatch(first, *batch.row_columns()))
 
     def note(self, index: int, job: OutgoingJob) -> None:
         """Note a job that is about to be sent."""
         if digest := digest_of(job.message_id):
-            self._noted[index] = digest + job.body_digest
+            self._noted.append(_NotedBatch(index, array("Q", digest), array("Q", job.body_digest)))
 
     def add(self, digest: bytes, body_digest: bytes, sequence: int) -> None:
         """Add a job that an earlier try has stored."""
@@ -644,12 +643,16 @@ class ManifestRows:
         :param only_full: whether to store full parts only
         :return: whether a part was stored
         """
-        sequences = report.sequences
-        self._take_batches(sequences, only_full=only_full)
-        for index in [index for index in self._noted if index < len(sequences) and sequences[index]]:
-            place = sequences[index] | (SCHEDULED if index in report.scheduled else 0)
-            self._inline += self._noted.pop(index) + place.to_bytes(8)
-            self.added += 1
+        sequences, waiting = report.sequences, list[_NotedBatch]()
+        for batch in self._noted:
+            stored_rows = batch.rows(sequences, report.scheduled)
+            if only_full and len(stored_rows) < len(batch.bodies) * ROW_BYTES:
+                waiting.append(batch)
+                continue
+            self._inline += stored_rows
+            self.added += len(stored_rows) // ROW_BYTES
+            waiting += batch.unfinished(sequences)
+        self._noted = waiting
         self.postpone()
         stored, part_bytes = False, _PART_ROWS * ROW_BYTES
         while len(self._inline) >= part_bytes or (not only_full and len(self._inline) > self._inline_bytes):
@@ -658,18 +661,6 @@ class ManifestRows:
             del self._inline[:part_bytes]
             stored = True
         return stored
-
-    def _take_batches(self, sequences: array[int], *, only_full: bool) -> None:
-        waiting: list[_NotedBatch] = []
-        for batch in self._batches:
-            if rows := batch.rows(sequences):
-                self._inline += rows
-                self.added += len(batch.bodies)
-            elif only_full:
-                waiting.append(batch)
-            else:
-                self._noted.update(batch.unfinished())
-        self._batches = waiting
 
     def recorded(self, head: ManifestHead) -> ManifestHead:
         """Return a head with the rows, and with those that another run of its idempotency key has added meanwhile."""
@@ -687,7 +678,7 @@ class ManifestRows:
 
 @dataclass(frozen=True, slots=True)
 class _NotedBatch:
-    """Jobs that follow each other, none of which was known to be stored.
+    """Jobs that follow each other; one that has a schedule is by itself.
 
     :param ids: message ids, as two numbers each
     :param bodies: the beginnings of the digests of bodies
@@ -697,24 +688,27 @@ class _NotedBatch:
     ids: array[int]
     bodies: array[int]
 
-    def rows(self, sequences: array[int]) -> bytes:
-        """Return the rows of the jobs; nothing unless all of them are stored."""
+    def rows(self, sequences: array[int], scheduled: AbstractSet[int]) -> bytes:
+        """Return the rows of the jobs that are stored."""
         count = len(self.bodies)
         stored = sequences[self.first : self.first + count]
-        if len(stored) < count or 0 in stored:
-            return b""
+        stored.extend([0] * (count - len(stored)))
+        if count == 1 and self.first in scheduled:
+            stored[0] |= SCHEDULED
         if sys.byteorder == "little":
             stored.byteswap()
         rows = array("Q", bytes(ROW_BYTES * count))
         rows[::4], rows[1::4], rows[2::4], rows[3::4] = self.ids[::2], self.ids[1::2], self.bodies, stored
-        return rows.tobytes()
+        return rows.tobytes() if 0 not in stored else b"".join(row for row in _split(rows.tobytes()) if any(row[-8:]))
 
-    def unfinished(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the index of each job, and its row without its sequence."""
-        ids, bodies = self.ids.tobytes(), self.bodies.tobytes()
+    def unfinished(self, sequences: array[int]) -> Iterator[_NotedBatch]:
+        """Yield each job that isn't stored."""
+        stored = sequences[self.first : self.first + len(self.bodies)]
+        if len(stored) == len(self.bodies) and 0 not in stored:
+            return
         for place in range(len(self.bodies)):
-            digest = ids[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES]
-            yield self.first + place, digest + bodies[place * BODY_DIGEST_BYTES : (place + 1) * BODY_DIGEST_BYTES]
+            if place >= len(stored) or not stored[place]:
+                yield _NotedBatch(self.first + place, self.ids[2 * place : 2 * place + 2], self.bodies[place:][:1])
 
 
 def _split(rows: bytes | bytearray) -> Iterator[bytes]:

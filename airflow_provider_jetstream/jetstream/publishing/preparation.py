@@ -12,36 +12,58 @@ so that an error names the job.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from hashlib import sha256
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, JOB_ID, MSG_ID, TRACE_PARENT, TRACE_STATE
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
+from airflow_provider_jetstream.jetstream.contract import (
+    AIRFLOW_TASK,
+    DAG_ID,
+    EXECUTE_AT,
+    JOB_ADVISORY,
+    JOB_ID,
+    MAP_INDEX,
+    MSG_ID,
+    REDRIVE_CONSUMER,
+    REDRIVE_COUNT,
+    REDRIVE_SEQUENCE,
+    REDRIVE_STREAM,
+    RUN_ID,
+    SCHEDULED_MSG_ID,
+    TASK_ID,
+    TRACE_PARENT,
+    TRACE_STATE,
+)
 from airflow_provider_jetstream.jetstream.errors import (
     EventLoopError,
     JobError,
     JobNotSerializableError,
     JobTooLargeError,
 )
+from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, Origin, ShortDigests, short_digest
 from airflow_provider_jetstream.jetstream.publishing.batch import MESSAGE_ID_LENGTH, Batch, digest_texts
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
-from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, body_field, identity_headers
-from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
-    check_advisory,
-    check_author_headers,
-    check_captured,
-    check_execute_at,
-    check_id,
-    checked_subject,
-    given_id,
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, blank_problem
+from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+    MAX_JOB_ID,
+    body_field,
+    header_job_id,
+    identity_headers,
 )
 from airflow_provider_jetstream.jetstream.publishing.schedules import moved_headers, scheduled_job
 from airflow_provider_jetstream.jetstream.queue.message_size import LONGEST_DUE_ID, Measured
-from airflow_provider_jetstream.jetstream.queue.partitions import PLACEHOLDER
+from airflow_provider_jetstream.jetstream.queue.partitions import (
+    PLACEHOLDER,
+    partition_of,
+    partition_subject,
+    placeholder_problem,
+)
+from airflow_provider_jetstream.jetstream.units import parse_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
@@ -59,6 +81,20 @@ _OF_A_TRY: Final = frozenset(name.lower() for name in (TRACE_PARENT, TRACE_STATE
 # as many jobs as fit into no stream; the others are 72 bits.
 _NUMBER: Final = 10
 _PLACE: Final = "x" * MESSAGE_ID_LENGTH
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LINE_BREAK = re.compile(r"[\r\n]")
+# The headers that a publisher or a redrive writes itself, in lower case, and what an author gives in their place.
+_TASK: Final = (AIRFLOW_TASK, DAG_ID, RUN_ID, TASK_ID, MAP_INDEX)
+_REDRIVE: Final = (REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONSUMER)
+_WRITTEN: Final = {
+    JOB_ID.lower(): "give the id as Job(id=…), or by job_id",
+    JOB_ADVISORY.lower(): "give the subject as Job(advisory=…)",
+    SCHEDULED_MSG_ID.lower(): "leave it out: the mover makes it of the job's id",
+    **dict.fromkeys(map(str.lower, _TASK), "leave it out: the task that publishes a job is named by itself"),
+    **dict.fromkeys(
+        map(str.lower, _REDRIVE), "leave it out, or give it another name: it says what a job was redriven of"
+    ),
+}
 # What a job has none of that differs from others in body and ids only, besides headers.
 _particulars = attrgetter("subject", "advisory", "partition_key", "at", "delay", "every", "time_zone")
 _NOTHING: Final = _particulars(Job(b""))
@@ -219,9 +255,9 @@ class _Preparation:
         subject, checked = subject or self._subject, self._checked
         if checked and partition_key is None and subject == checked[0]:
             return checked[1]
-        target = checked_subject(index, partition_key, subject, self._queue)
+        target = _partitioned_subject(index, partition_key, subject, self._queue)
         if self._queue and self._captured:
-            check_captured(index, target, self._queue.name, self._captured)
+            _check_captured(index, target, self._queue.name, self._captured)
         if subject is not None and partition_key is None:
             self._checked = subject, target
         return target
@@ -300,12 +336,12 @@ class _Preparation:
         job, queue, origin, limit = Job.of(item), self._queue, self._origin, self._limit
         target = self._target(index, job.subject, job.partition_key)
         if job.advisory:
-            check_advisory(index, job.advisory, self._advisory_subjects)
+            _check_advisory(index, job.advisory, self._advisory_subjects)
         if job.headers:
-            check_author_headers(index, job.headers)
-            check_execute_at(index, job.headers, queue)
+            _check_author_headers(index, job.headers)
+            _check_execute_at(index, job.headers, queue)
         body, is_scheduled = _payload(job), job.schedule is not None
-        own_id = given_id(index, item, job.id, body, self._job_id, self._advisory_subjects)
+        own_id = _own_id(index, item, job.id, body, self._job_id, self._advisory_subjects)
         # The id in the body of an image identifies a job of a task only.
         is_given = own_id is not None and (origin is not None or job.id is not None or self._job_id is not None)
         message_id = self._message_id(index, job, own_id, body, is_given=is_given)
@@ -334,7 +370,7 @@ class _Preparation:
 
     def _message_id(self, index: int, job: Job, own_id: str | None, body: bytes | None, *, is_given: bool) -> str:
         if own_id is not None:
-            check_id(index, own_id)
+            _check_id(index, own_id)
             first = self._ids.setdefault(own_id.encode("utf-8", "surrogatepass"), index)
             if first != index:
                 raise JobError(
@@ -407,3 +443,207 @@ def _id_column(given: Sequence[str]) -> list[bytes] | None:
     if not all(given) or max(map(len, given)) > MAX_JOB_ID or list(map(str.strip, given)) != list(given):
         return None
     return text.encode().split(b"\n")
+
+
+# What a job can't be published with.
+
+
+def _check_id(index: int, job_id: str) -> None:
+    """Refuse an id that no header can hold.
+
+    :raises JobError: it can't be used
+    """
+    if not _is_header_value(job_id):
+        raise JobError(f"job {index} has the id {job_id!r}: expected text in one line, which a header can hold")
+    if header_job_id([(JOB_ID, job_id)]) is None:
+        raise JobError(
+            f"job {index} has an id of {len(job_id.encode())} bytes: expected at most {MAX_JOB_ID}, and no U+FFFD,"
+            " which stands for what isn't UTF-8; use a digest"
+        )
+
+
+def _check_captured(index: int, subject: str, queue: str, captured: Sequence[str]) -> None:
+    """Refuse a subject that the queue's stream doesn't capture: another stream may.
+
+    :param captured: the subjects of the stream
+    :raises JobError: it doesn't
+    """
+    if not covered_by_any(captured, subject):
+        raise JobError(
+            f"job {index} can't be published to {subject!r}: expected a subject of {queue} ({', '.join(captured)});"
+            " choose one of them, or add this one to the declaration and provision the queue"
+        )
+
+
+def _partitioned_subject(index: int, partition_key: str | None, subject: str | None, queue: WorkQueue | None) -> str:
+    """Return the subject of a job, with its partition.
+
+    :raises JobError: it has none, or an invalid one
+    """
+    if subject is None:
+        raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
+    if "{" in subject or "}" in subject or partition_key is not None:
+        subject = _partitioned(index, partition_key, subject, queue)
+    if problem := subject_problem(subject, wildcards=False):
+        raise JobError(f"job {index} can't be published to {subject!r}: {problem}")
+    return subject
+
+
+def _check_advisory(index: int, advisory: str, declared: tuple[str, ...]) -> None:
+    """Refuse an advisory subject that can't be one, or that its queue doesn't declare.
+
+    :raises JobError: it is such a one
+    """
+    if problem := subject_problem(advisory, wildcards=False):
+        raise JobError(
+            f"job {index} can't be reported on {advisory!r}: {problem}; publish Job(body) where the body's"
+            " advisory means something else"
+        )
+    if declared and not covered_by_any(declared, advisory):
+        raise JobError(
+            f"job {index} names the advisory subject {advisory!r}, which is outside of the queue's advisory_subjects"
+            f" ({', '.join(declared)}), so nothing would store what its worker reports there: choose a subject among"
+            " them, or add this one to the declaration"
+        )
+
+
+def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | None) -> str:
+    if problem := placeholder_problem(subject):
+        with_key = " and a partition_key" if key is not None else ""
+        raise JobError(f"job {index} has the subject {subject!r}{with_key}: {problem}")
+    if key is None:
+        raise JobError(f"job {index} has no partition_key, which {subject!r} needs: set it on the job")
+    if queue is None:
+        raise JobError(f"job {index} has a partition_key: pass the queue too, which declares the number of partitions")
+    if (count := queue.partition_count(subject)) is None:
+        raise JobError(
+            f"job {index} can't be published to {subject!r}: no consumer of {queue.name} has partitions on that"
+            " subject; declare one with partitions and such a filter"
+        )
+    return partition_subject(subject, partition_of(str(key), count))
+
+
+def _check_author_headers(index: int, headers: Mapping[str, str]) -> None:
+    """Refuse headers that can't be sent, on which the server would act, or that are written for each job.
+
+    :raises JobError: there is such a header
+    """
+    check_headers(index, headers)
+    for name in headers:
+        if instead := _WRITTEN.get(name.lower()):
+            raise JobError(
+                f"job {index} sets the header {name}: expected none that the publisher or a redrive writes; {instead}"
+            )
+
+
+def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
+    """Refuse headers that can't be sent, or on which the server would act.
+
+    :param index: the job's index or id, for the message
+    :raises JobError: there is such a header
+    """
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise JobError(
+                f"job {index} has a header {shown_value(name)}: expected a name of letters, digits and dashes"
+            )
+        if name.lower().startswith("nats-"):
+            raise JobError(f"job {index} sets {name}: headers starting with Nats- belong to the server")
+        if not isinstance(value, str) or not _is_header_value(value):
+            raise JobError(f"job {index}, header {name}: expected text without line breaks, found {shown_value(value)}")
+
+
+def _is_header_value(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return not _LINE_BREAK.search(text)
+
+
+def _check_execute_at(index: int, headers: Mapping[str, str], queue: WorkQueue | None) -> None:
+    """Refuse a time that workers can't parse: such a job would be a dead letter.
+
+    :raises JobError: it is such a time
+    """
+    if queue is None or not queue.execute_at_header or EXECUTE_AT not in headers:
+        return
+    try:
+        parse_time(headers[EXECUTE_AT])
+    except ValueError as error:
+        raise JobError(f"job {index}, header {EXECUTE_AT}: {error}") from None
+
+
+def _own_id(
+    index: int,
+    item: object,
+    own_id: str | None,
+    body: bytes | None,
+    source: JobIdSource | None,
+    advisory_subjects: tuple[str, ...],
+) -> str | None:
+    """Return the id that the author gave a job; ``None`` where a job is known by its content.
+
+    :param item: the job as it was listed
+    :param own_id: that of a :class:`Job`
+    :param source: a field of its body that is a JSON object, or what returns its id
+    :param advisory_subjects: those that its queue declares: a body with ``id`` and one of them as ``advisory`` states
+        the id by which its worker reports it
+    :raises JobError: the source gives no id
+    """
+    if own_id is not None:
+        return _exact_id(index, str(own_id))
+    if source is not None:
+        return _sourced_id(index, item, body, source)
+    if body and advisory_subjects and (advisory := body_field(body, "advisory")):
+        return body_field(body, "id") if covered_by_any(advisory_subjects, advisory) else None
+    return None
+
+
+def _sourced_id(index: int, item: object, body: bytes | None, source: JobIdSource) -> str:
+    if callable(source):
+        try:
+            value = source(item)
+        except Exception as error:
+            raise JobError(
+                f"job {index}: expected an id from job_id ({getattr(source, '__name__', source)}), found"
+                f" {type(error).__name__}: {error}; return the id of each job"
+            ) from error
+        where = f"from job_id ({getattr(source, '__name__', source)})"
+    else:
+        if (fields := _json_object(body)) is None:
+            raise JobError(
+                f"job {index}: expected a JSON object with the field {source!r}, which job_id names, found another"
+                " body: give the job an id of its own, or pass a callable as job_id"
+            )
+        value, where = fields.get(source), f"in the field {source!r}, which job_id names"
+    is_id = isinstance(value, str | int) and not isinstance(value, bool)
+    if not is_id or not str(value).strip():
+        raise JobError(f"job {index}: expected text or a whole number {where}, found {value!r}: give each job an id")
+    return _exact_id(index, str(value))
+
+
+def _exact_id(index: int, text: str) -> str:
+    if problem := blank_problem(text):
+        raise JobError(f"job {index}: {problem}")
+    return text
+
+
+def _json_object(body: bytes | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body or b"")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def refuse_schedule(index: int, job: OutgoingJob) -> None:
+    """Refuse a job that can't be waited for.
+
+    :raises JobError: it is scheduled
+    """
+    if job.scheduled:
+        raise JobError(
+            f"job {index} is scheduled, and the server gives it a sequence only when it is due, so that it can't be"
+            " waited for: publish it with a task that doesn't wait, or without a schedule"
+        )

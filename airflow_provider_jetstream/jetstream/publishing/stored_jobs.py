@@ -51,8 +51,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError, PermissionDeniedError
 from airflow_provider_jetstream.jetstream.evidence import event_of
-from airflow_provider_jetstream.jetstream.origin import Origin, digest_of, short_digest
-from airflow_provider_jetstream.jetstream.publishing.digest_table import DigestTable
+from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, Origin, digest_of, short_digest
 from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
@@ -86,13 +85,88 @@ _NOT_COMPARED: Final = frozenset(
     )
 )
 
+# The slots of an empty table.
+_SMALLEST: Final = 64
 _UNKNOWN_BODY = bytes(BODY_DIGEST_BYTES)
 # The archive stores a copy a moment after the queue has stored the job.
 _ARCHIVE_DELAY = 0.2
 
 
-def _table() -> DigestTable:
-    return DigestTable(BODY_DIGEST_BYTES + 8)
+class _DigestTable:
+    """Fixed-width values by digests, in a third of the memory that a dict takes: 40 MB for a million of 16 bytes.
+
+    :param width: the number of bytes of a value
+    """
+
+    def __init__(self, width: int) -> None:
+        self._row_bytes = DIGEST_BYTES + width
+        self._rows = bytearray()
+        # By the first bytes of a digest: the number of its row, counted from 1; linear probing.
+        self._slots = array("I", bytes(4 * _SMALLEST))
+
+    def __len__(self) -> int:
+        return len(self._rows) // self._row_bytes
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        for start in range(0, len(self._rows), self._row_bytes):
+            row = self._rows[start : start + self._row_bytes]
+            yield bytes(row[:DIGEST_BYTES]), bytes(row[DIGEST_BYTES:])
+
+    def position(self, digest: bytes) -> int | None:
+        """Return the number of a digest in the order in which digests came; ``None`` where it is unknown."""
+        _, row = self._find(digest)
+        return row - 1 if row else None
+
+    def get(self, digest: bytes) -> bytes | None:
+        """Return the value of a digest; ``None`` where it is unknown."""
+        _, row = self._find(digest)
+        if not row:
+            return None
+        end = row * self._row_bytes
+        return bytes(self._rows[end - self._row_bytes + DIGEST_BYTES : end])
+
+    def set(self, digest: bytes, value: bytes) -> None:
+        """Set the value of a digest."""
+        slot, row = self._find(digest)
+        if row:
+            end = row * self._row_bytes
+            self._rows[end - self._row_bytes + DIGEST_BYTES : end] = value
+            return
+        self._append(slot, digest, value)
+
+    def _append(self, slot: int, digest: bytes, value: bytes) -> None:
+        self._rows += digest + value
+        count = len(self)
+        self._slots[slot] = count
+        if 2 * count > len(self._slots):
+            self._grow()
+
+    def _find(self, digest: bytes) -> tuple[int, int]:
+        """Return the slot of a digest and the number of its row; 0 where it is unknown."""
+        slots, rows, row_bytes = self._slots, self._rows, self._row_bytes
+        mask = len(slots) - 1
+        slot = int.from_bytes(digest[:8]) & mask
+        while row := slots[slot]:
+            start = (row - 1) * row_bytes
+            if rows[start : start + DIGEST_BYTES] == digest:
+                return slot, row
+            slot = (slot + 1) & mask
+        return slot, 0
+
+    def _grow(self) -> None:
+        self._slots = array("I", bytes(4 * 4 * len(self._slots)))
+        slots, rows, row_bytes = self._slots, self._rows, self._row_bytes
+        mask = len(slots) - 1
+        for row in range(1, len(self) + 1):
+            start = (row - 1) * row_bytes
+            slot = int.from_bytes(rows[start : start + 8]) & mask
+            while slots[slot]:
+                slot = (slot + 1) & mask
+            slots[slot] = row
+
+
+def _table() -> _DigestTable:
+    return _DigestTable(BODY_DIGEST_BYTES + 8)
 
 
 class StoredJobs:
@@ -103,11 +177,11 @@ class StoredJobs:
         self._own = _table()
         self._named = bytearray()
         # What a search has found. By the digests of message id and content: the sequence, whoever has published it.
-        self._found = DigestTable(8)
-        # By the digests of message ids: body digest and sequence of the last message; of jobs that have ended.
-        self._others = _table()
-        self._ended = _table()
-        # The same of those that name the task, as another list of the task may have had them.
+        self._found = _DigestTable(8)
+        # Those of the message ids; and by those of jobs that have ended, the sequence.
+        self._message_ids = _DigestTable(0)
+        self._ended = _DigestTable(8)
+        # By the digests of message ids, body digest and sequence of those that name the task, in another list too.
         self._named_task = _table()
         # With an idempotency key, the same by the digests of message id and stated id: no message names the key.
         self._same_id = _table()
@@ -146,7 +220,7 @@ class StoredJobs:
             return
         content = content_of_message(message, of_any_task=self.of_any_task)
         self._found.set(_both(digest, content), sequence.to_bytes(8))
-        self._others.set(digest, value)
+        self._message_ids.set(digest, b"")
         if self.of_any_task and (stated := stated_job_id(message.headers, message.data)):
             self._same_id.set(_both(digest, stated.encode()), value)
         if self.task_key and message.header(AIRFLOW_TASK) == self.task_key:
@@ -155,7 +229,7 @@ class StoredJobs:
     def add_ended(self, message_id: str, sequence: int) -> None:
         """Add a job that has ended, by its message id; a message that is stored counts in its place."""
         if digest := digest_of(message_id):
-            self._ended.set(digest, _UNKNOWN_BODY + sequence.to_bytes(8))
+            self._ended.set(digest, sequence.to_bytes(8))
 
     def check(self, index: int, job: OutgoingJob) -> None:
         """Refuse a job whose given id is stored with another body.
@@ -185,7 +259,7 @@ class StoredJobs:
         if self.is_empty:
             return None
         self.check(index, job)
-        if len(self._others) or len(self._ended):
+        if len(self._message_ids) or len(self._ended):
             self._listed.update(self._digests(job))
         if (digest := digest_of(job.message_id)) and (position := self._own.position(digest)) is not None:
             self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
@@ -196,7 +270,7 @@ class StoredJobs:
     @property
     def is_empty(self) -> bool:
         """Whether no job is known to be stored."""
-        return not (len(self._own) or len(self._others) or len(self._ended) or self._unverified)
+        return not (len(self._own) or len(self._message_ids) or len(self._ended) or self._unverified)
 
     def unverified(self, job: OutgoingJob) -> int | None:
         """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
@@ -223,7 +297,7 @@ class StoredJobs:
         """Whether a search found what may be a job of the task and is none of the list's: it has to be found again."""
         if self.are_named:
             return next(self.not_listed(), None) is not None
-        found = (digest for table in (self._others, self._ended) for digest, _ in table)
+        found = (digest for table in (self._message_ids, self._ended) for digest, _ in table)
         return any(digest not in self._listed and self._own.position(digest) is None for digest in found)
 
     def is_recorded(self, job: OutgoingJob) -> bool:
@@ -246,8 +320,8 @@ class StoredJobs:
             return value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
         if sequence := self._found_sequence(job):
             return job.body_digest, sequence
-        if digest and self._others.get(digest) is None and (value := self._ended.get(digest)):
-            return _UNKNOWN_BODY, int.from_bytes(value[BODY_DIGEST_BYTES:])
+        if digest and self._message_ids.get(digest) is None and (value := self._ended.get(digest)):
+            return _UNKNOWN_BODY, int.from_bytes(value)
         return None
 
     def _digests(self, job: OutgoingJob) -> Iterator[bytes]:

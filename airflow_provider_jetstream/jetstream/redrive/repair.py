@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.errors import JobError, RedriveError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import check_headers
+from airflow_provider_jetstream.jetstream.publishing.preparation import check_headers
 from airflow_provider_jetstream.jetstream.task_values import TaskValue, packed_body
 
 if TYPE_CHECKING:
