@@ -193,17 +193,6 @@ async def test_another_consumer_for_the_subject_is_refused_too(connection: NatsP
     }
 
 
-@pytest.mark.slow
-async def test_a_letter_that_was_redriven_before_runs_once(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
-    await _delete(connection, name)
-    (await redrive_dead_letters(connection, queue)).raise_for_failures()
-    await provision(connection, queue)
-    assert await _bodies(connection, queue, 2) == [b"a", b"b"]
-    assert (await find_dead_letters(connection, queue)).letters == ()
-
-
 async def test_a_consumer_that_another_tool_created_anew_runs_them_and_they_are_alive(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -299,32 +288,6 @@ async def test_letters_of_a_deleted_consumer_are_counted_as_dead(
     by_hand = _BY_HAND | {"name": "next", "durable_name": "next", "filter_subject": f"{name}.jobs.plain"}
     await connection.api(f"CONSUMER.CREATE.{name}.next", {"stream_name": name, "config": by_hand})
     assert await _numbers(nats, name) == [(1, 1), (1, 1)]
-
-
-@pytest.mark.slow
-async def test_letters_of_a_consumer_that_takes_other_subjects_are_counted_as_dead(
-    connection: NatsPyConnection, nats: NatsServer, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
-    config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"] | {"filter_subject": f"{name}.none"}
-    request = {"stream_name": name, "config": config, "action": "update"}
-    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}.{name}.none", request)
-    await publish_jobs(connection, queue, "cd")
-    assert await _numbers(nats, name) == [(2, 2), (2, 2)]
-
-
-@pytest.mark.slow
-async def test_deaths_under_an_earlier_stream_are_no_letters_of_an_absent_consumer(
-    connection: NatsPyConnection, nats: NatsServer, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
-    await connection.api(f"STREAM.DELETE.{name}")
-    await make_queue(connection, name, consumer=_LONG)
-    await publish_jobs(connection, queue, "cd")
-    await _delete(connection, name)
-    assert await _numbers(nats, name) == [(0, 2), (0, 2)]
 
 
 # Jobs that another tool's change of consumers makes indistinguishable from dead ones are uncertain and left alone.

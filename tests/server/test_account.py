@@ -315,24 +315,6 @@ async def test_evidence_about_an_earlier_stream_or_another_domain_does_not_count
 
 
 @pytest.mark.slow
-async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
-    connection: NatsPyConnection, name: str
-) -> None:
-    events = {"name": f"{name}-events", "max_age": "300ms", "duplicate_window": "100ms"}
-    queue = await make_queue(connection, name, consumer=SAMPLED, events=events)
-    await publish_jobs(connection, queue, "abc")
-    await process_all(connection, queue)
-
-    async def dropped() -> bool:
-        return await stored_count(connection, f"{name}-events") == 0
-
-    await eventually(dropped)
-    account = await account_for_jobs(connection, queue)
-    assert (account.unaccounted, account.unknown, account.ended) == ((), ((1, 3),), 0)
-    assert f"{name}-events has dropped" in account.why_unknown[0]
-
-
-@pytest.mark.slow
 async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,25 +343,6 @@ async def test_a_checkpoint_that_is_none_is_replaced(connection: NatsPyConnectio
         assert await unaccounted(connection, queue) == [(lost[0], lost[0])]
 
 
-@pytest.mark.slow
-async def test_a_job_that_expired_while_a_worker_had_it_is_a_letter_and_not_unaccounted(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(
-        connection, name, max_age="1s", duplicate_window="1s", consumer=SAMPLED | {"ack_wait": "30s"}
-    )
-    await publish_jobs(connection, queue, ["held", "waiting"])
-    await pull_jobs(connection, queue, 1)
-
-    async def expired() -> bool:
-        return await stored_count(connection, name) == 0 and await stored_count(connection, f"{name}-dead") == 1
-
-    await eventually(expired)
-    for _ in range(2):
-        assert (await summarise_dead_letters(connection, queue)).ranges == [(1, 1)]
-        assert await unaccounted(connection, queue) == [(2, 2)]
-
-
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPyConnection, name: str) -> None:
@@ -391,17 +354,6 @@ async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPy
     await change_stream(connection, f"{name}-dead", subjects=[f"dead.{name}.>", f"parked.{name}.>"])
     await terminate(connection, queue, 1)
     assert await unaccounted(connection, queue) == [(1, 1)]
-
-
-@pytest.mark.since_server("2.14", "the reset of a consumer")
-async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, "ab")
-    await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
-    await process_all(connection, queue)
-    assert await unaccounted(connection, queue) == []
 
 
 @pytest.mark.slow
@@ -550,15 +502,6 @@ async def test_an_audit_that_was_created_anew_has_lost_what_was_done_to_letters(
     await provision(connection, queue)
     account = await account_for_jobs(connection, queue)
     assert (account.unaccounted, account.unknown, account.ended) == ((), ((3, 3),), 2)
-
-
-@pytest.mark.slow
-async def test_accounts_at_once_agree(connection: NatsPyConnection, name: str) -> None:
-    queue = await full_dead_letter_queue(connection, name)
-    await publish_jobs(connection, queue, "ab")
-    lost = await terminate(connection, queue, 2)
-    named = await asyncio.gather(*(unaccounted(connection, queue) for _ in range(3)))
-    assert [*named, await unaccounted(connection, queue)] == [[(lost[0], lost[1])]] * 4
 
 
 @pytest.mark.parametrize("count", [2, 9])

@@ -24,9 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
 from testbed.dead_letters import make_terminated_letters, request_for
-from testbed.foreign_programs import pull
 from testbed.queues import (
-    CONSUMER,
     completion_body,
     eventually,
     make_dead_letters,
@@ -129,40 +127,6 @@ async def test_jobs_that_come_and_are_done_between_any_two_reads_are_accounted_f
     account = await account_for_jobs(connection, queue)
     assert (account.ended, account.unaccounted) == (done, ())
     assert done > 20
-
-
-@pytest.mark.slow
-async def test_a_queue_of_a_hundred_jobs_a_second_with_accounts_by_two_people_all_the_time(
-    connection: NatsPyConnection, nats: NatsServer, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
-    (deleted,) = await publish_jobs(connection, queue, ["deleted"])
-    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": deleted})
-    running, accounts = True, list[JobAccount]()
-
-    async def publish() -> None:
-        nonlocal running
-        for _ in range(40):
-            await publish_jobs(connection, queue, ["x"] * 10)
-            await asyncio.sleep(0.1)
-        running = False
-
-    async def work() -> None:
-        while running or await stored_count(connection, name):
-            async for message in pull(connection.client, name, CONSUMER, batch=50, expires=0.2):
-                await message.ack()
-
-    async def account() -> None:
-        async with connect(connection_settings({"servers": (nats.url,)})) as own:
-            while running:
-                accounts.append(await account_for_jobs(own, queue))
-
-    await asyncio.gather(publish(), work(), account(), account())
-    assert {account.unaccounted for account in accounts} == {((deleted, deleted),)}
-    assert {account.unknown_count for account in accounts} == {0}
-    last = await account_for_jobs(connection, queue)
-    assert (last.jobs, last.ended, last.unaccounted) == (401, 400, ((deleted, deleted),))
-    print(f"{len(accounts)} accounts")
 
 
 @pytest.mark.slow

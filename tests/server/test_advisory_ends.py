@@ -80,19 +80,6 @@ async def work_as_the_document_does(connection: NatsPyConnection, queue: WorkQue
     await connection.client.flush()
 
 
-async def test_a_worker_that_reports_on_the_jobs_own_subject_and_acknowledges_completes_the_jobs(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await advised_queue(connection, name)
-    cursor, report = await published(connection, queue, [image(name, "a"), image(name, 7), image(name, "x y.z>")][:2])
-    assert len(report.advised) == 2
-    during = waiting(connection, cursor, report, WaitPolicy())
-    await work_as_the_document_does(connection, queue, 2)
-    assert (await ended(during)).completed == set(report.sequences)
-    # A waiter that comes when all is over reads the same.
-    assert (await ended(waiting(connection, cursor, report, WaitPolicy()))).completed == set(report.sequences)
-
-
 @pytest.mark.parametrize(
     ("subject", "body"),
     [

@@ -16,8 +16,6 @@ from testbed.queues import eventually, make_queue, process_all, publish_jobs, st
 if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
-SAMPLED = {"sample_freq": "100%"}
-
 
 async def opened(connection: NatsPyConnection, queue: WorkQueue) -> ArchiveReader:
     created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
@@ -71,21 +69,6 @@ async def test_copies_behind_gaps_are_found(connection: NatsPyConnection, name: 
         assert (copy.data if copy else None) == (None if sequence in gone else str(sequence - 1).encode())
 
 
-async def test_copies_after_gaps_in_the_numbers_are_found(connection: NatsPyConnection, name: str) -> None:
-    # The archive missed some jobs, so that its numbers lag behind the queue's.
-    queue = await make_queue(connection, name)
-    await archived(connection, queue, ["1", "2", "3"])
-    config = (await stream_info(connection, f"{name}-archive"))["config"]
-    await connection.api(f"STREAM.UPDATE.{name}-archive", config | {"subjects": [f"{name}.elsewhere"]})
-    await publish_jobs(connection, queue, ["4", "5"])
-    await connection.api(f"STREAM.UPDATE.{name}-archive", config)
-    await archived(connection, queue, ["6", "7", "8"])
-    archive = await opened(connection, queue)
-    copies = {sequence: await archive.find(sequence) for sequence in range(1, 10)}
-    assert {sequence for sequence, copy in copies.items() if copy} == {1, 2, 3, 6, 7, 8}
-    assert all(copy.data == str(sequence).encode() for sequence, copy in copies.items() if copy)
-
-
 async def test_copies_of_an_earlier_stream_are_not_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, ["old 1", "old 2", "old 3"])
@@ -97,20 +80,6 @@ async def test_copies_of_an_earlier_stream_are_not_found(connection: NatsPyConne
     archive = await opened(connection, queue)
     copies = [await archive.find(sequence) for sequence in (1, 2, 3)]
     assert [copy.data if copy else None for copy in copies] == [b"new 1", b"new 2", None]
-
-
-async def test_copies_left_by_a_purge_are_found(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await archived(connection, queue, [str(number) for number in range(1, 31)])
-    await connection.api(f"STREAM.PURGE.{name}-archive", {"seq": 21})
-    archive = await opened(connection, queue)
-    assert await archive.find(20) is None
-    copy = await archive.find(25)
-    assert copy is not None
-    assert copy.data == b"25"
-    await connection.api(f"STREAM.PURGE.{name}-archive")
-    archive = await opened(connection, queue)
-    assert await archive.find(25) is None
 
 
 async def test_messages_that_are_no_copies_are_skipped(connection: NatsPyConnection, name: str) -> None:
@@ -352,16 +321,6 @@ async def test_a_job_that_is_stored_again_after_the_queue_forgot_its_id_has_a_co
 
     await eventually(stored_twice)
     assert await _archived(connection, name) == ["same", "same"]
-
-
-async def test_the_archive_still_stores_a_terminated_job(connection: NatsPyConnection, name: str) -> None:
-    await provision(connection, _queue(name))
-    await _publish(connection, f"{name}.jobs.a", b"poison")
-    pull = await connection.client.jetstream().pull_subscribe_bind("w", stream=name)
-    (message,) = await pull.fetch(1, timeout=5)
-    await message.term()
-    await pull.unsubscribe()
-    assert await _archived(connection, name) == ["poison"]
 
 
 async def test_an_archive_is_added_to_a_queue_that_exists_and_its_waiting_jobs_stay(

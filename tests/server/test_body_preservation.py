@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -210,44 +209,6 @@ async def test_a_job_finished_late_after_it_was_copied_is_no_letter(connection: 
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     findings = await find_dead_letters(connection, queue)
     assert (findings.letters, [job.status for job in findings.dismissed]) == ((), [Status.VANISHED])
-
-
-@pytest.mark.slow
-async def test_twenty_thousand_letters(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_ack_pending": -1, "ack_wait": "30s"})
-    count = 20_000
-    for start in range(0, count, 1_000):
-        await exhaust_deliveries(connection, queue, await _put_fast(connection, queue, start, 1_000))
-    started = time.monotonic()
-    scan = await Scan.begin(connection, queue)
-    begun = time.monotonic()
-    sequences: list[int] = []
-    async for page in scan.pages(Selection()):
-        sequences += [letter.sequence for letter in page.letters]
-    ended = time.monotonic()
-    assert sequences == list(range(1, count + 1))
-    keeper = BodyPreserver(connection, scan)
-    rest: list[int] = []
-    async for page in scan.pages(Selection(), after=15_000):
-        rest += [letter.sequence for letter in page.letters]
-        await keeper.preserve(page.letters)
-    copied = time.monotonic()
-    assert rest == sequences[15_000:]
-    assert keeper.preserved == 5_000
-    print(
-        f"begin {begun - started:.1f} s, 20,000 proved in {ended - begun:.1f} s, 5,000 copied in {copied - ended:.1f} s"
-    )
-
-
-async def _put_fast(connection: NatsPyConnection, queue: WorkQueue, start: int, count: int) -> int:
-    for number in range(start, start + count):
-        await connection.client.publish(f"{queue.name}.jobs.plain", str(number).encode())
-
-    async def stored() -> bool:
-        return await stored_count(connection, queue.name) == start + count
-
-    await eventually(stored)
-    return count
 
 
 async def test_a_forged_record_does_not_take_the_place_of_a_body(connection: NatsPyConnection, name: str) -> None:

@@ -324,16 +324,6 @@ async def test_a_slow_worker_finished_the_job_after_its_death(
         assert summary(findings) == ([2], {1: Status.COMPLETED})
 
 
-async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2})
-    (sequence, _) = await publish_jobs(connection, queue, "ab")
-    await store_completion(connection, queue, sequence)
-    await exhaust_deliveries(connection, queue, 2)
-    findings = await find_dead_letters(connection, queue)
-    assert summary(findings) == ([2], {1: Status.COMPLETED})
-    assert findings.dismissed[0].stored
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [Status.COMPLETED, Status.REDRIVEN])
 async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(

@@ -67,14 +67,6 @@ async def test_a_companion_of_another_kind_is_refused_too(connection: NatsPyConn
     await _refused(connection, small_queue(f"{name}2", events=f"{name}-dead"), f"belongs to work queue {name} (")
 
 
-async def test_a_companion_that_is_to_store_both_queues_is_refused(connection: NatsPyConnection, name: str) -> None:
-    first = await make_queue(connection, name)
-    both = small_queue(f"{name}2").dead_letters
-    subjects = [*(first.dead_letters.subjects if first.dead_letters else ()), *(both.subjects if both else ())]
-    second = small_queue(f"{name}2", dead_letters={"name": f"{name}-dead", "subjects": subjects})
-    await _refused(connection, second, f"belongs to work queue {name} (")
-
-
 async def test_a_work_queue_may_not_become_another_ones_companion(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     letters = {"name": name, "retention": "workqueue"}

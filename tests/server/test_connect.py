@@ -89,26 +89,6 @@ async def test_an_unknown_host_is_reported() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["nats", "tls"])
-async def test_a_silent_port_is_reported_at_the_time_limit(scheme: str) -> None:
-    async with fake_server() as fake:
-        url = f"{scheme}://{LOOPBACK}:{fake.port}"
-        with _raises(UnreachableError) as caught:
-            await _open(url, timeout=1.5)
-    assert str(caught.value).startswith(f"no NATS server reached at {url}: no answer")
-    assert fake.connections > 0
-
-
-@pytest.mark.slow
-async def test_a_server_that_is_silent_after_its_info_is_reported_at_the_time_limit() -> None:
-    async with fake_server(banner=_BANNER) as fake:
-        with _raises(UnreachableError) as caught:
-            await _open(f"nats://{LOOPBACK}:{fake.port}", timeout=1.5)
-    assert ": no answer" in str(caught.value)
-    assert b"CONNECT" in fake.received
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "farewell", [b"PONG\r\n", b"PONG\r\n-ERR 'Account Disabled'\r\n"], ids=["quietly", "with an error"]
 )
@@ -118,13 +98,6 @@ async def test_a_server_that_closes_the_connection_is_not_reported_as_one_withou
         with _raises(TransientError) as caught:
             await _open(url, timeout=1.5)
     assert "JetStream, found" not in str(caught.value)
-
-
-async def test_a_server_of_another_protocol_is_reported() -> None:
-    async with fake_server(banner=b"SSH-2.0-OpenSSH_9.2") as fake:
-        with _raises(UnreachableError) as caught:
-            await _open(f"nats://{LOOPBACK}:{fake.port}")
-    assert "empty response from server when expecting INFO message; check host, port" in str(caught.value)
 
 
 @pytest.mark.slow
@@ -263,12 +236,6 @@ async def test_a_server_with_a_bad_certificate_among_several_is_skipped(tls: Tls
         # The client shuffles its servers, so several attempts may be needed to meet the bad one first.
         while "TLS handshake error" not in bad.log():
             await _open(bad.url, good.url, tls_ca_file=str(tls.ca))
-
-
-async def test_an_unreachable_server_among_several_is_skipped(nats: NatsServer) -> None:
-    closed = f"nats://{LOOPBACK}:{free_port()}"
-    for servers in ((closed, nats.url), (nats.url, closed)):
-        await _open(*servers)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from fake_servers import fake_server
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connection_settings, shared_connection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
 from testbed.nats_server import NatsServer
-from testbed.ports import LOOPBACK, free_port
+from testbed.ports import LOOPBACK
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
@@ -64,14 +64,6 @@ async def test_users_of_one_loop_share_one_connection_until_the_last_has_left(ow
     await users[0].leave()
     assert connections[0].client.is_closed
     await eventually(lambda: _clients(own_nats) == 0)
-
-
-async def test_a_user_after_the_last_one_has_left_gets_a_new_connection(own_nats: NatsServer) -> None:
-    async with shared_connection(_settings(own_nats)) as first:
-        pass
-    async with shared_connection(_settings(own_nats)) as second:
-        assert second is not first
-        await second.api("INFO")
 
 
 async def test_different_settings_get_different_connections(own_nats: NatsServer) -> None:
@@ -158,17 +150,3 @@ async def test_a_closed_connection_is_replaced_while_it_has_users(own_nats: Nats
             assert second is not first
             await second.api("INFO")
     await eventually(lambda: _clients(own_nats) == 0)
-
-
-async def test_a_users_error_is_raised_unchanged(own_nats: NatsServer) -> None:
-    with pytest.raises(KeyError, match="mine"):
-        async with shared_connection(_settings(own_nats)):
-            raise KeyError("mine")
-    await eventually(lambda: _clients(own_nats) == 0)
-
-
-async def test_a_closed_port_is_reported_as_by_connect() -> None:
-    settings = connection_settings({"servers": (f"nats://{LOOPBACK}:{free_port()}",)})
-    with pytest.raises(UnreachableError, match="no NATS server reached"):
-        async with shared_connection(settings):
-            pass

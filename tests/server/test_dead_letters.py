@@ -80,14 +80,6 @@ async def wait_until_idle(connection: NatsPyConnection, queue: WorkQueue) -> Non
     await eventually(idle)
 
 
-async def wait_for_entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
-    async def there() -> bool:
-        await probe(connection, queue)
-        return await stored_count(connection, f"{queue.name}-dead") == count
-
-    await eventually(there)
-
-
 async def test_a_dead_letter_is_found_with_its_message_and_death(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
     await publish_jobs(connection, queue, ["good"])
@@ -127,15 +119,6 @@ async def test_the_redrive_count_is_read_from_the_job_and_an_invalid_one_is_zero
     await make_dead_letters(connection, queue, ["a"], headers={"Redrive-Count": count})
     letter = await one_letter(connection, queue)
     assert (letter.redrives, letter.job_id) == (redrives, "1")
-
-
-async def test_letters_come_in_the_order_of_their_jobs(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, "abc")
-    for count, message in enumerate(reversed(await pull_jobs(connection, queue, 3)), 1):
-        await message.nak()
-        await wait_for_entries(connection, queue, count)
-    assert (await find(connection, queue)) == ([1, 2, 3], {})
 
 
 async def test_repeated_advisories_are_one_letter(connection: NatsPyConnection, name: str) -> None:
@@ -282,24 +265,6 @@ async def test_parked_letters_are_counted_when_they_are_selected(connection: Nat
     await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({1})), max_redrives=0))
     assert (await summarise_dead_letters(connection, queue, Selection(parked=True))).ranges == [(1, 1)]
     assert (await summarise_dead_letters(connection, queue)).ranges == [(2, 2)]
-
-
-async def test_letters_without_an_advisory_are_counted(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["one", "two"])
-    # The worker dies with both, and no pull request comes.
-    await pull_jobs(connection, queue, 2)
-
-    async def dead() -> Summary | None:
-        summary = await summarise_dead_letters(connection, queue)
-        return summary if summary.reached(2) else None
-
-    assert (await eventually(dead)).ranges == [(1, 2)]
-
-
-async def test_a_queue_that_is_not_there_is_named(connection: NatsPyConnection, name: str) -> None:
-    with pytest.raises(NotFoundError, match=name):
-        await summarise_dead_letters(connection, small_queue(name))
 
 
 # What anybody may store in a dead letter queue, an events stream or an audit: scan and redrive pass it by.

@@ -671,12 +671,3 @@ async def test_an_audit_that_refuses_records_when_it_is_full_never_drops_them(
     await provision(connection, queue)
     config = (await connection.api(f"STREAM.INFO.{name}-audit"))["config"]
     assert (config["max_msgs"], config["discard"]) == (1_000, "new")
-
-
-async def test_undeclared_fields_keep_their_values(connection: NatsPyConnection, name: str) -> None:
-    await _create(connection, _by_hand(name, f"{name}.>", max_msgs=50, discard="new", deny_purge=True))
-    queue = WorkQueue(name=name, subjects=[f"{name}.>"], max_bytes="1MB")
-    await provision(connection, queue)
-    config = (await connection.api(f"STREAM.INFO.{name}"))["config"]
-    assert (config["max_msgs"], config["discard"], config["deny_purge"]) == (50, "new", True)
-    assert config["max_bytes"] == _MEGABYTE

@@ -165,15 +165,6 @@ async def test_parked_letters_do_not_count(connection: NatsPyConnection, name: s
 
 
 @pytest.mark.slow
-async def test_dead_letters_without_an_advisory_are_found(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
-    await connection.api(f"STREAM.PURGE.{name}-dead")
-    report = await check_drained(connection, queue, nothing_dead=True)
-    assert (report.drained, report.dead_letters) == (False, 2)
-
-
-@pytest.mark.slow
 async def test_undeliverable_jobs_are_awaited_and_named(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
     for kind in "cdd":
@@ -198,14 +189,6 @@ async def test_the_largest_of_many_subjects_are_named(connection: NatsPyConnecti
     assert next(iter(as_json["undeliverable_subjects"].items())) == (f"{name}.jobs.c.7", 3)
     assert len(as_json["undeliverable_subjects"]) == 10
     assert str(report).endswith("; 1190 more)")
-
-
-async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, "a")
-    await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
-    report = await check_drained(connection, queue)
-    assert (report.drained, report.undeliverable) == (False, {f"{name}.jobs.plain": 1})
 
 
 @pytest.mark.slow
@@ -285,21 +268,6 @@ async def test_uncertain_dead_letters_prevent_draining(
     assert str(report) == f"{name} is not drained: 1 jobs that may be dead"
 
 
-@pytest.mark.slow
-async def test_some_consumers_can_be_drained_while_others_are_busy(connection: NatsPyConnection, name: str) -> None:
-    queue = await two_kinds(connection, name)
-
-    async def go_on() -> None:
-        while True:
-            await publish_jobs(connection, queue, ["job"], kind="b")
-
-    publishing = asyncio.create_task(go_on())
-    try:
-        assert (await check_drained(connection, queue, ["a"])).drained
-    finally:
-        publishing.cancel()
-
-
 @pytest.mark.parametrize("names", [[], "", ["a", " "]])
 async def test_empty_consumer_names_are_refused(
     connection: NatsPyConnection, name: str, names: list[str] | str
@@ -358,46 +326,3 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
     # A single inspection would have been wrong, and so would two that ignore the stream's last sequence.
     assert empty > hops
     assert f"{name} is not drained: jobs came and went between two inspections" in texts
-
-
-@pytest.mark.slow
-async def test_thousands_of_jobs_are_awaited_to_the_last(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={**LONG, "max_ack_pending": 200}, archive=False)
-    count, done = 4_000, 0
-    for number in range(count):
-        await connection.client.publish(f"{name}.jobs.{number}", b"job")
-
-    async def work() -> None:
-        nonlocal done
-        pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=name)
-        while done < count:
-            try:
-                jobs = await pull.fetch(50, timeout=0.3)
-            except TimeoutError:
-                continue
-            for job in jobs:
-                await job.ack_sync()
-                done += 1
-        await pull.unsubscribe()
-
-    working = [asyncio.create_task(work()) for _ in range(4)]
-    looks = 1
-    while not (report := await check_drained(connection, queue)).drained:
-        looks += 1
-        await asyncio.sleep(0.05)
-    assert (done, report.stored) == (count, 0)
-    assert looks > 3
-    await asyncio.gather(*working)
-
-
-async def test_an_inspection_uses_up_no_delivery(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
-    await publish_jobs(connection, queue, "a")
-    await pull_jobs(connection, queue, 1)
-    await asyncio.sleep(0.5)
-    for _ in range(20):
-        assert not await drained(connection, queue)
-    (job,) = await pull_jobs(connection, queue, 1)
-    assert job.metadata.num_delivered == 2
-    await job.ack_sync()
-    assert await drained(connection, queue)

@@ -291,25 +291,6 @@ async def measured(connection: NatsPyConnection, name: str, **consumer: Any) -> 
     return await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "1m", **consumer})
 
 
-async def test_jobs_that_are_only_acknowledged_are_completed(connection: NatsPyConnection, name: str) -> None:
-    queue = await measured(connection, name)
-    mark = await take_cursor(connection, queue)
-    jobs = await publish_jobs(connection, queue, map(str, range(50)))
-    early, rest = start_waiting(connection, mark, jobs[:25]), start_waiting(connection, mark, jobs[25:])
-    messages = await pull_jobs(connection, queue, 50)
-    for message in messages[:25]:
-        await message.ack()
-    (report,) = await wait_reports([early])
-    assert (report.completed, report.vanished, report.results) == (set(jobs[:25]), set(), {})
-    assert not rest.task.done()
-    for message in messages[25:]:
-        await message.ack()
-    (report,) = await wait_reports([rest])
-    assert report.completed == set(jobs[25:])
-    (late,) = await wait_reports([start_waiting(connection, mark, jobs)])
-    assert late.completed == set(jobs)
-
-
 @pytest.mark.slow
 async def test_a_completion_and_a_metric_of_one_job_count_once_with_the_result(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str

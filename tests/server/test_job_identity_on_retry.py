@@ -45,10 +45,6 @@ AFTER_WINDOW = 0.25
 ORIGIN = Origin("dag", "run", "task", max_tries=1)
 
 
-class Killed(BaseException):
-    """The process of the publisher ends here."""
-
-
 async def run_try(
     connection: NatsPyConnection,
     queue: WorkQueue,
@@ -70,17 +66,6 @@ async def run_try(
 
 async def bodies_of(connection: NatsPyConnection, name: str) -> list[bytes]:
     return [message.data async for message in read_range(connection, name, ">")]
-
-
-@pytest.mark.slow
-async def test_a_retry_in_another_order_stores_what_is_missing(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, **WINDOW)
-    await run_try(connection, queue, "abcdef", killed_after=3)
-    await asyncio.sleep(AFTER_WINDOW)
-    report = await run_try(connection, queue, "fedcba")
-    assert report is not None
-    assert sorted(await bodies_of(connection, name)) == [b"a", b"b", b"c", b"d", b"e", b"f"]
-    assert (list(report.sequences), report.duplicates) == ([4, 5, 6, 3, 2, 1], 3)
 
 
 @pytest.mark.slow

@@ -190,18 +190,6 @@ async def test_a_cancelled_call_ends_its_asynchronous_source(connection: NatsPyC
     assert events == ["waits", "ended"]
 
 
-async def test_an_asynchronous_source_that_raises(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-
-    async def items() -> AsyncIterator[int]:
-        yield 1
-        raise LookupError("gone")
-
-    with pytest.raises(LookupError, match="gone"):
-        await publish(connection, queue, items(), subject=f"{name}.jobs.a")
-    assert await stored_count(connection, name) == 1
-
-
 async def test_an_asynchronous_source_is_read_by_nothing_else(name: str) -> None:
     async def items() -> AsyncIterator[int]:
         yield 1

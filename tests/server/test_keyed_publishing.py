@@ -81,15 +81,6 @@ async def test_a_changed_body_under_an_id_of_the_key_is_refused(connection: Nats
     assert await stored_count(connection, name) == 1
 
 
-async def test_programs_that_start_at_once_store_each_job_once(connection: NatsPyConnection, name: str) -> None:
-    queue, jobs = await make_queue(connection, name), [f"{number}" for number in range(300)]
-    reports = await asyncio.gather(
-        *(publish(connection, queue, jobs, subject=f"{name}.jobs.x", idempotency_key=KEY) for _ in range(4))
-    )
-    assert len({tuple(report.sequences) for report in reports}) == 1
-    assert await stored_count(connection, name) == 300
-
-
 async def test_jobs_of_a_key_name_no_task(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await publish(connection, queue, ["a", Job("b", headers={"X": "y"})], subject=f"{name}.jobs.x", idempotency_key=KEY)

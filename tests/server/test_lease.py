@@ -22,7 +22,6 @@ from airflow_provider_jetstream.jetstream.audit.lease import Lease, LeaseRecord,
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import lease_subject
 from airflow_provider_jetstream.jetstream.errors import (
-    ApiError,
     LeaseHeldError,
     LeaseLostError,
     RedriveError,
@@ -394,15 +393,6 @@ async def test_a_redrive_is_refused_where_the_lease_is_not_captured(connection: 
     with pytest.raises(RedriveError, match=f"found that {name}-other does"):
         await redrive_dead_letters(connection, queue)
     assert (await stream_info(connection, name))["state"]["last_seq"] == 1
-
-
-async def test_a_condition_on_another_subject_is_the_servers(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    lease = await take(connection, queue)
-    await lease.release()
-    audit = await open_audit(connection, queue)
-    with pytest.raises((ApiError, LeaseLostError)):
-        await audit.fenced(lease).store(f"audit.{name}.intents.x", b"{}")
 
 
 async def test_a_take_without_an_answer_is_not_believed_where_another_redrive_has_the_lease(

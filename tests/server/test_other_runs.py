@@ -201,15 +201,6 @@ async def test_mapped_tasks_of_another_run_have_their_own_jobs(connection: NatsP
     assert sequences == [[[1, 1]], [[2, 2]], [[3, 3]], [[4, 4]]]
 
 
-async def test_an_idempotency_key_still_holds_across_runs_and_deployments(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    assert await counts(queue, Try(), idempotency_key="day") == ([[1, 2]], 0)
-    for started in (BEGAN, LATER):
-        assert await counts(queue, Try(started=started), idempotency_key="day") == ([[1, 2]], 2)
-
-
 @pytest.mark.parametrize("with_queue", [True, False])
 async def test_calls_of_the_hook_in_another_run_publish_their_jobs(
     connection: NatsPyConnection, name: str, *, with_queue: bool

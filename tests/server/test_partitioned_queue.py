@@ -147,14 +147,6 @@ async def test_jobs_in_a_partition_that_is_no_longer_declared_are_reported(
     )
 
 
-async def test_going_back_to_an_earlier_number_is_a_change_too(connection: NatsPyConnection, name: str) -> None:
-    for number in (4, 2):
-        await provision(connection, _queue(name, number))
-    await _publish(connection, _queue(name, 2), "a")
-    with pytest.raises(DriftError, match="worker would go from 2 to 4 partitions while 1 job is stored in them"):
-        await provision(connection, _queue(name, 4))
-
-
 async def test_an_interrupted_provisioning_continues_although_jobs_were_stored(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import time
-from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -153,21 +151,3 @@ async def test_messages_of_five_megabytes_leave_the_triggerer_alive(name: str, m
                 )
                 assert copy is not None
                 assert copy.data == bodies[number - 1]
-
-
-@pytest.mark.slow
-async def test_sixty_messages_a_second(
-    connection: NatsPyConnection, nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For ten minutes under ``FAULTS=full``, else for a few seconds; every message has one event."""
-    connect_airflow_to(nats, monkeypatch)
-    count = 60 * (600 if FULL else 3)
-    queue = await make_queue(connection, name, consumer=PATIENT | {"max_ack_pending": 1_000})
-    async with StreamWatchers(payload_trigger(queue)) as watchers:
-        began = time.monotonic()
-        for number in range(count):
-            await publish_jobs(connection, queue, [f"{number}"])
-            await asyncio.sleep(max(0.0, began + number / 60 - time.monotonic()))
-        await eventually(lambda: is_empty(connection, queue), 60)
-    assert Counter(watchers.sequences()) == Counter(range(1, count + 1))
-    assert not watchers.errors

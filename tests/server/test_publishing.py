@@ -35,7 +35,6 @@ from testbed.face import AskedForEach, Destination, prepare_jobs, publish_prepar
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, running_worker, stored_count
 from testbed.rates import most_within
-from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -468,10 +467,6 @@ async def test_a_server_that_goes_away_while_a_call_waits_for_room_ends_the_call
     assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
 
 
-async def stored_count_reaches(connection: NatsPyConnection, name: str, count: int) -> bool:
-    return await stored_count(connection, name) >= count
-
-
 async def stored_times(connection: NatsPyConnection, name: str) -> list[float]:
     return [message.stored_at.timestamp() async for message in read_range(connection, name, ">")]
 
@@ -487,21 +482,6 @@ async def test_ten_seconds_have_no_more_jobs_than_the_rate_allows(
     assert len(times) == count
     assert most_within(times, 10.0) <= most
     assert (count - 1) / (times[-1] - times[0]) >= rate * 0.85
-
-
-@pytest.mark.slow
-async def test_jobs_that_arrive_late_and_at_once_delay_those_after_them(
-    nats: NatsServer, connection: NatsPyConnection, name: str
-) -> None:
-    queue, rate = await make_queue(connection, name, archive=False), 20
-    async with tcp_proxy(nats.port) as proxy, connect(ConnectionSettings(servers=(proxy.url,))) as slow:
-        publishing = asyncio.create_task(publish(slow, queue, range(260), subject=f"{name}.jobs.a", rate=rate))
-        await eventually(lambda: stored_count_reaches(connection, name, 40))
-        proxy.pause()
-        await asyncio.sleep(1.5)
-        proxy.resume()
-        await publishing
-    assert most_within(await stored_times(connection, name), 10.0) <= rate * 10
 
 
 async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyConnection, name: str) -> None:

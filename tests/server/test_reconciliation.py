@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,10 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     get_message,
     provision,
-    redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from testbed.face import NotDead, Scan, consumer_info, consumer_names, probe_consumer
+from testbed.face import NotDead, Scan, consumer_info, probe_consumer
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -42,8 +40,6 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection
-
     from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
@@ -132,17 +128,6 @@ async def test_the_dead_letter_queue_was_full(connection: NatsPyConnection, name
     assert f"{name}-dead is full and refuses what is new: deaths are found by counting only; raise max_msgs" in (
         findings.risks
     )
-
-
-async def test_the_advisories_were_deleted_by_hand(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcd")
-    for entry in (2, 3):
-        await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": entry})
-    findings = await find_dead_letters(connection, queue)
-    reasons = {letter.sequence: letter.death.reason for letter in findings.letters}
-    advised, orphan = Reason.MAX_DELIVERIES, Reason.ORPHAN
-    assert reasons == {1: advised, 2: orphan, 3: orphan, 4: advised}
 
 
 @pytest.mark.smoke
@@ -359,56 +344,6 @@ async def hand_back_until_dead(connection: NatsPyConnection, queue: WorkQueue) -
 
 
 @pytest.mark.slow
-async def test_a_busy_queue(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "30s", "max_ack_pending": 500})
-    stopped = asyncio.Event()
-    poison: set[int] = set()
-    good: set[int] = set()
-
-    async def publish() -> None:
-        number = 0
-        while not stopped.is_set():
-            number += 1
-            body = "poison" if number % 50 == 0 else "good"
-            (sequence,) = await publish_jobs(connection, queue, [body])
-            (poison if body == "poison" else good).add(sequence)
-
-    async def work() -> None:
-        pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=name)
-        while not stopped.is_set():
-            try:
-                messages = await pull.fetch(20, timeout=0.2)
-            except TimeoutError:
-                continue
-            for message in messages:
-                await (message.nak() if message.data == b"poison" else message.ack())
-
-    async def scan() -> AsyncIterator[Collection[int]]:
-        given: list[int] = []
-        deadline = time.monotonic() + 4
-        while time.monotonic() < deadline:
-            given = sequences(await find_dead_letters(connection, queue))
-            yield given
-
-    tasks = [asyncio.create_task(publish()), asyncio.create_task(work()), asyncio.create_task(work())]
-    scans = most = 0
-    async for given in scan():
-        scans += 1
-        most = max(most, len(given))
-        assert not set(given) & good
-    stopped.set()
-    await asyncio.gather(*tasks)
-    await process_all(connection, queue)
-    await idle(connection, queue)
-    final = await find_dead_letters(connection, queue)
-    # The last poisonous job may have been drained.
-    assert set(sequences(final)) <= poison
-    # A scan sees what was dead when it began, which on a busy machine is a good part of the time ago.
-    assert most >= len(poison) / 4
-    print(f"{scans} scans, {len(good)} jobs done, {len(poison)} poisoned, up to {most} given meanwhile")
-
-
-@pytest.mark.slow
 async def test_orphans_below_the_ack_floor_of_a_busy_queue_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await make_dead_letters(connection, queue, "abc")
@@ -515,26 +450,6 @@ async def test_without_a_worker_the_server_publishes_no_advisory_of_the_last_dea
     assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
 
 
-@pytest.mark.slow
-async def test_letters_are_found_although_every_worker_died_before_the_last_ack_wait_passed(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_abandoned_queue(connection, name, "abc")
-    await pass_ack_wait(queue)
-    findings = [await find_dead_letters(connection, queue) for _ in range(2)]
-    assert [letter.sequence for letter in findings[-1].letters] == [1, 2, 3]
-    assert await stored_count(connection, f"{name}-dead") == 3
-
-
-@pytest.mark.slow
-async def test_letters_without_an_advisory_are_redriven(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_abandoned_queue(connection, name, "abc")
-    await pass_ack_wait(queue)
-    report = await redrive_dead_letters(connection, queue)
-    assert set(report.redriven) == {1, 2, 3}
-    assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
-
-
 async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
     await publish_jobs(connection, queue, "abcd")
@@ -585,24 +500,3 @@ async def test_a_consumer_that_does_not_exist_is_named(connection: NatsPyConnect
     await make_queue(connection, name)
     with pytest.raises(NotFoundError, match=f"expected consumer nobody of stream {name} on the server, found none"):
         await probe_consumer(connection, name, "nobody")
-
-
-async def test_every_consumer_is_named(connection: NatsPyConnection, name: str) -> None:
-    consumers = [
-        {"name": f"c{number}", "filter_subject": f"{name}.jobs.{number}", "max_deliver": 2} for number in range(3)
-    ]
-    await make_queue(connection, name, consumers=consumers)
-    assert sorted(await consumer_names(connection, name)) == ["c0", "c1", "c2"]
-
-
-async def test_a_consumer_whose_jobs_in_flight_reach_its_limit_is_scanned(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s", "max_ack_pending": 1})
-    await publish_jobs(connection, queue, "abc")
-    (job,) = await pull_jobs(connection, queue, 1)
-    connection.timeout = 2
-    findings = await find_dead_letters(connection, queue)
-    assert (findings.letters, findings.uncertain) == ((), 0)
-    await job.ack_sync()
-    assert await process_all(connection, queue) == {"b": 1, "c": 1}

@@ -132,18 +132,6 @@ async def test_a_job_with_an_id_inside_the_duplicate_window_is_not_swallowed(
     assert await process_all(connection, queue) == {"a": 1}
 
 
-async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
-    await make_dead_letters(connection, queue, "ab")
-    letters = (await find_dead_letters(connection, queue)).letters
-    report = await redrive_dead_letters(connection, queue)
-    for letter in letters:
-        copy = await stored(connection, queue, report.redriven[letter.sequence])
-        assert copy.stored_at >= letter.ready_at > letter.death.died_at
-
-
 async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,16 +163,6 @@ async def test_a_job_that_is_alive_again_after_the_redrive_waited_is_not_copied(
     report = await redrive_dead_letters(connection, queue)
     assert (dict(report.redriven), list(report.gone)) == ({1: 3}, [2])
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
-
-
-async def test_only_the_requested_letters_are_redriven(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcd")
-    report = await redrive_dead_letters(connection, queue, only(4, 2, 4))
-    assert report.redriven == {2: 5, 4: 6}
-    assert await process_all(connection, queue) == {"b": 1, "d": 1}
-    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 3]
-    assert await stored_count(connection, f"{name}-dead") == 2
 
 
 @pytest.mark.slow
@@ -402,26 +380,6 @@ async def test_a_stopped_run_continues_under_its_key_and_its_report_covers_both_
     assert (third.cancelled, list(third.gone), third.as_json()["to_sequences"]) == (False, [], [(7, 12)])
     assert (await run_records(connection, queue, "orders-1"))[-1].finished
     assert await process_all(connection, queue) == dict.fromkeys("abcdef", 1)
-
-
-@pytest.mark.slow
-async def test_a_cancelled_run_continues_under_its_key(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    jobs = [str(number) for number in range(1_000)]
-    await make_dead_letters(connection, queue, jobs)
-    first = asyncio.create_task(redrive_dead_letters(connection, queue, RUN))
-
-    async def begun() -> bool:
-        return len(await letter_records(connection, queue)) >= 100
-
-    await eventually(begun)
-    first.cancel()
-    await asyncio.wait([first])
-    assert first.cancelled()
-    report = await redrive_dead_letters(connection, queue, RUN)
-    assert report.resumed >= 100
-    assert (len(report.redriven), report.failures) == (1_000, 0)
-    assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
 
 
 async def test_a_finished_run_with_the_same_key_starts_afresh(connection: NatsPyConnection, name: str) -> None:

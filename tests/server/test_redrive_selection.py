@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,6 @@ from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     Repair,
     Selection,
-    connect,
     find_dead_letters,
     preview,
     redrive_dead_letters,
@@ -38,7 +36,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream import ConnectionSettings, DeadLetter, WorkQueue
+    from airflow_provider_jetstream.jetstream import DeadLetter, WorkQueue
     from testbed.face import NatsPyConnection
 
 ORIGIN = {"Airflow-Dag-Id": "shop", "Airflow-Run-Id": "r1", "Airflow-Task-Id": "send", "Airflow-Map-Index": "-1"}
@@ -235,43 +233,6 @@ async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_d
     for kind in range(3):
         copies = await stream_messages(connection, name, f"{name}.jobs.{kind}")
         assert [int(copy.data) for copy in copies] == [*range(kind, 300, 3)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("death", ["dead", "terminated"])
-async def test_three_concurrent_redrives_lose_and_repeat_nothing_while_workers_drain(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str, death: str
-) -> None:
-    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"})
-    jobs = [str(number) for number in range(300)]
-    await (make_dead_letters if death == "dead" else make_terminated_letters)(connection, queue, jobs)
-    over = asyncio.Event()
-
-    async def work() -> Counter[str]:
-        done: Counter[str] = Counter()
-        pull = await connection.client.jetstream().pull_subscribe_bind("worker", stream=name)
-        while not over.is_set() or (await pull.consumer_info()).num_pending:
-            with suppress(TimeoutError):
-                # Few at a time, so that none waits longer for its turn than the ack wait.
-                for message in await pull.fetch(10, timeout=0.2):
-                    done[message.data.decode()] += 1
-                    await message.ack_sync()
-        await pull.unsubscribe()
-        return done
-
-    async with AsyncExitStack() as stack:
-        connections = [await stack.enter_async_context(connect(settings)) for _ in range(3)]
-        working = asyncio.create_task(work())
-        request = RedriveRequest(protocol=Protocol.COPY)
-        reports = await asyncio.gather(*(redrive_dead_letters(client, queue, request) for client in connections))
-        over.set()
-        assert await working == dict.fromkeys(jobs, 1)
-    assert all(report.failed == {} for report in reports)
-    # One after the other: whoever had the lease first redrove all.
-    assert sorted(sequence for report in reports for sequence in report.redriven) == list(range(1, 301))
-    assert len(await letter_records(connection, queue)) == 300
-    assert await stored_count(connection, f"{name}-dead") == 0
-    assert (await redrive_dead_letters(connection, queue)).redriven == {}
 
 
 # Previews of a redrive: what it would do, without changing anything.

@@ -192,17 +192,6 @@ async def test_what_is_left_in_the_buffers_of_a_stalled_connection_is_dropped() 
     await assert_dropped(use)
 
 
-@pytest.mark.slow
-async def test_a_stalled_connection_is_closed_in_time_and_sends_nothing_more() -> None:
-    async def use(url: str) -> None:
-        async with connect(connection_settings({"servers": (url,), "timeout": 5})) as connection:
-            await connection.publish("stall", b"")
-            await connection.publish("big", bytes(48 << 20))
-            await connection.publish("$JS.API.STREAM.PURGE.q", b"")
-
-    await assert_dropped(use)
-
-
 async def test_what_is_left_in_the_buffers_of_a_stalled_blocking_connection_is_dropped() -> None:
     def send(url: str) -> None:
         socket = NatsSocket(connection_settings({"servers": (url,), "timeout": 0.5}))

@@ -101,20 +101,6 @@ async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their
     await eventually(lambda: _is_taken(connection, f"{name}-schedules"))
 
 
-@pytest.mark.slow
-async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(
-    connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
-) -> None:
-    queue = await make_scheduling()
-    origin = Origin("dag", "run", "task")
-    for _ in range(3):
-        report = await _publish(connection, queue, Job(b"once", id="a", delay="1s"), origin=origin)
-    assert (report.duplicates, list(report.sequences)) == (1, [1])
-    await pull_jobs(connection, queue, 1)
-    with pytest.raises(TimeoutError):
-        await pull_jobs(connection, queue, 1, within=1)
-
-
 async def test_a_schedule_published_again_after_the_duplicate_window_replaces_the_first(
     connection: NatsPyConnection, name: str, make_scheduling: _MakeQueue
 ) -> None:

@@ -147,19 +147,6 @@ async def test_requests_beyond_the_limit_fail_at_once(own_nats: NatsServer) -> N
 
 
 @pytest.mark.slow
-async def test_a_server_with_as_many_connections_as_it_takes_is_transient(own_nats: NatsServer) -> None:
-    own_nats.config = "max_connections: 1"
-    own_nats.restart()
-    async with connect(settings_of(own_nats)):
-        with pytest.raises(UnreachableError) as caught:
-            async with connect(settings_of(own_nats, timeout=1)):
-                pass
-        assert isinstance(caught.value, TransientError)
-        with pytest.raises(UnreachableError):
-            NatsSocket(settings_of(own_nats, timeout=1))
-
-
-@pytest.mark.slow
 async def test_another_port_of_the_server_is_a_wrong_address(own_nats: NatsServer) -> None:
     (number,) = free_ports(1)
     own_nats.config = f'leafnodes {{ listen: "127.0.0.1:{number}" }}'

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 _SECRET = "of-every-user"
 _ADMIN = "admin"
-_LONG = {"ack_wait": "30s", "max_deliver": 3}
 _JOBS = 3
 _NAMES = [f"q{number}" for number in range(10)]
 
@@ -384,19 +383,6 @@ async def test_a_letter_whose_new_id_is_taken_is_redriven_at_once(
     assert (list(report.redriven), report.failed) == ([1], {})
     assert await _copies(connection, queue, foreign) == [(b"true", "one")]
     assert (await redrive_dead_letters(connection, queue, _COPY)).redriven == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("archive", [True, False])
-async def test_a_foreign_job_that_is_done_is_not_taken_for_the_new_one(
-    connection: NatsPyConnection, name: str, *, archive: bool
-) -> None:
-    queue = await _with_letter(connection, name, archive=archive)
-    foreign = await _take_id(connection, queue, "the body")
-    assert await acknowledge_jobs(connection, queue, 1) == [foreign]
-    report = await redrive_dead_letters(connection, queue, _COPY)
-    assert (list(report.redriven), report.failed) == ([1], {})
-    assert await _copies(connection, queue, foreign) == [(b"true", "one")]
 
 
 @pytest.mark.slow

@@ -71,19 +71,6 @@ async def test_progress_is_reported_after_each_end(connection: NatsPyConnection,
     assert seen == [1, 2, 3]
 
 
-async def test_a_cursor_from_the_start_reads_ends_stored_before_it_was_taken(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    sequences = await publish_jobs(connection, queue, "ab")
-    for sequence in sequences:
-        await store_completion(connection, queue, sequence)
-    cursor = await take_cursor(connection, queue)
-    with pytest.raises(TimeoutError):
-        await wait_within(connection, cursor, sequences, within=0.3)
-    assert (await wait_within(connection, cursor.from_start(), sequences)).completed == set(sequences)
-
-
 async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or_not_at_all(
     connection: NatsPyConnection, name: str
 ) -> None:

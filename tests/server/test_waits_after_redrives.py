@@ -83,25 +83,6 @@ async def test_jobs_that_were_redriven_and_done_before_the_wait_are_completed_wi
     ]
 
 
-@pytest.mark.slow
-async def test_jobs_that_were_redriven_before_the_wait_and_are_done_while_it_lasts_are_completed(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    cursor = await take_cursor(connection, queue)
-    sequences = await make_dead_letters(connection, queue, ["a", "b"])
-    await redrive(connection, queue)
-    progress: list[int] = []
-    waiting = asyncio.create_task(
-        wait(connection, cursor, sequences, progress=lambda report: progress.append(len(report.completed)))
-    )
-    await finish(connection, queue, 1)
-    await eventually(lambda: progress == [1])
-    assert not waiting.done()
-    await finish(connection, queue, 1)
-    assert (await asyncio.wait_for(waiting, SOON)).completed == set(sequences)
-
-
 async def test_a_job_that_dies_and_is_redriven_while_others_are_awaited_is_completed(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -16,12 +16,9 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
-    WaitPolicy,
     cancel,
-    find_dead_letters,
     get_message,
     provision,
-    redrive_dead_letters,
     take_cursor,
     wait,
 )
@@ -33,7 +30,6 @@ from testbed.face import Completion, consumer_info, encode_message, last_message
 from testbed.queues import (
     completion_count,
     eventually,
-    make_dead_letters,
     make_queue,
     publish_jobs,
     running_worker,
@@ -52,23 +48,6 @@ if TYPE_CHECKING:
 
 # What of a header isn't UTF-8.
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
-
-
-class Gate:
-    """A handler that records its jobs and waits until it is opened."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.jobs: list[Delivery] = []
-        self.running = 0
-        self.max_running = 0
-
-    async def handle(self, job: Delivery) -> None:
-        self.jobs.append(job)
-        self.running += 1
-        self.max_running = max(self.max_running, self.running)
-        await self.open.wait()
-        self.running -= 1
 
 
 def empty(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
@@ -90,10 +69,6 @@ async def completion(connection: NatsPyConnection, queue: WorkQueue, sequence: i
     assert message is not None
     event: dict[str, Any] = json.loads(message.data)
     return event
-
-
-async def in_flight(connection: NatsPyConnection, queue: WorkQueue) -> int:
-    return int((await consumer_info(connection, queue.name, "worker"))["num_ack_pending"])
 
 
 @pytest.mark.slow
@@ -161,25 +136,6 @@ async def test_jobs_of_any_form_that_arrive_together_are_each_as_they_are_stored
 
 async def _is_stored(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
     return await stored_count(connection, queue.name) == count
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("concurrency", [1, 3])
-async def test_no_more_jobs_are_pulled_than_can_be_started(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str, concurrency: int
-) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, map(str, range(10)))
-    gate = Gate()
-    async with running_worker(Worker(queue, "worker", gate.handle, settings, concurrency=concurrency)):
-        await eventually(lambda: gate.running == concurrency)
-        # Longer than one pull request is open.
-        for _ in range(30):
-            assert await in_flight(connection, queue) <= concurrency
-            await asyncio.sleep(0.05)
-        gate.open.set()
-        await eventually(empty(connection, queue))
-    assert (gate.max_running, len(gate.jobs)) == (concurrency, 10)
 
 
 @pytest.mark.slow
@@ -325,18 +281,6 @@ async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion
     assert report.headers == trace
 
 
-@pytest.mark.slow
-async def test_an_invalid_advisory_subject_does_not_fail_the_job(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    queue = await make_queue(connection, name)
-    async with running_worker(Worker(queue, "worker", lambda _: None, settings, name="w")):
-        await publish_jobs(connection, queue, ["a"], headers={"Job-Advisory": "not a subject"})
-        await eventually(empty(connection, queue))
-    assert (await completion(connection, queue, 1))["deliveries"] == 1
-    assert "w doesn't report job 1 to 'not a subject': it contains white space" in caplog.text
-
-
 async def test_without_events_a_job_is_done_and_no_completion_is_stored(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
@@ -385,19 +329,6 @@ async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
         await publish_jobs(connection, queue, ["a"])
         await eventually(empty(connection, queue), within=3)
     assert (await completion(connection, queue, 1))["deliveries"] == 2
-
-
-@pytest.mark.slow
-async def test_a_redriven_job_is_completed_like_any_other(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
-    jobs: list[Delivery] = []
-    async with running_worker(Worker(queue, "worker", jobs.append, settings)):
-        await redrive_dead_letters(connection, queue)
-        await eventually(empty(connection, queue))
-    assert [(job.sequence, job.attempt, job.headers["Redrive-Count"]) for job in jobs] == [(2, 1, "1")]
 
 
 # When a failed job comes back: after its backoff and a little more, or after the delay that its handler requests.
@@ -505,28 +436,6 @@ async def test_attempts_of_a_consumer_without_backoff_do_not_burn_at_once(
 
 
 # Jobs that are cancelled before they start and while they run.
-
-
-@pytest.mark.slow
-async def test_a_job_cancelled_before_it_starts_is_never_started(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    cursor = await take_cursor(connection, queue)
-    await publish_jobs(connection, queue, ["stop"], headers={"Job-Id": "one"})
-    await publish_jobs(connection, queue, ["go"], headers={"Job-Id": "two"})
-    await cancel(connection, queue, "one", why="wrong price")
-    started: list[str] = []
-
-    async def handle(job: Delivery) -> None:
-        started.append(job.id)
-
-    async with running_worker(Worker(queue, "worker", handle, settings)):
-        report = await wait(connection, cursor, [1, 2], policy=WaitPolicy(max_cancelled=None))
-        await eventually(lambda: is_empty(connection, name))
-    assert started == ["two"]
-    assert (report.completed, set(report.cancelled)) == ({2}, {1})
-    assert (await find_dead_letters(connection, queue)).letters == ()
 
 
 @pytest.mark.slow

@@ -167,45 +167,6 @@ async def test_a_job_that_is_running_during_a_restart_is_finished_and_not_run_ag
         assert await completion_count(connection, name) == 1
 
 
-@pytest.mark.slow
-async def test_refused_pull_requests_are_not_repeated_in_a_busy_loop(own_nats: NatsServer, name: str) -> None:
-    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
-    async with connect(settings) as connection:
-        queue = await make_queue(connection, name)
-        config = (await consumer_info(connection, name, "worker"))["config"]
-        config |= {"max_waiting": 1}
-        await connection.api(f"CONSUMER.DELETE.{name}.worker")
-        body = {"stream_name": name, "config": config, "action": "create"}
-        await connection.api(f"CONSUMER.CREATE.{name}.worker", body)
-        # Two workers on a consumer with max_waiting 1, then on a deleted consumer.
-        async with (
-            running_worker(Worker(queue, "worker", print, settings)),
-            running_worker(Worker(queue, "worker", print, settings)),
-        ):
-            assert await messages_in_two_seconds(own_nats) < 40
-            await connection.api(f"CONSUMER.DELETE.{name}.worker")
-            assert await messages_in_two_seconds(own_nats) < 40
-
-
-async def messages_in_two_seconds(server: NatsServer) -> int:
-    before = server.monitor("varz")["in_msgs"]
-    await asyncio.sleep(2)
-    return int(server.monitor("varz")["in_msgs"] - before)
-
-
-async def test_a_worker_takes_jobs_again_after_its_consumer_was_recreated(
-    connection: NatsPyConnection, settings: ConnectionSettings, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    jobs: list[Delivery] = []
-    async with running_worker(Worker(queue, "worker", jobs.append, settings)):
-        await eventually(lambda: waiting_pulls(connection, name))
-        await connection.api(f"CONSUMER.DELETE.{name}.worker")
-        await make_queue(connection, name)
-        await publish_jobs(connection, queue, ["a"])
-        await eventually(lambda: len(jobs) == 1)
-
-
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str

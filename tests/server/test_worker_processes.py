@@ -9,7 +9,7 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -169,30 +169,6 @@ async def completions(connection: NatsPyConnection, queue: WorkQueue) -> Counter
     return counts
 
 
-async def wait_for_pull_requests(connection: NatsPyConnection, queue: WorkQueue, count: int = 1) -> None:
-    async def pulls() -> bool:
-        info: dict[str, Any] = await consumer_info(connection, queue.name, "worker")
-        return bool(info["num_waiting"] >= count)
-
-    await eventually(pulls, within=20)
-
-
-@pytest.mark.smoke
-@pytest.mark.slow
-async def test_a_job_whose_worker_is_killed_runs_again_and_is_completed_once(
-    connection: NatsPyConnection, name: str, workers: Workers
-) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
-    await publish_jobs(connection, queue, ["a"])
-    first = workers.start(queue, "gated")
-    await eventually(lambda: workers.records("start"), within=20)
-    first.kill()
-    second = workers.start(queue, "quick")
-    await wait_until_empty(connection, queue)
-    assert workers.records("done") == [(1, 2, second.pid)]
-    assert await completions(connection, queue) == {1: 1}
-
-
 @pytest.mark.smoke
 @pytest.mark.slow
 async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_and_is_completed_once(
@@ -281,21 +257,6 @@ async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_g
 
 
 @pytest.mark.slow
-async def test_two_workers_share_the_jobs_and_run_each_once(
-    connection: NatsPyConnection, name: str, workers: Workers
-) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    pids = {workers.start(queue, "quick", concurrency=2).pid for _ in range(2)}
-    await wait_for_pull_requests(connection, queue, 2)
-    await publish_jobs(connection, queue, map(str, range(100)))
-    await wait_until_empty(connection, queue)
-    done = workers.records("done")
-    assert sorted(sequence for sequence, _, _ in done) == list(range(1, 101))
-    assert {pid for _, _, pid in done} == pids
-    assert await completions(connection, queue) == dict.fromkeys(range(1, 101), 1)
-
-
-@pytest.mark.slow
 async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_killed_among_many(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
@@ -309,15 +270,6 @@ async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_kill
     assert {sequence for sequence, _, _ in workers.records("done")} == set(range(1, 201))
     assert await completions(connection, queue) == dict.fromkeys(range(1, 201), 1)
     assert await stored_count(connection, f"{name}-dead") == 0
-
-
-@pytest.mark.slow
-async def test_an_idle_worker_stops(connection: NatsPyConnection, name: str, workers: Workers) -> None:
-    queue = await make_queue(connection, name)
-    worker = workers.start(queue, "quick")
-    await wait_for_pull_requests(connection, queue)
-    worker.signal(signal.SIGTERM)
-    assert await exit_status(worker, 10) == 0
 
 
 @pytest.mark.slow
