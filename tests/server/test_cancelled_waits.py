@@ -88,7 +88,6 @@ def waiting_operator(queue: WorkQueue, **arguments: Any) -> JetStreamPublishOper
     )
 
 
-@pytest.mark.slow
 async def test_a_wait_that_a_retry_continues_cancels_nothing_and_the_last_try_cancels(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -241,6 +241,19 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
     assert sorted(await consumers(connection, f"{name}-dead")) == [f"redrive-{name}", HANDLER["name"]]
 
 
+@pytest.mark.parametrize(("count", "requests"), [(63, 64), (64, 3)])
+async def test_so_many_entries_that_this_takes_fewer_requests_are_purged(
+    connection: NatsPyConnection, name: str, count: int, requests: int
+) -> None:
+    queue = await make_queue(connection, name)
+    entries = await make_dead_letters(connection, queue, map(str, range(count)))
+    before = connection.client.stats["out_msgs"]
+    assert await remove_entries(connection, queue, entries) == 0
+    # One reads the configuration; fewer are deleted without a look at what is stored.
+    assert connection.client.stats["out_msgs"] - before == requests
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["deleted", "acknowledged"])
 async def test_a_page_of_entries_is_removed_together(connection: NatsPyConnection, name: str, kind: str) -> None:

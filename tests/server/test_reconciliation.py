@@ -476,7 +476,7 @@ async def test_fifty_probes_use_up_no_delivery(connection: NatsPyConnection, nam
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow_after(1)
 @pytest.mark.parametrize("in_front", [3, 12])
 async def test_deaths_behind_redeliverable_jobs_get_their_advisories_by_one_look(
     connection: NatsPyConnection, name: str, in_front: int

@@ -157,7 +157,6 @@ async def test_a_census_makes_them_certain(own_nats: NatsServer, name: str) -> N
         assert not await is_paused()
 
 
-@pytest.mark.slow
 async def test_deaths_after_a_restart_are_believed_once_the_server_is_watched_again(
     own_nats: NatsServer, name: str
 ) -> None:
