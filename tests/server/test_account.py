@@ -356,6 +356,17 @@ async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPy
     assert await unaccounted(connection, queue) == [(1, 1)]
 
 
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, "ab")
+    await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    await process_all(connection, queue)
+    assert await unaccounted(connection, queue) == []
+
+
 @pytest.mark.slow
 async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=SAMPLED)

@@ -326,3 +326,16 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
     # A single inspection would have been wrong, and so would two that ignore the stream's last sequence.
     assert empty > hops
     assert f"{name} is not drained: jobs came and went between two inspections" in texts
+
+
+async def test_an_inspection_uses_up_no_delivery(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
+    await publish_jobs(connection, queue, "a")
+    await pull_jobs(connection, queue, 1)
+    await asyncio.sleep(0.5)
+    for _ in range(20):
+        assert not await drained(connection, queue)
+    (job,) = await pull_jobs(connection, queue, 1)
+    assert job.metadata.num_delivered == 2
+    await job.ack_sync()
+    assert await drained(connection, queue)

@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream import (
     NotFoundError,
     PermissionDeniedError,
     QueueDeclarationError,
+    cancel,
     connect,
     connection_settings,
     move_due_jobs,
@@ -30,10 +31,10 @@ from airflow_provider_jetstream.jetstream import (
     running_warnings,
 )
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import QueueSampler
-from testbed.face import authorization, consumer_info, read_range
+from testbed.face import authorization, consumer_info, find_cancellation, is_cancelled, read_range
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, running_mover, small_queue, stored_count
-from testbed.seams import DUE_JOBS_MOVED_WITHIN, MOVER_KEEP
+from testbed.seams import DUE_JOBS_MOVED_WITHIN, MOVER_KEEP, MOVER_STORE_EACH, current
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -408,6 +409,29 @@ async def test_a_mover_that_was_stopped_for_long_stores_nothing_of_what_it_had(
             with pytest.raises(TimeoutError):
                 await pull_jobs(connection, queue, 1, within=2)
     assert (done, first.result() + second.result()) == ([b"in the way", b"job"], 1)
+
+
+async def test_a_job_that_was_cancelled_on_its_way_is_cancelled_in_the_queue(
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _schedule(connection, queue, Job(b"job", id="1", delay="100ms"))
+    await eventually(lambda: _are_due(connection, name, 1))
+
+    store_each = current(MOVER_STORE_EACH)
+
+    async def cancel_first(*arguments: Any) -> Any:
+        # At the last moment: the mover has looked for cancellations, and the job is about to be stored.
+        await cancel(connection, queue, "1", "wrong price", "ann")
+        return await store_each(*arguments)
+
+    mocker.patch(MOVER_STORE_EACH, cancel_first)
+    async with running_mover(connection, queue):
+        (message,) = await pull_jobs(connection, queue, 1)
+        await eventually(lambda: is_cancelled(connection, queue, "1", message.metadata.timestamp))
+    found = await find_cancellation(connection, queue, "1")
+    assert found is not None
+    assert (found.why, found.by) == ("wrong price", "ann")
 
 
 async def _is_held(connection: NatsPyConnection, stream: str) -> bool:
