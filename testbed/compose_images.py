@@ -14,12 +14,6 @@ DOCKERFILE = ROOT / "docker" / "Dockerfile"
 _TIME_LIMIT = 300
 
 
-def stages() -> dict[str, str]:
-    """Return the stages by name, each with the image or the stage that it begins with."""
-    found = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
-    return {name: base for base, name in found}
-
-
 def copied_sources() -> list[str]:
     """Return what is copied from this repository into the images that are built."""
     copies = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE.read_text(), re.MULTILINE)

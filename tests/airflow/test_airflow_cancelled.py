@@ -10,7 +10,7 @@ from airflow_steps import log_text, provisioned, task_states, wait_for_states
 from dags.cancelled import DIVIDED, queue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream import Job, connect
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.contract import JOB_ID
 from testbed.face import cancelled_message, find_cancellation, partition_of, store
 from testbed.queues import eventually, pull_jobs, running_mover, store_completion, stored_count, stored_nanoseconds
@@ -99,12 +99,3 @@ async def test_jobs_are_scheduled_and_published_into_their_partition(
             messages = await pull_jobs(connection, DIVIDED, 2, consumer=consumer, within=120)
     assert [message.data for message in messages] == [b"now", b"later"]
     assert task_states(airflow, "cancelled", RUN).keys() == set(WAITING)
-
-
-@pytest.mark.usefixtures("own_connections")
-def test_the_hook_cancels_and_schedules(name: str) -> None:
-    hook, declared = JetStreamHook(), queue(name, schedules=True)
-    hook.provision(declared)
-    report = hook.publish([Job(b"", id="a", delay="1h")], subject=f"{name}.a", queue=declared)
-    assert report.scheduled == {0}
-    assert hook.cancel(declared, "a").schedules == 1

@@ -47,29 +47,6 @@ def test_messages_purged_after_planning_are_reported(
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_messages_purged_during_the_read_are_reported(
-    stream_options: dict[str, str], stream: SourceStream, method: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_stream(stream)
-    publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
-    # Messages that were deleted one by one are no loss.
-    delete(stream, [3, 500])
-    stream_options = {**stream_options, "fetchMethod": method, "fetchBatch": "50"}
-    for options, first_left in (({}, 1500), ({"failOnDataLoss": "false"}, 2900)):
-        first, rest = _read_while_purging({**stream_options, **options}, stream, first_left)
-        if not options:
-            with pytest.raises(DataLossError, match=f"begins at {first_left} now, and ([0-9]+) was being read"):
-                list(rest)
-            continue
-        later = [sequence for batch in rest for sequence in batch.column("seq").to_pylist()]
-        assert later[-101:] == list(range(2900, 3001))
-        assert len(first + later) < 1501
-        assert caplog.text.count(f"Messages are missing: {stream.name} begins at {first_left} now") == 1
-        assert first + later == sorted(set(first + later))
-
-
 def test_a_purge_of_all_that_was_pending_ends_a_consumers_read(
     stream_options: dict[str, str], stream: SourceStream, mocker: MockerFixture
 ) -> None:

@@ -79,23 +79,6 @@ def test_a_batch_reads_what_is_left(
         assert max(sequences(changes, changes.partitions())) == info.last
 
 
-@pytest.mark.parametrize(("config", "keys", "wanted", "act"), _HARMLESS.values(), ids=_HARMLESS)
-def test_a_query_goes_on_with_what_is_left(
-    stream_options: dict[str, str], stream: SourceStream, config: dict[str, Any], keys: str, wanted: str, act: Act
-) -> None:
-    make_stream(stream, **config)
-    filters = {"filterSubjects": f"{stream.name}.{wanted}"}
-    query = ReaderQuery(stream_options, **filters)
-    _publish(stream, *keys)
-    act(stream)
-    query.restart(stream_options, **filters)
-    info = stream.info()
-    with closing(query):
-        assert query.batch()[-1] == info.last
-        _publish(stream, "b")
-        assert query.batch() == [info.last + 1]
-
-
 def _expire(stream: SourceStream) -> None:
     _publish(stream, *"bbbbbbbb")
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from socket import MSG_PEEK
 from typing import TYPE_CHECKING, Any
 
 import nkeys
@@ -13,7 +12,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     ServerTooOldError,
     TLSError,
-    UnreachableError,
 )
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed.certificates import TlsFiles, make_tls
@@ -81,22 +79,6 @@ def test_tls_with_a_private_authority(tls: TlsFiles, tmp_path: Path) -> None:
         assert "tls_ca_file: expected a PEM file" in _refused(
             ConnectionSettingsError, servers=server.url, tlsCaFile="none", **as_user
         )
-
-
-def test_what_came_before_a_connections_end_is_kept(own_nats: NatsServer) -> None:
-    socket = NatsSocket(socket_settings({"servers": own_nats.url}))
-    frame = f"MSG {socket.inbox}.1 {socket.sid.decode()} 5\r\nhello\r\n".encode()
-    try:
-        socket.send(f"PUB {socket.inbox}.1 5\r\nhello\r\n".encode())
-        while not socket._socket.recv(1 << 16, MSG_PEEK).endswith(frame):  # noqa: SLF001
-            pass
-        own_nats.kill()
-        socket.receive(lambda _buffer, _filled: False)
-        assert bytes(socket.buffer[: socket.filled]).endswith(frame)
-        with pytest.raises(UnreachableError, match="the connection to NATS was lost"):
-            socket.receive(lambda _buffer, _filled: False)
-    finally:
-        socket.close()
 
 
 def test_an_old_server_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
-from queries import ReaderQuery, places
+from queries import ReaderQuery
 from spark_streams import make_stream, publish, publish_numbers, purge
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
@@ -143,21 +143,6 @@ def test_the_messages_of_a_stream_that_appears_are_protected(
         assert following["streams"][other.name]["start"]["seq"] == 5
 
 
-def test_losses_are_accepted_for_their_stream_only(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    one, other = pair
-    _make(one, other, count=5)
-    with closing(ReaderQuery(pair_options)) as query:
-        for stream in pair:
-            purge(stream, 4)
-        with pytest.raises(DataLossError, match=f"{one.name} begins at 4"):
-            query.places()
-        query.restart(pair_options, acceptedLoss=json.dumps({one.name: "1-3"}))
-        with pytest.raises(DataLossError, match=f"{other.name} begins at 4"):
-            query.places()
-        query.restart(pair_options, acceptedLoss=json.dumps({one.name: "1-3", other.name: "1-3"}))
-        assert query.places() == [*_numbers(one, 4, 5), *_numbers(other, 4, 5)]
-
-
 def test_a_deleted_stream_is_a_loss_under_a_pattern(pair: list[SourceStream], matching: dict[str, str]) -> None:
     one, other = pair
     _make(one, other, count=3)
@@ -172,18 +157,6 @@ def test_a_deleted_stream_is_a_loss_under_a_pattern(pair: list[SourceStream], ma
         query.restart(matching)
         _make(other, count=2)
         assert query.places() == _numbers(other, 1, 2)
-
-
-def test_a_stream_that_is_deleted_after_planning_is_a_loss(pair: list[SourceStream], matching: dict[str, str]) -> None:
-    one, other = pair
-    _make(one, other, count=3)
-    with closing(ReaderQuery(matching)) as query:
-        end = query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit())
-        _delete(other)
-        with pytest.raises(DataLossError, match=f"{other.name} was deleted after this batch was planned"):
-            query.reader.partitions(query.offset, end)
-        query.restart(matching, failOnDataLoss="false")
-        assert list(places(query.reader, query.reader.partitions(query.offset, end))) == _numbers(one, 1, 3)
 
 
 def test_a_named_stream_that_is_deleted_ends_the_query(pair: list[SourceStream], pair_options: dict[str, str]) -> None:

@@ -6,21 +6,18 @@ import time
 import tracemalloc
 import zlib
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from spark_streams import METHODS, make_stream, open_stream, publish, publish_numbers, read_all
-from tcp_proxy import TcpProxy
 
-from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed import seams
-from testbed.nats_server import NatsServer
 from testbed.spark_face import JetStreamDataSource, NatsSocket
 
 if TYPE_CHECKING:
+    from testbed.nats_server import NatsServer
     from testbed.spark_face import SourceStream
 
 _SPOOF = b"x\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1500\r\n\r\n"
@@ -155,21 +152,6 @@ def test_what_is_decompressed_at_a_time_is_bounded_and_nothing_is_left_out(
     assert read == sizes
 
 
-def test_ack_subjects_of_the_second_version_are_parsed(name: str) -> None:
-    with NatsServer(config="feature_flags { js_ack_fc_v2: true }") as server:
-        stream_options = {"servers": server.url, "stream": name}
-        with open_stream(stream_options) as stream:
-            make_stream(stream)
-            publish_numbers(stream, 100)
-            stream.api(f"CONSUMER.CREATE.{name}.w", {"stream_name": name, "config": {"name": "w", "durable_name": "w"}})
-            reply = stream.socket.new_reply_subject()
-            stream.socket.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{name}.w {reply} 0\r\n\r\n".encode())
-            stream.socket.receive(lambda buffer, filled: b"$JS.ACK." in buffer[:filled])
-            first_line = bytes(stream.socket.buffer[: stream.socket.filled]).split(b"\r\n")[0]
-        assert first_line.count(b".") > 9, f"expected a reply subject of the second version in {first_line!r}"
-        assert _numbers(read_all(stream_options)) == list(range(100))
-
-
 @pytest.mark.slow
 def test_a_read_continues_after_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
     stream_options = {"servers": own_nats.url, "stream": name, "fetchBatch": "50", "timeout": "3"}
@@ -188,22 +170,6 @@ def _restart_soon(server: NatsServer) -> None:
     time.sleep(0.05)
     server.kill()
     server.start()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_a_read_tries_five_connections(
-    stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setattr(seams.PARTITION_READER_PAUSE, 0.01)
-    make_stream(stream)
-    publish(stream, ((f"{stream.name}.a", None, b"x" * 10_000) for _ in range(2000)))
-    with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=5_000_000) as proxy:
-        stream_options = {**stream_options, "servers": proxy.url, "fetchMethod": method, "fetchBatch": "100"}
-        with pytest.raises(UnreachableError):
-            read_all(stream_options)
-        # The first failure is that of the broken connection.
-        assert proxy.refused == 4
 
 
 def test_reading_a_work_queue_does_not_affect_its_workers(stream_options: dict[str, str], stream: SourceStream) -> None:

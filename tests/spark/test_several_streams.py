@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from queries import places
-from spark_streams import make_stream, open_stream, publish, publish_numbers, purge
+from spark_streams import make_stream, open_stream, publish_numbers, purge
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
@@ -74,20 +74,6 @@ def test_each_stream_has_bounds_of_its_own(pair: list[SourceStream], pair_option
     assert found[-1] == (other.name, 20)
     with pytest.raises(SparkOptionError, match="startingOffsets: expected a sequence up to 21"):
         _load({**pair_options, "startingOffsets": _per_stream(pair, 1, 22)}).partitions()
-
-
-def test_filters_hold_for_every_stream(pair: list[SourceStream], pair_options: dict[str, str]) -> None:
-    one, other = pair
-    make_stream(one, subjects=[f"{one.name}.>", f"{one.name}-shared.*"])
-    make_stream(other)
-    publish(one, ((subject, None, b"x") for subject in (f"{one.name}.x", f"{one.name}-shared.y", f"{one.name}.z")))
-    publish_numbers(other, 8)
-    # The server finds nothing where a filter is outside a stream's subjects.
-    assert _read({**pair_options, "filterSubjects": f"{one.name}-shared.>,{other.name}.1"}) == [
-        (one.name, 2),
-        (other.name, 2),
-    ]
-    assert _read({**pair_options, "filterSubjects": f"{other.name}.0"}) == [(other.name, 1), (other.name, 8)]
 
 
 def test_a_loss_names_its_stream_and_is_accepted_for_that_stream(

@@ -4,48 +4,22 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from spark_streams import make_stream, publish_numbers
-from tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from testbed.spark_face import SourceStream
-
-
-def _load(spark: SparkSession, stream_options: Mapping[str, str], **options: object) -> DataFrame:
-    return (
-        spark.read.format("jetstream").options(**{**stream_options, **{k: str(v) for k, v in options.items()}}).load()
-    )
 
 
 def _error(action: Any) -> str:
     with pytest.raises(PySparkException) as caught:
         action()
     return str(caught.value)
-
-
-def _port(stream_options: Mapping[str, str]) -> int:
-    return int(urlsplit(stream_options["servers"]).port or 0)
-
-
-def test_an_unreachable_server_is_tried_once(spark: SparkSession, stream_options: dict[str, str]) -> None:
-    rows = spark.range(1).select(f.lit("x").alias("value"))
-    with TcpProxy(_port(stream_options)) as proxy:
-        proxy.shut = True
-        options = {**stream_options, "servers": proxy.url, "timeout": "2"}
-        assert "no NATS server reached" in _error(lambda: _load(spark, options))
-        assert proxy.refused == 1
-        writer = rows.write.format("jetstream").options(**options, subject="a").mode("append")
-        assert "no NATS server reached" in _error(writer.save)
-        assert proxy.refused == 2
 
 
 def test_the_error_names_the_rows_that_a_full_stream_refused(

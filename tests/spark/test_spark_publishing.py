@@ -48,35 +48,6 @@ def _write(
     return publisher
 
 
-def test_rows_are_read_as_they_were_written(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    headers: list[dict[str, str | None]] = [
-        {"key": "One", "value": "1"},
-        {"key": "One", "value": "zwölf"},
-        {"key": "Empty", "value": None},
-    ]
-    rows: list[dict[str, Any]] = [
-        {"value": b"\r\n\x00", "subject": f"{stream.name}.a", "headers": headers, "msg_id": "mine"},
-        {"value": None, "subject": f"{stream.name}.b"},
-        {"value": b"x", "subject": f"{stream.name}.c", "headers": []},
-    ]
-    publisher = _write({**stream_options, "nullValue": "empty"}, rows)
-    assert (publisher.stored, publisher.duplicates) == (3, 0)
-    read = read_all(stream_options)
-    assert [(row["subject"], row["value"]) for row in read] == [
-        (f"{stream.name}.a", b"\r\n\x00"),
-        (f"{stream.name}.b", b""),
-        (f"{stream.name}.c", b"x"),
-    ]
-    assert [(pair["key"], pair["value"]) for pair in read[0]["headers"]] == [
-        ("Nats-Msg-Id", "mine"),
-        ("Nats-Expected-Stream", stream.name),
-        ("One", "1"),
-        ("One", "zwölf"),
-        ("Empty", ""),
-    ]
-
-
 def test_a_copy_leaves_out_what_the_server_gave_a_meaning(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     own = [{"key": "Tenant", "value": "north"}]

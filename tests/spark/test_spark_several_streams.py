@@ -38,27 +38,6 @@ def _numbers(stream: SourceStream, first: int, last: int) -> list[tuple[str, int
     return [(stream.name, sequence) for sequence in range(first, last + 1)]
 
 
-def test_a_batch_reads_several_streams(
-    spark: SparkSession, pair: list[SourceStream], pair_options: dict[str, str]
-) -> None:
-    for stream, count in zip(pair, (300, 100), strict=True):
-        make_stream(stream)
-        publish_numbers(stream, count)
-    frame = spark.read.format("jetstream").options(**pair_options, minPartitions="4").load()
-    publish_numbers(pair[0], 1)
-    numbered = frame.withColumn("task", f.spark_partition_id())
-    counts = numbered.groupBy("stream").agg(f.count("*"), f.max("seq"), f.count_distinct("task"))
-    assert sorted(tuple(row) for row in counts.collect()) == [
-        (pair[0].name, 300, 300, 3),
-        (pair[1].name, 100, 100, 1),
-    ]
-    assert frame.where(f"stream = '{pair[1].name}'").count() == 100
-    # With a schema of the user's own, the streams are looked up for each action.
-    pattern = {"servers": pair_options["servers"], "streamPattern": f"{pair[0].name[:-1]}?"}
-    own = spark.read.format("jetstream").options(**pattern).schema("stream string, seq bigint")
-    assert own.load().where("seq > 99").count() == 203
-
-
 def test_streams_come_and_go_under_a_pattern(
     spark: SparkSession, pair: list[SourceStream], pair_options: dict[str, str], tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from queries import ReaderQuery
 from spark_streams import METHODS, delete, make_stream, publish, publish_numbers
 
@@ -57,16 +56,6 @@ def test_bytes_of_other_subjects_and_of_gaps_do_not_count(
     filters = {"filterSubjects": f"{stream.name}.a,{stream.name}.c", "fetchMethod": method}
     with closing(ReaderQuery(stream_options, maxBytesPerTrigger=str(2 * _size(stream, 1000)), **filters)) as query:
         assert [query.batch() for _ in range(5)] == [[1, 8], [9, 12], [13, 16], [], []]
-
-
-def test_the_smaller_of_both_limits_counts(stream_options: dict[str, str], stream: SourceStream) -> None:
-    make_stream(stream)
-    _publish_sizes(stream, *[1000] * 6, *[10] * 6)
-    limits = {"maxBytesPerTrigger": str(4 * _size(stream, 1000)), "maxOffsetsPerTrigger": "5"}
-    with closing(ReaderQuery(stream_options, **limits)) as query:
-        assert [len(query.batch()) for _ in range(4)] == [4, 5, 3, 0]
-        everything = query.reader.latestOffset(query.reader.initialOffset(), ReadAllAvailable())
-        assert everything["seq"] == 12
 
 
 @pytest.mark.slow

@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.advisories import (
-    AckMetric,
     Completion,
     MaxDeliveries,
-    Nak,
     Terminated,
     parse_advisory,
 )
@@ -23,11 +21,6 @@ MAX_DELIVER = (
 TERMINATED = (
     b'{"type":"io.nats.jetstream.advisory.v1.terminated","id":"b","timestamp":"2026-11-20T17:07:20Z","stream":"orders",'
     b'"consumer":"w","consumer_seq":9,"stream_seq":3,"deliveries":1,"reason":"bad printer"}'
-)
-NAKED = TERMINATED.replace(b"terminated", b"nak").replace(b',"reason":"bad printer"', b"")
-ACK = (
-    b'{"type":"io.nats.jetstream.metric.v1.consumer_ack","id":"c","timestamp":"2026-11-20T17:07:20.27Z","stream":"q",'
-    b'"consumer":"w","consumer_seq":1,"stream_seq":1,"ack_time":80487437,"deliveries":1}'
 )
 
 
@@ -45,13 +38,6 @@ def test_a_termination_is_parsed_with_and_without_a_reason() -> None:
     unexplained = parse_advisory(TERMINATED.replace(b',"reason":"bad printer"', b""))
     assert isinstance(unexplained, Terminated)
     assert unexplained.reason == ""
-
-
-def test_a_nak_and_an_acknowledgement_are_parsed() -> None:
-    assert isinstance(parse_advisory(NAKED), Nak)
-    metric = parse_advisory(ACK)
-    assert isinstance(metric, AckMetric)
-    assert metric.ack_time == 80487437
 
 
 @pytest.mark.parametrize("result", [None, "text", 0, [1, None], {"größe": {"a": None}}], ids=repr)
@@ -117,10 +103,3 @@ def test_any_other_body_is_none(body: bytes) -> None:
 def test_what_is_no_name_of_a_stream_or_consumer_is_no_advisory(field: bytes, name: str) -> None:
     # With the raw name, the end of a job had a note of two lines.
     assert parse_advisory(MAX_DELIVER.replace(field, field[: field.index(b":")] + f':"{name}"'.encode())) is None
-
-
-@pytest.mark.parametrize("name", ["ä-Ω_7", "JS_SRC_x", ""])
-def test_other_names_are_taken_as_they_are(name: str) -> None:
-    advisory = parse_advisory(MAX_DELIVER.replace(b'"consumer":"w"', f'"consumer":"{name}"'.encode()))
-    assert advisory is not None
-    assert advisory.consumer == name

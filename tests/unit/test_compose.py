@@ -4,10 +4,7 @@ import base64
 import importlib
 import importlib.util
 import json
-import os
-import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import pytest
 
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.tasks.spark_connection import spark_settings
 from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
 from testbed.compose import compose_config
@@ -39,8 +35,6 @@ WORKERS = {
     "worker-tasks-1": ("tasks.yaml", {"worker-1"}),
     "worker-tasks-2": ("tasks.yaml", {"worker-2"}),
 }
-# Airflow does the jobs of these queues itself.
-WITHOUT_WORKER = {"orders_by_event.yaml", "orders_payload.yaml"}
 Service = dict[str, Any]
 
 
@@ -79,22 +73,6 @@ def test_mounted_files_exist_and_are_read_only(services: dict[str, Service]) -> 
             assert mount["read_only"] is True
     for name in AIRFLOW:
         assert Path(bind_mounts(services[name])["/opt/airflow/dags"]["source"]) == ROOT / "example_dags"
-
-
-def test_each_queue_of_the_example_dags_is_provisioned_and_worked(services: dict[str, Service]) -> None:
-    queues = {
-        file
-        for dag in (ROOT / "example_dags").glob("*.py")
-        for file in re.findall(r'"queues" / "(\w+\.yaml)"', dag.read_text())
-    }
-    script = (ROOT / "docker" / "provision.sh").read_text()
-    (listed,) = re.findall(r"^for queue in (.+); do$", script, re.MULTILINE)
-    assert {f"{name}.yaml" for name in listed.split()} == queues
-    assert {file for file, _ in WORKERS.values()} == queues - WITHOUT_WORKER
-    for file in queues - WITHOUT_WORKER:
-        declared = WorkQueue.load(ROOT / "example_dags" / "queues" / file).consumers
-        worked = {consumer for queue, consumers in WORKERS.values() for consumer in consumers if queue == file}
-        assert {consumer.name for consumer in declared} == worked, file
 
 
 @pytest.mark.parametrize("name", sorted(WORKERS))
@@ -182,25 +160,3 @@ def test_a_task_is_the_driver_of_the_cluster_and_shares_its_storage(
     for name in ("airflow-scheduler", "spark-worker"):
         assert named_volumes(services[name])[shared] == "spark-data"
     assert (ROOT / "example_dags" / "dead_letter_pipeline.py").read_text().count("DEAD_LETTER_REPORTS") == 1
-
-
-def test_the_first_start_migrates_and_sets_the_admin_password(tmp_path: Path, services: dict[str, Service]) -> None:
-    environment = services["airflow-init"]["environment"]
-    key = "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"
-    assert Path(environment[key]).parent.as_posix() in named_volumes(services["airflow-apiserver"])
-    stand_in = tmp_path / "airflow"
-    stand_in.write_text('#!/bin/sh\necho "$@"\n')
-    stand_in.chmod(0o755)
-    passwords = tmp_path / "passwords.json"
-    path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
-    script = bind_mounts(services["airflow-init"])[services["airflow-init"]["command"][1]]["source"]
-    done = subprocess.run(
-        ["bash", script],
-        env={"PATH": path, key: str(passwords), "AIRFLOW_ADMIN_PASSWORD": 'a"b'},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "db migrate\n"
-    assert json.loads(passwords.read_text()) == {"admin": 'a"b'}
-    assert passwords.stat().st_mode & 0o077 == 0

@@ -235,11 +235,3 @@ def test_credentials_are_read_where_a_form_has_dropped_the_line_ends() -> None:
     command = connect_command(connection_settings({"credentials_secret": content}), {"nonce": "n"})
     assert b'"jwt": "a.b-c_d"' in command
     assert seed.encode() not in command
-
-
-def test_a_seed_of_an_account_is_refused() -> None:
-    seed = bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_ACCOUNT)).decode()
-    settings = connection_settings({"nkey_seed_secret": seed})
-    with pytest.raises(ConnectionSettingsError, match="expected a user's seed") as caught:
-        connect_command(settings, {"nonce": "n"})
-    assert seed not in "".join(traceback.format_exception(caught.value))

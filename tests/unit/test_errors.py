@@ -5,12 +5,9 @@ import pkgutil
 import re
 from typing import TYPE_CHECKING
 
-import pytest
-
 import airflow_provider_jetstream
 from airflow_provider_jetstream.jetstream import errors
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.publishing import report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,16 +30,6 @@ def _exceptions_of(module: ModuleType) -> dict[str, type[BaseException]]:
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == module.__name__
     }
-
-
-def _trees() -> dict[str, ModuleType]:
-    """Find the module of errors of the core, of the worker and of Spark."""
-    return {module.__name__: module for module in _package_modules() if module.__name__.rpartition(".")[2] == "errors"}
-
-
-def _classes_of_tree(tree: ModuleType) -> dict[str, type[BaseException]]:
-    """Collect the errors of a tree's module, and for the core those that are defined beside the report they carry."""
-    return _exceptions_of(tree) | (_exceptions_of(report) if tree is errors else {})
 
 
 def _rows(module: ModuleType) -> Iterator[tuple[str, str | None, list[str]]]:
@@ -68,43 +55,6 @@ def _defined() -> dict[str, type[BaseException]]:
     }
 
 
-def test_the_core_and_the_worker_have_trees() -> None:
-    assert {f"{_PACKAGE}.jetstream.errors", f"{_PACKAGE}.worker.errors"} <= set(_trees())
-    assert [name for name, module in _trees().items() if not _exceptions_of(module)] == []
-
-
-@pytest.mark.parametrize("part", sorted(_trees()))
-def test_a_tree_draws_every_class_of_its_module(part: str) -> None:
-    module = _trees()[part]
-    names = [name for name, _, _ in _rows(module)]
-    assert len(names) == len(set(names))
-    assert set(_classes_of_tree(module)) <= set(names)
-
-
-@pytest.mark.parametrize("part", sorted(_trees()))
-def test_other_classes_in_a_tree_are_base_classes_of_the_core(part: str) -> None:
-    module = _trees()[part]
-    foreign = {name: parent for name, parent, _ in _rows(module) if name not in _classes_of_tree(module)}
-    assert {name: getattr(module, name) for name in foreign} == {name: getattr(errors, name) for name in foreign}
-    # A class of this part derives from it, and it derives from the class above it.
-    assert set(foreign) <= {parent for _, parent, _ in _rows(module)}
-    assert [
-        (name, parent)
-        for name, parent in foreign.items()
-        if parent is not None and getattr(errors, parent) not in getattr(errors, name).__bases__
-    ] == []
-
-
-@pytest.mark.parametrize("part", sorted(_trees()))
-def test_every_class_has_exactly_the_bases_that_its_tree_draws(part: str) -> None:
-    module = _trees()[part]
-    own = _classes_of_tree(module)
-    expected = {
-        name: {parent, *also} if parent else {"Exception", *also} for name, parent, also in _rows(module) if name in own
-    }
-    assert {name: {base.__name__ for base in error.__bases__} for name, error in own.items()} == expected
-
-
 def test_there_is_one_root() -> None:
     roots = [path for path, error in _defined().items() if JetStreamProviderError not in error.__mro__[1:]]
     assert roots == [f"{errors.__name__}.JetStreamProviderError"]
@@ -124,13 +74,6 @@ def test_no_error_is_both_terminal_and_transient() -> None:
         if issubclass(error, errors.TerminalError) and issubclass(error, errors.TransientError)
     ]
     assert both == []
-
-
-def test_every_error_class_is_drawn_in_a_tree() -> None:
-    drawn = {
-        f"{error.__module__}.{name}" for module in _trees().values() for name, error in _classes_of_tree(module).items()
-    }
-    assert set(_defined()) == drawn
 
 
 def test_an_api_error_keeps_the_servers_codes() -> None:

@@ -95,14 +95,6 @@ def test_the_pubacks_of_the_stream_are_taken_together(text: bytes) -> None:
     assert (client.stats["in_msgs"], client.stats["in_bytes"]) == (1_000, 1_000 * len(text % 2**60))
 
 
-def test_the_pubacks_of_a_domain_name_it() -> None:
-    of_domain = b'{"stream":"q", "domain":"hub", "seq":%d}'
-    client = ReceivingClient("hub")
-    client.parse(ack(0, 5, of_domain) + ack(1, 6) + ack(2, 7, of_domain))
-    assert client.runs == [(0, 5), (2, 7)]
-    assert [fields[0] for fields in client.received] == [b"i.1"]
-
-
 @pytest.mark.parametrize(
     "answer",
     [

@@ -24,12 +24,6 @@ TEMPLATE = "{{ params.value }}"
 ELSEWHERE = "/srv/queues/queue.yaml"
 
 
-@pytest.mark.parametrize("name", ["rate", "room_timeout", "idempotency_key"])
-def test_a_template_is_checked_by_the_task(name: str) -> None:
-    assert name in JetStreamPublishOperator.template_fields
-    JetStreamPublishOperator(task_id="send", work_queue=ELSEWHERE, jobs=[], **{name: TEMPLATE})
-
-
 QUEUE = {
     "name": "q",
     "subjects": ["q.>"],
@@ -106,10 +100,3 @@ OTHER = {"name": "other", "subjects": ["other.>"], "consumers": [{"name": "w", "
 def test_a_target_and_an_order_are_checked_when_the_dag_is_parsed(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         REDRIVE(**arguments)
-
-
-@pytest.mark.parametrize("value", [TEMPLATE, {**OTHER, "name": TEMPLATE}, Path(ELSEWHERE), ELSEWHERE])
-def test_the_target_and_the_key_may_be_templates(value: Any) -> None:
-    operator = REDRIVE(target_queue=value, subject=TEMPLATE, order_key=TEMPLATE)
-    assert {"target_queue", "order_key"} <= set(operator.template_fields)
-    REDRIVE(target_queue=OTHER, subject=TEMPLATE)

@@ -89,13 +89,6 @@ def test_a_companion_can_be_disabled(part: str, off: object) -> None:
     assert (queue.archive_disabled, _again(queue).archive_disabled) == (part == "archive",) * 2
 
 
-def test_a_queue_without_dead_letters_has_no_archive_by_default() -> None:
-    queue = _queue(dead_letters=None)
-    assert queue.companions() == ()
-    assert (queue.archive_disabled, _again(queue).archive_disabled) == (False, False)
-    assert "republish" not in queue.config()
-
-
 @pytest.mark.parametrize("part", _PARTS)
 @pytest.mark.parametrize("form", ["name", "dict", "object"])
 def test_a_companion_is_declared_by_its_name_or_its_fields(part: str, form: str) -> None:

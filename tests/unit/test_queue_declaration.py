@@ -220,19 +220,6 @@ def test_an_invalid_declaration_is_refused_with_what_to_do(
     assert f"the declaration of work queue '{values.get('name', '?')}' can't be used:\n  - " in str(caught.value)
 
 
-def test_problems_of_several_fields_and_consumers_are_listed_together() -> None:
-    with pytest.raises(QueueDeclarationError) as caught:
-        WorkQueue.load(
-            _with(
-                max_bytes="x",
-                storage="tape",
-                consumers=[{"name": "a.b", "max_deliver": 0}, {"name": "c", "backoff": ["0.1us"], "bogus": 1}],
-            )
-        )
-    places = [problem.split(":")[0] for problem in caught.value.problems]
-    assert sorted(places) == ["consumers.0", "consumers.0", "consumers.1", "max_bytes", "storage"]
-
-
 @pytest.mark.parametrize(
     ("declare", "kind"),
     [

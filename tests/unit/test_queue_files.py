@@ -61,37 +61,6 @@ _IMAGES: dict[str, Any] = {
 }
 
 
-def test_the_jobs_queue_is_written_in_the_units_of_the_server() -> None:
-    queue = WorkQueue.load(_JOBS)
-    assert queue.dead_letters is not None
-    assert queue.config() == {
-        "name": "jobs",
-        "subjects": ["jobs.*.*"],
-        "retention": "workqueue",
-        "storage": "file",
-        "num_replicas": 1,
-        "discard": "new",
-        "max_msgs": 20_000,
-        "max_msgs_per_subject": -1,
-        "max_bytes": 268_435_456,
-        "max_age": 604_800_000_000_000,
-        "max_msg_size": -1,
-        "duplicate_window": 120_000_000_000,
-        "allow_rollup_hdrs": False,
-        "deny_delete": False,
-        "deny_purge": False,
-        "republish": {"src": ">", "dest": "archive.jobs.>"},
-    }
-    assert queue.dead_letters.config()["metadata"] == {"dead_letter_queue": "true"}
-    assert queue.dead_letters.config()["retention"] == "limits"
-
-
-def test_a_filter_wider_than_the_subjects_is_valid_while_it_gets_jobs() -> None:
-    consumers = [{"name": "w", "filter_subject": "jobs.>", "max_deliver": 2}]
-    queue = WorkQueue(name="q", subjects=["jobs.high.*", "jobs.low.*"], consumers=consumers)
-    assert queue.consumer("w").filter_subjects == ("jobs.>",)
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

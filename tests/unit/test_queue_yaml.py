@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 from test_queue_files import _IMAGES, _JOBS, _ORDERS, _PARTITIONED, _TASKS
 
-from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Consumer
+from airflow_provider_jetstream.jetstream.queue.declaration import Archive
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -68,31 +67,3 @@ def test_a_queue_loads_from_its_yaml_as_an_equal_one(source: Any, tmp_path: Path
     for ours, theirs in zip(loaded.companions(), queue.companions(), strict=True):
         assert ours.model_fields_set == theirs.model_fields_set
     assert loaded.to_yaml() == queue.to_yaml()
-
-
-def test_what_follows_from_the_rest_is_left_out() -> None:
-    queue = WorkQueue(**_NAMES, consumers=[_divided(3)], dead_letters="d", events="e", max_bytes="256MB", max_age="7d")
-    assert yaml.safe_load(queue.to_yaml()) == {
-        "name": "q",
-        "subjects": ["q.>"],
-        "max_bytes": "256MB",
-        "max_age": "7d",
-        "consumers": [
-            {"name": "w", "filter_subject": "q.{partition}.>", "max_deliver": 2, "sample_freq": "100%", "partitions": 3}
-        ],
-        "dead_letters": "d",
-        "events": "e",
-    }
-
-
-def test_consumers_that_only_look_like_partitions_stay_apart() -> None:
-    numbered = [
-        Consumer(
-            name=f"w-{number}", filter_subject=f"q.{number}.>", partitions=3, partition=number, max_deliver=deliver
-        )
-        for number, deliver in enumerate((2, 2, 3))
-    ]
-    queue = WorkQueue(**_NAMES, consumers=numbered)
-    values = yaml.safe_load(queue.to_yaml())
-    assert [consumer["name"] for consumer in values["consumers"]] == ["w-0", "w-1", "w-2"]
-    assert WorkQueue.load(values) == queue

@@ -1,18 +1,14 @@
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record, record_headers
-from airflow_provider_jetstream.jetstream.line_text import one_line
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
@@ -35,75 +31,6 @@ def read(headers: Pairs, subject: str = "dead.orders.printer") -> Record:
     found = read_record(copy(headers, subject), "orders")
     assert found is not None
     return found
-
-
-def by_name(pairs: Pairs) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, value in pairs:
-        found[name].append(value)
-    return dict(found)
-
-
-def sent_unchanged(headers: Headers) -> bool:
-    return all(
-        name.isascii()
-        and name.isprintable()
-        and not {" ", ":"} & set(name)
-        and value == value.strip()
-        and not {"\r", "\n"} & set(value)
-        and value.encode()
-        for name, value in headers.items()
-        if value
-    )
-
-
-moments = st.timedeltas(timedelta(days=-20_000), timedelta()).map(lambda delta: DIED + delta)
-texts = st.none() | st.text(max_size=1_200)
-# Bytes that aren't UTF-8 are read as surrogates.
-stored_text = st.text(
-    st.characters(exclude_categories=["Cs"]) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), max_size=12
-).filter(lambda text: "\r\n" not in text)
-names = st.sampled_from(["Tag", "X", "Nats-Msg-Id", "nats-TTL", "Dead-Letter-Reason", "Two Words", "größe"]) | (
-    stored_text.filter(lambda name: ":" not in name)
-)
-job_headers = st.lists(st.tuples(names, stored_text.map(str.strip)), max_size=8).map(tuple)
-
-
-@given(
-    headers=job_headers,
-    reason=st.sampled_from(Reason),
-    texts_of_death=st.tuples(texts, texts, texts, texts),
-    where=st.tuples(st.none() | st.from_regex(r"\A[0-9a-f]{12}\Z"), texts),
-    moments=st.tuples(moments, st.none() | moments),
-    deliveries=st.none() | st.integers(1, 2**63),
-    sequence=st.integers(1, 2**64 - 1),
-)
-def test_a_record_is_read_as_it_was_built(
-    headers: Pairs,
-    reason: Reason,
-    texts_of_death: tuple[str | None, str | None, str | None, str | None],
-    where: tuple[str | None, str | None],
-    moments: tuple[datetime, datetime | None],
-    deliveries: int | None,
-    sequence: int,
-) -> None:
-    explanation, error_class, error_message, parked = texts_of_death
-    texts = (explanation, error_class, error_message)
-    death = Death("orders", CREATED, sequence, "printer", reason, *moments, deliveries, *texts, *where)
-    kept = keep(death, headers=headers, parked=parked)
-    assert sent_unchanged(kept)
-    found, job, why, _ = read(kept.items())
-    expected = replace(
-        death,
-        explanation=one_line(explanation),
-        error_class=one_line(error_class),
-        error_message=one_line(error_message),
-        error_place=one_line(death.error_place),
-    )
-    assert (found, why) == (expected, one_line(parked))
-    assert found.fingerprint == kept["Dead-Letter-Fingerprint"]
-    assert (job.subject, job.sequence, job.time, job.data) == ("orders.a", sequence, STORED, b"body")
-    assert by_name(job.headers) == by_name(headers)
 
 
 @pytest.mark.parametrize(
@@ -167,23 +94,6 @@ def test_invalid_values_are_read_as_absent() -> None:
     death, job, *_ = read(headers, "dead.orders.printer.17")
     assert death == Death("orders", "", 17, "printer", Reason.TERMINATED, datetime(2026, 11, 21, 9, 4, 45, tzinfo=UTC))
     assert (job.subject, job.time, job.headers) == ("", "", ())
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (None, None),
-        (" \n ", None),
-        ("bad\r\n printer\t1", "bad printer 1"),
-        ("a\x00b\x1b[31mc", "a\ufffdb\ufffd[31mc"),
-        ("K\udcf6ln", "K\ufffdln"),
-        ("größe 👍", "größe 👍"),
-        ("x" * 5_000, "x" * 1_000),
-        ("x" * 999 + " y", "x" * 999),
-    ],
-)
-def test_any_text_becomes_one_line(text: str | None, line: str | None) -> None:
-    assert one_line(text) == line
 
 
 @pytest.mark.parametrize("tray", [7, 8])

@@ -10,10 +10,8 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
-from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 DIED = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 
@@ -54,35 +52,3 @@ def test_the_headers_of_a_copy_are_encoded_as_all_headers_are(letter: DeadLetter
     assert named["Redrive-Count"] == str(letter.redrives + 1)
     assert [value for name, value in job.headers.items() if name == "Nats-Msg-Id"] == [named["Nats-Msg-Id"]]
     assert named.get("Job-Id") == ("first" if ("Nats-Msg-Id", "first") in letter.headers else None)
-
-
-def test_letters_share_what_is_the_same_and_keep_what_is_their_own(mocker: Any) -> None:
-    request = RedriveRequest(why="because", who={"dag_id": "d"}, run="r")
-    records = LetterRecords(mocker.Mock(), request)
-    records.wave = 2
-    letters = [
-        dead_letter(1),
-        dead_letter(2),
-        dead_letter(3, error_class="Timeout", error_message="no answer in 17 s"),
-        dead_letter(4, error_class="Timeout", error_message="no answer in 18 s"),
-        dead_letter(5, headers=(("Redrive-Count", "4"), ("Redrive-Sequence", "2"), ("Job-Id", "mine"))),
-        dead_letter(6, created="later", reason=Reason.TERMINATED, consumer="other"),
-    ]
-    actions = [
-        records.record(letter, "redriven", new_sequence=100 + letter.sequence, subject="q.jobs") for letter in letters
-    ]
-    assert actions[0].common is actions[1].common
-    for letter, action in zip(letters, actions, strict=True):
-        record = action.record()
-        assert (record.sequence, record.new_sequence) == (letter.sequence, 100 + letter.sequence)
-        death = letter.death
-        assert (record.created, record.consumer, record.reason) == (death.created, death.consumer, death.reason.value)
-        assert (record.fingerprint, record.died_at) == (death.fingerprint, DIED)
-        assert (record.why, record.who, record.run, record.wave) == ("because", {"dag_id": "d"}, "r", 2)
-        assert record.redrives == letter.redrives + 1
-        assert record.job_id == letter.job_id
-    assert [action.copy_of for action in actions] == [None, None, None, None, 2, None]
-    assert actions[2].common.fingerprint == actions[3].common.fingerprint != actions[0].common.fingerprint
-    records.wave = 3
-    assert records.record(letters[0], "redriven", new_sequence=101, subject="q.jobs").record().wave == 3
-    assert records.record(letters[0], "parked", new_sequence=9, subject="q.jobs").record().redrives == 0

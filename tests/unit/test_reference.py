@@ -68,11 +68,6 @@ def test_every_public_name_has_a_section() -> None:
         assert not anchor or anchors.count(anchor) == 1, f"{links[name]}: {anchors.count(anchor)} headings"
 
 
-def test_the_index_of_the_documentation_names_each_page() -> None:
-    index = (FOLDER.parent / "index.md").read_text(encoding="utf-8")
-    assert [name for name in PAGES if f"(reference/{name})" not in index] == []
-
-
 @pytest.mark.parametrize("purpose", ["read", "readStream", "write", "writeStream"])
 def test_a_default_of_a_spark_option_is_what_its_absence_means(purpose: Purpose) -> None:
     stream = {"stream": "orders"}
@@ -81,11 +76,6 @@ def test_a_default_of_a_spark_option_is_what_its_absence_means(purpose: Purpose)
         option = OPTION_TEXTS.get(name)
         if option and option.default:
             assert parse(stream | {name: option.default}, purpose) == parse(stream, purpose), name
-
-
-def test_the_guide_to_spark_names_each_option() -> None:
-    guide = (FOLDER.parent / "spark.md").read_text(encoding="utf-8")
-    assert [name for name in OPTION_TEXTS if f"`{name}`" not in guide and f"`{name}=" not in guide] == []
 
 
 class _Base:

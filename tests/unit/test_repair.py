@@ -50,19 +50,6 @@ def test_a_repair_accepts_every_form_of_body_that_a_job_accepts(body: Any, sent:
     assert repaired(Repair(body=body)).body == sent
 
 
-def test_headers_are_added_changed_and_removed_and_others_are_unchanged() -> None:
-    headers = (("Tag", "one"), ("Old", "x"), ("Tag", "two"), ("Gone", "1"), ("Gone", "2"), ("Nats-Msg-Id", "7"))
-    content = repaired(Repair(headers={"Old": "y", "New": "ü", "Gone": None, "Never-There": None}), headers=headers)
-    assert content.headers == (("Tag", "one"), ("Tag", "two"), ("Old", "y"), ("New", "ü"))
-    assert content.changes == {
-        "headers": {
-            "Old": {"before": ["x"], "after": "y"},
-            "New": {"before": None, "after": "ü"},
-            "Gone": {"before": ["1", "2"], "after": None},
-        }
-    }
-
-
 @pytest.mark.parametrize(
     ("repair", "expected"),
     [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, group_of
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.origin import Origin
@@ -96,40 +95,6 @@ def test_undeliverable_jobs_are_selected_only_explicitly() -> None:
 @pytest.mark.parametrize("source", [None, {}, Selection(), {"older_than": None, "parked": False}])
 def test_an_empty_selection_selects_all_letters_in_circulation(source: Any) -> None:
     assert Selection.of(source).selects_all
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"sequences": []},
-        {"reasons": []},
-        {"subject": ">"},
-        {"parked": True},
-        {"vanished": True},
-        {"older_than": 0},
-        {"consumer": "a"},
-    ],
-)
-def test_a_field_selects_less_than_all(fields: dict[str, Any]) -> None:
-    assert not Selection.of(fields).selects_all
-
-
-def test_a_group_is_identified_by_the_values_of_its_fields() -> None:
-    assert group_of(LETTER, get_args(GroupField)) == (
-        "terminated",
-        "printing.PaperError",
-        DEATH.fingerprint,
-        "0123456789ab",
-        "printing:feed:17",
-        "orders.new.eu",
-        "printer",
-        "shop",
-        "monday",
-        "publish",
-    )
-    assert group_of(LETTER, ()) == ()
-    foreign = replace(LETTER, origin=None, death=replace(DEATH, error_class=None, consumer=None))
-    assert group_of(foreign, ("dag_id", "run_id", "task_id", "error_class", "consumer")) == (None,) * 5
 
 
 def test_letters_of_the_same_cause_share_a_fingerprint() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.worker.handler import HandlerResult
-from airflow_provider_jetstream.worker.traceback_digest import Failure, attach_failure, failure_of
+from airflow_provider_jetstream.worker.traceback_digest import Failure, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,16 +135,6 @@ def test_the_place_is_that_of_the_root_cause() -> None:
     assert (result.place, result.digest != without.digest) == (without.place, True)
 
 
-def test_the_functions_of_libraries_do_not_change_the_digest() -> None:
-    assert failure(SHOP["read"], "{").place.startswith("shop.prices:read:")
-    library = shop(name="library", file="/venv/lib/python3.12/site-packages/library.py")
-    source = "def use(item):\n    return call(item)\n"
-    of_one_release = shop(source, name="shop.users", call=library["sell"])
-    of_the_next = shop(source, name="shop.users", call=library["lend"])
-    assert failure(of_one_release["use"], "pear") == failure(of_the_next["use"], "plum")
-    assert failure(of_one_release["use"], "pear").place == "shop.users:use:2"
-
-
 def test_the_order_in_an_exception_group_does_not_change_the_digest() -> None:
     errors = [raised(SHOP["sell"], "pear"), raised(SHOP["lend"], "gone")]
     assert failure(SHOP["fall_apart"], errors) == failure(SHOP["fall_apart"], errors[::-1])
@@ -159,15 +148,6 @@ def test_a_circle_of_causes_ends() -> None:
     assert error.__cause__ is not None
     error.__cause__.__cause__ = error
     assert failure_of(error) == expected
-
-
-def test_a_failure_can_be_attached_to_an_unpickled_error_without_traceback() -> None:
-    error = raised(SHOP["sell"], "pear")
-    result = failure_of(error)
-    unpickled = ForkingPickler.loads(ForkingPickler.dumps(error))
-    assert failure_of(unpickled) is None
-    attach_failure(unpickled, ForkingPickler.loads(ForkingPickler.dumps(result)))
-    assert failure_of(unpickled) == result
 
 
 def test_a_place_fits_a_header() -> None:

@@ -84,21 +84,6 @@ def test_a_handler_that_is_not_callable_is_named(queue: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("handler", "options", "message"),
-    [
-        ("command_handlers:nothing", [], "expected a handler that takes a job, or a pydantic model and a job"),
-        ("command_handlers:wait", ["--processes"], "expected a plain function for processes, found an async one"),
-        ("command_handlers:unnamed", ["--processes"], "expected a handler that another process can import"),
-    ],
-)
-def test_a_handler_that_does_not_fit_the_options_is_refused(
-    queue: Path, handler: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(queue, *options, handler=handler) == 2
-    assert f"jetstream-worker: {message}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("option", "message"),
     [
         ("--deadline=soon", 'expected a duration such as "30s"'),

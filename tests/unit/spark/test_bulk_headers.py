@@ -41,13 +41,6 @@ def _buffer_of(slices: list[tuple[bytes, bytes]]) -> tuple[bytes, NDArray[np.int
     return buffer, np.array(starts, np.int64), np.array(ends, np.int64)
 
 
-@given(slices=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=12))
-def test_gathered_slices_equal_the_parts_of_the_buffer(slices: list[tuple[bytes, bytes]]) -> None:
-    gathered = gather_slices(*_buffer_of(slices))
-    gathered.validate(full=True)
-    assert gathered.to_pylist() == [content for content, _ in slices]
-
-
 @given(blocks=st.lists(st.tuples(_BLOCK, st.binary(max_size=20)), min_size=1, max_size=12))
 def test_bulk_headers_equal_those_parsed_one_by_one(blocks: list[tuple[bytes, bytes]]) -> None:
     headers = header_column(*_buffer_of(blocks))

@@ -147,14 +147,6 @@ def test_every_message_is_parsed_once_whatever_the_chunks_are(
     assert others == [frame.removesuffix(b"\r\n") for frame in frames if isinstance(frame, bytes)]
 
 
-@pytest.mark.usefixtures("threshold")
-def test_an_id_in_the_position_of_a_reply_subject_is_no_id() -> None:
-    frames = [_SentMessage(b"a.b", _SID, None, b"abc", b"9"), _SentMessage(b"a.b", b"", None, b"abc")] * 5
-    data = b"".join(frame.wire() for frame in frames)
-    assert _parsed_in_bulk(data) == _parsed_by_frame(data)
-    assert len(_parsed_in_bulk(data)[0]) == 5
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -208,18 +200,6 @@ def test_the_frame_parser_equals_the_parser_of_the_client_library(frames: list[_
     assert end == len(data)
     assert [_contents(data, offsets) for offsets in rows] == client.messages
     assert len(others) == client.pings
-
-
-@pytest.mark.parametrize("size", [0, 1, 9, 10, 999, 1 << 20, (1 << 20) + 1, 8 << 20])
-@pytest.mark.usefixtures("threshold")
-def test_messages_of_every_size_are_parsed_whole(size: int) -> None:
-    messages = [
-        _SentMessage(b"a.b", b"", None, b"x" * size),
-        _SentMessage(b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"y" * size),
-    ] * 3
-    data = b"".join(message.wire() for message in messages)
-    assert _parsed_in_bulk(data) == _parsed_by_frame(data)
-    assert _parsed_in_bulk(data)[2] == len(data)
 
 
 @pytest.mark.parametrize("widths", [(100,), (5, 3000), (1, 20, 300)], ids=str)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.arrow_buffers import gather_slices
 from airflow_provider_jetstream.spark.wire.metadata import DirectGetMetadata, parse_metadata, parse_times
-from testbed import seams
 
 _FIRST = b"NATS/1.0\r\n"
 _MORNING = datetime(2026, 11, 21, 15, 10, 11, tzinfo=UTC)
@@ -110,15 +109,3 @@ def test_each_of_the_servers_headers_is_required(name: bytes) -> None:
         wrong = headers[changed].replace(b"Nats-" + name, b"Nuts-" + name)
         with pytest.raises(WireError, match="expected 'Nats-" + name.decode()):
             _parse([*headers[:changed], wrong, *headers[changed + 1 :]])
-
-
-def test_uniform_messages_are_parsed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(seams.METADATA_PARSE_BY_LINE)
-    start = _nanoseconds(_MORNING)
-    messages = [
-        _Message(b"o.a" * (1 + number % 3), 101 + number, start + number * 987_654_321, 50, b"A: 1\r\n")
-        for number in range(20)
-    ]
-    before = b"x" * 90
-    buffer, metadata = _parse([message.header() for message in messages], before)
-    _require(messages, buffer, metadata, len(before))
