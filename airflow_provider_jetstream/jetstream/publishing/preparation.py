@@ -241,8 +241,9 @@ class _Preparation:
         self._task_key = origin.key if origin and by_key else None
         self._advisory_subjects = queue.advisory_subjects if queue else ()
         self._checked: tuple[str, str] | None = None
-        # The index of the first job with an id; the number of jobs with a content.
-        self._ids: dict[bytes, int] = {}
+        # The index of the first job of the batch that has an id, and the ids of that batch.
+        self._ids: dict[bytes, tuple[int, list[bytes]]] = {}
+        # The number of jobs with a content.
         self._contents: dict[bytes, int] = {}
 
     @property
@@ -282,7 +283,7 @@ class _Preparation:
         if not self._fit(bodies, headers, max(given, key=len) if given else None):
             return None
         if given and ids:
-            noted = dict(zip(ids, range(first, first + len(ids)), strict=True))
+            noted = dict.fromkeys(ids, (first, ids))
             if len(noted) < len(ids) or not self._ids.keys().isdisjoint(noted):
                 return None
             self._ids |= noted
@@ -371,8 +372,9 @@ class _Preparation:
     def _message_id(self, index: int, job: Job, own_id: str | None, body: bytes | None, *, is_given: bool) -> str:
         if own_id is not None:
             _check_id(index, own_id)
-            first = self._ids.setdefault(own_id.encode("utf-8", "surrogatepass"), index)
-            if first != index:
+            encoded = own_id.encode("utf-8", "surrogatepass")
+            start, ids = self._ids.setdefault(encoded, (index, [encoded]))
+            if (first := start + ids.index(encoded)) != index:
                 raise JobError(
                     f"jobs {first} and {index} both have the id {own_id!r}, and only one of them would be stored:"
                     " expected an id for each job; give each its own, or none, where equal jobs count"
