@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream import Reason, contract
 from airflow_provider_jetstream.jetstream.advisories import CancellationRequest, Cancelled, Completion
 from airflow_provider_jetstream.jetstream.dead_letters import record
 from airflow_provider_jetstream.jetstream.limits import LINE
-from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
 from tools.queue_schema import DIALECT, queue_schema, without_titles
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "contract"
@@ -18,7 +18,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "completion": Completion,
     "cancelled": Cancelled,
     "cancellation": CancellationRequest,
-    "published": ManifestHead,
+    "published": ManifestRecord,
 }
 _HEADERS = "dead-letter-headers"
 # Not every implementation of JSON Schema knows classes of characters.

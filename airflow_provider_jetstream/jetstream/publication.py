@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource, OutgoingJob
-    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
     from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -324,8 +324,8 @@ class Publication:
     async def _begin_manifest(self, queue: WorkQueue, origin: Origin, info: Mapping[str, Any]) -> Origin:
         manifest = Manifest(self._connection, queue, origin)
         cursor = asdict(self.cursor) if self.cursor else None
-        head = await manifest.begin(info, cursor, have_ended=self._have_ended if self.cursor else None)
-        if head is None:
+        record = await manifest.begin(info, cursor, have_ended=self._have_ended if self.cursor else None)
+        if record is None:
             if self._key:
                 events = queue.events.name if queue.events else ""
                 problem = f"expected {events} to store what is published for an idempotency_key, found that it captures"
@@ -333,23 +333,25 @@ class Publication:
             return origin
         self._manifest, self._stored = manifest, manifest.known
         self._events_from = manifest.position
-        self._resumed_from = head.position("events_from")
-        self._origin = replace(origin, round=head.round, run=head.run, attempt=None, is_further_run=head.is_further_run)
+        self._resumed_from = record.position("events_from")
+        self._origin = replace(
+            origin, round=record.round, run=record.run, attempt=None, is_further_run=record.is_further_run
+        )
         if self.cursor and self._resumed_from:
             # An earlier try may have published the jobs, and they may have ended before this try took its cursor.
-            self.cursor = self.cursor.resumed(self._resumed_from, head.position("dead_letters_from") or 1)
+            self.cursor = self.cursor.resumed(self._resumed_from, record.position("dead_letters_from") or 1)
         return self._origin
 
-    async def _have_ended(self, head: ManifestHead) -> bool:
+    async def _have_ended(self, record: ManifestRecord) -> bool:
         """Return whether all jobs of an earlier try have ended, whose waiting was over before they had."""
         cursor = self.cursor
         if cursor is None:
             return False
-        key = head.manifest_origin.manifest_key
+        key = record.manifest_origin.manifest_key
         sequences = await read_manifest_sequences(self._connection, cursor.events, cursor.queue, key)
         if sequences is None:
             return False
-        resumed = cursor.resumed(head.position("events_from") or 1, head.position("dead_letters_from") or 1)
+        resumed = cursor.resumed(record.position("events_from") or 1, record.position("dead_letters_from") or 1)
         report = WaitReport(set(sequences))
         with suppress(TimeoutError):
             async with asyncio.timeout(_ENDED_SECONDS):

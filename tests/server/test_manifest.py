@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
     from testbed.face import NatsPyConnection
 
 ORIGIN = Origin("dag", "run", "task")
@@ -67,7 +67,7 @@ async def close(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await Publication(connection, queue, replace(ORIGIN, max_tries=1)).close()
 
 
-async def begin(connection: NatsPyConnection, queue: WorkQueue) -> ManifestHead:
+async def begin(connection: NatsPyConnection, queue: WorkQueue) -> ManifestRecord:
     cursor = await take_cursor(connection, queue)
     begun = await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, queue.name), asdict(cursor))
     assert begun is not None

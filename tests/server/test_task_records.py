@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.publishing import manifest_record
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
     ManifestStore,
-    parse_manifest_head,
+    parse_manifest_record,
     remove_unneeded_manifests,
 )
 from testbed import seams
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
-    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
@@ -89,7 +89,7 @@ async def publish_as(connection: NatsPyConnection, queue: WorkQueue, origin: Ori
     return list(report.sequences)
 
 
-async def record_of(connection: NatsPyConnection, queue: WorkQueue, origin: Origin = ORIGIN) -> ManifestHead:
+async def record_of(connection: NatsPyConnection, queue: WorkQueue, origin: Origin = ORIGIN) -> ManifestRecord:
     stored = await ManifestStore(connection, queue.name, f"{queue.name}-events").read(origin.key)
     assert stored is not None
     return stored.record
@@ -448,7 +448,7 @@ async def store_raw(connection: NatsPyConnection, queue: WorkQueue, key: str, bo
     await connection.client.jetstream().publish(manifest_subject(queue.name, key), body)
 
 
-async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[Manifest, ManifestHead, Any]:
+async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[Manifest, ManifestRecord, Any]:
     log = Manifest(connection, queue, RECORDS_ORIGIN)
     cursor = asdict(await take_cursor(connection, queue))
     begun = await log.begin(await stream_info(connection, queue.name), cursor)
@@ -535,7 +535,7 @@ async def test_a_record_of_impossible_numbers_is_no_record(
     queue = await make_queue(connection, name)
     _, record, _ = await begin(connection, queue)
     fields = json.loads(record.model_dump_json(by_alias=True)) | forged
-    assert parse_manifest_head(json.dumps(fields).encode()) is None
+    assert parse_manifest_record(json.dumps(fields).encode()) is None
     await store_raw(connection, queue, RECORDS_ORIGIN.key, json.dumps(fields).encode())
     _, again, stored = await begin(connection, queue)
     assert (again.round, again.queue_from, len(stored)) == (0, 1, 0)
@@ -625,12 +625,12 @@ async def test_a_try_that_was_given_up_changes_nothing_of_a_cleared_task(
     assert (resumed.round, resumed.closed, len(stored)) == (1, False, 0)
 
 
-async def old_record(connection: NatsPyConnection, queue: WorkQueue, origin: Origin, **fields: Any) -> ManifestHead:
+async def old_record(connection: NatsPyConnection, queue: WorkQueue, origin: Origin, **fields: Any) -> ManifestRecord:
     """Publish a job as a task and finish it; return the task's record."""
     await publish_as_records(connection, queue, origin, b"a")
     await process_all(connection, queue)
     (message,) = await stream_messages(connection, f"{queue.name}-events", manifest_subject(queue.name, origin.key))
-    record = parse_manifest_head(message.data)
+    record = parse_manifest_record(message.data)
     assert record is not None
     if fields:
         changed = record.model_copy(update=fields).model_dump_json(by_alias=True, exclude_none=True)

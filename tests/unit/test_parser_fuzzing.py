@@ -44,7 +44,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.record_origin import pars
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
-from airflow_provider_jetstream.jetstream.publishing.manifest_record import parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import parse_manifest_record
 from airflow_provider_jetstream.jetstream.queue.queue_file import parse_queue_yaml
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import parse_duration, parse_seconds, parse_size, parse_time
@@ -337,7 +337,7 @@ TARGETS = {
         _read_audit,
         _changed({"operation": "redrive", "seconds": 30.0, "since": _TIME, "who": {}, "run": "a", "open_since": 1}),
     ),
-    "manifest": Target(parse_manifest_head, _changed({"type": "io.airflow.jetstream.v1.published", "queue": "q"})),
+    "manifest": Target(parse_manifest_record, _changed({"type": "io.airflow.jetstream.v1.published", "queue": "q"})),
     "queue file": Target(_parse_queue, _documents(*_QUEUE)),
     "sequence ranges": Target(
         lambda data: _refusal(SequenceRanges.decode, decode_text(data)),

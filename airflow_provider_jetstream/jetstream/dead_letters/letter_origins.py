@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, task_key_of
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.origin import is_task_key
-from airflow_provider_jetstream.jetstream.publishing.manifest_record import parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import parse_manifest_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ async def resolve_origins(
             message = await last_message(connection, events_stream, manifest_subject(queue_name, key))
         except NotFoundError:
             return None
-        record = parse_manifest_head(message.data) if message else None
+        record = parse_manifest_record(message.data) if message else None
         origin = record.origin if record else None
         return origin if origin and origin.key == key else None
 

@@ -40,15 +40,15 @@ from airflow_provider_jetstream.jetstream.publishing.advised_jobs import Reserva
 from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
     CONFLICTS,
-    ManifestHead,
+    ManifestRecord,
     ManifestStore,
-    StoredHead,
-    following_head,
-    new_head,
-    parse_manifest_head,
-    published_head,
+    StoredRecord,
+    following_record,
+    new_record,
+    parse_manifest_record,
+    published_record,
     remove_unneeded_manifests,
-    resumed_head,
+    resumed_record,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED, index_runs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, find_stored_jobs
@@ -88,7 +88,7 @@ _PART_ROWS: Final = 4_096
 _LINE_ROWS: Final = 16
 _INLINE_ROWS: Final = 256
 # The other fields of a record, with what the server adds to a message.
-_HEAD_RESERVE: Final = 2_048
+_RECORD_RESERVE: Final = 2_048
 # A number, and a reference to a part, in the text of a record.
 _NUMBER_BYTES: Final = 12
 _REFERENCE_BYTES: Final = 72
@@ -105,14 +105,14 @@ class _TaskRecord:
         self._key = key
         self._events = str(queue.events.name if queue.events else "")
         self._records = ManifestStore(connection, queue.name, self._events)
-        self._stored: StoredHead | None = None
+        self._stored: StoredRecord | None = None
 
     @property
     def position(self) -> int:
         """The sequence in the events stream of what was stored last; 1 where nothing was."""
         return self._stored.sequence if self._stored else 1
 
-    async def _is_first(self, record: ManifestHead) -> bool | None:
+    async def _is_first(self, record: ManifestRecord) -> bool | None:
         """Store a record if there is none, and return true; ``None`` where no events stream captures such records.
 
         Most tasks are first tries: the condition saves them the request for an earlier record.
@@ -169,13 +169,13 @@ class NamedTask(_TaskRecord):
         :param info: the work queue's STREAM.INFO, read before anything is published
         :return: whether a record names the task now
         """
-        record = new_head(self._queue.name, info, self._origin)
+        record = new_record(self._queue.name, info, self._origin)
         is_first = await self._is_first(record)
         if is_first is not False:
             self._opened = bool(is_first)
             return self._opened
 
-        def reopened(earlier: ManifestHead | None) -> ManifestHead | None:
+        def reopened(earlier: ManifestRecord | None) -> ManifestRecord | None:
             if earlier is None:
                 self._opened = True
                 return record
@@ -184,7 +184,7 @@ class NamedTask(_TaskRecord):
             self._opened = earlier.closed and not is_manifest
             if earlier.closed and is_manifest:
                 return earlier.model_copy(update={"last_job": None})
-            return following_head(record, earlier, number=earlier.round) if earlier.closed else None
+            return following_record(record, earlier, number=earlier.round) if earlier.closed else None
 
         self._stored = await self._records.update(self._key, reopened)
         return self._stored is not None
@@ -196,8 +196,8 @@ class NamedTask(_TaskRecord):
         closed = {"closed": True, "published": report.job_count} if self._opened else {}
         last_seen = self._stored.record
 
-        def concluded(stored: ManifestHead | None) -> ManifestHead:
-            return published_head(stored or last_seen, report).model_copy(update=closed)
+        def concluded(stored: ManifestRecord | None) -> ManifestRecord:
+            return published_record(stored or last_seen, report).model_copy(update=closed)
 
         self._stored = await self._records.update(self._key, concluded, self._stored)
         await self._remove_older()
@@ -220,7 +220,7 @@ class Manifest(_TaskRecord):
         self._is_shared = origin.idempotency_key is not None
         self._rows = ManifestRows(connection, queue, self._document(""))
         self.known = StoredJobs()
-        self._begun: ManifestHead | None = None
+        self._begun: ManifestRecord | None = None
         self._is_of_other_runs = False
         self._takes_extra = False
         self.unrecorded_from = 1
@@ -236,8 +236,8 @@ class Manifest(_TaskRecord):
         info: Mapping[str, Any],
         cursor: Mapping[str, Any] | None = None,
         *,
-        have_ended: Callable[[ManifestHead], Awaitable[bool]] | None = None,
-    ) -> ManifestHead | None:
+        have_ended: Callable[[ManifestRecord], Awaitable[bool]] | None = None,
+    ) -> ManifestRecord | None:
         """Store the record for a task that begins to publish, or read the one of an earlier try.
 
         :param info: the work queue's STREAM.INFO, read before anything is published
@@ -245,7 +245,7 @@ class Manifest(_TaskRecord):
         :param have_ended: returns whether all jobs of a manifest have ended for which waiting is over
         :return: the record; ``None`` where the events stream captures no such records
         """
-        record = new_head(self._queue.name, info, self._origin, cursor)
+        record = new_record(self._queue.name, info, self._origin, cursor)
         is_first = await self._is_first(record)
         if is_first is None:
             return None
@@ -255,8 +255,8 @@ class Manifest(_TaskRecord):
         return self._begun
 
     async def _resumed(
-        self, record: ManifestHead, have_ended: Callable[[ManifestHead], Awaitable[bool]] | None
-    ) -> ManifestHead:
+        self, record: ManifestRecord, have_ended: Callable[[ManifestRecord], Awaitable[bool]] | None
+    ) -> ManifestRecord:
         """Store the record of this try behind that of the one before it, and read which jobs are stored.
 
         :param record: the one that a first try would store
@@ -270,16 +270,16 @@ class Manifest(_TaskRecord):
         before = stored.record if stored and stored.record.created == record.created else None
         # All of its jobs have ended by now, though its waiting was over before.
         ended_at = before.began_at if before and before.over and have_ended and await have_ended(before) else None
-        continued: ManifestHead | None = None
+        continued: ManifestRecord | None = None
 
-        def next_round(earlier: ManifestHead | None) -> ManifestHead | None:
+        def next_round(earlier: ManifestRecord | None) -> ManifestRecord | None:
             nonlocal continued
             if earlier is None:
                 return record
             if earlier.created == record.created and self._continues(earlier, has_ended=ended_at == earlier.began_at):
                 continued = earlier
-                return resumed_head(earlier, record)
-            return following_head(record, earlier, number=earlier.round + 1)
+                return resumed_record(earlier, record)
+            return following_record(record, earlier, number=earlier.round + 1)
 
         self._stored = await self._records.update(self._key, next_round, stored)
         if continued is not None:
@@ -292,12 +292,12 @@ class Manifest(_TaskRecord):
                 self.known.forget_unverified()
         return self._stored.record if self._stored else record
 
-    def _continues(self, earlier: ManifestHead, *, has_ended: bool) -> bool:
+    def _continues(self, earlier: ManifestRecord, *, has_ended: bool) -> bool:
         """Return whether a try goes on with the jobs of an earlier one; otherwise the task was cleared."""
         is_retry = self._origin.max_tries is not None and earlier.max_tries == self._origin.max_tries
         return self._is_shared or is_retry or not (earlier.closed or has_ended)
 
-    async def _read_known(self, earlier: ManifestHead) -> None:
+    async def _read_known(self, earlier: ManifestRecord) -> None:
         """Read which jobs earlier tries have stored: from the rows, and by a search where these don't have all.
 
         :param earlier: the record as the try before this one left it
@@ -332,7 +332,7 @@ class Manifest(_TaskRecord):
             events_from=earlier.position("events_from") or 1,
         )
 
-    async def _find_own(self, created: str | None = None) -> tuple[StoredHead | None, bool]:
+    async def _find_own(self, created: str | None = None) -> tuple[StoredRecord | None, bool]:
         """Find the manifest of the run among those of all runs of its name.
 
         :param created: when the queue's stream was created; manifests about an earlier one are anybody's
@@ -347,13 +347,13 @@ class Manifest(_TaskRecord):
         found = [first]
         if self._is_followed(first.record) < _SAME_START:
             runs = [replace(self._origin, run=run, is_further_run=True) for run in first.record.further_runs]
-            heads = await map_concurrently(lambda origin: self._records.read(origin.manifest_key), runs)
-            found += [head for head in heads if head and head.record.created == first.record.created]
+            others = await map_concurrently(lambda origin: self._records.read(origin.manifest_key), runs)
+            found += [stored for stored in others if stored and stored.record.created == first.record.created]
 
-        def likelihood(head: StoredHead) -> tuple[int, bool, int, datetime]:
-            noted = head.record.attempt or TaskTry()
+        def likelihood(stored: StoredRecord) -> tuple[int, bool, int, datetime]:
+            noted = stored.record.attempt or TaskTry()
             is_same_version = noted.dag_version is not None and noted.dag_version == attempt.dag_version
-            return self._is_followed(head.record), is_same_version, noted.number or 0, head.record.began_at
+            return self._is_followed(stored.record), is_same_version, noted.number or 0, stored.record.began_at
 
         likeliest = max(found, key=likelihood)
         if not self._is_followed(likeliest.record):
@@ -362,7 +362,7 @@ class Manifest(_TaskRecord):
             self._become_further_run(likeliest.record.run or "")
         return likeliest, True
 
-    def _is_followed(self, earlier: ManifestHead) -> int:
+    def _is_followed(self, earlier: ManifestRecord) -> int:
         """Return how surely a manifest is one that this try goes on with."""
         if self._origin.attempt is None or earlier.attempt is None:
             return _SAME_START
@@ -370,7 +370,7 @@ class Manifest(_TaskRecord):
         raised_tries = tries is not None and earlier_tries is not None and tries > earlier_tries
         return self._origin.attempt.follows(earlier.attempt, raised_tries=raised_tries)
 
-    async def _begin_further_run(self, record: ManifestHead, first: StoredHead | None) -> ManifestHead:
+    async def _begin_further_run(self, record: ManifestRecord, first: StoredRecord | None) -> ManifestRecord:
         """Note in the manifest of the first run that another run of its name has one of its own."""
         mark, attempt = record.run, self._origin.attempt
         runs = [first.record.run, *first.record.further_runs] if first else []
@@ -378,7 +378,7 @@ class Manifest(_TaskRecord):
             # ``dag.test()`` gives a run that is made again the same start.
             mark = f"{mark or ''}/{attempt.try_id if attempt and attempt.try_id else uuid4().hex}"
 
-        def noted(stored: ManifestHead | None) -> ManifestHead | None:
+        def noted(stored: ManifestRecord | None) -> ManifestRecord | None:
             if stored is None or mark in stored.further_runs:
                 return None
             return stored.model_copy(update={"further_runs": [*stored.further_runs, mark][-_MAX_FURTHER_RUNS:]})
@@ -430,8 +430,8 @@ class Manifest(_TaskRecord):
         """
         salt = token_urlsafe(16)
 
-        def with_salt(head: ManifestHead) -> ManifestHead | None:
-            return None if salt in head.salts else head.model_copy(update={"salts": [*head.salts, salt]})
+        def with_salt(record: ManifestRecord) -> ManifestRecord | None:
+            return None if salt in record.salts else record.model_copy(update={"salts": [*record.salts, salt]})
 
         await self._change(with_salt)
         if self._begun is None or self._stored is None or salt not in self._stored.record.salts:
@@ -458,18 +458,18 @@ class Manifest(_TaskRecord):
 
     # What is recorded.
 
-    async def _change(self, change: Callable[[ManifestHead], ManifestHead | None]) -> None:
+    async def _change(self, change: Callable[[ManifestRecord], ManifestRecord | None]) -> None:
         """Change the record, unless the task was cleared while this try, which Airflow has given up, went on.
 
         :param change: returns the new record; ``None`` for no change
         """
         last_seen, begun = self._stored.record if self._stored else None, self._begun
 
-        def changed(stored: ManifestHead | None) -> ManifestHead | None:
+        def changed(stored: ManifestRecord | None) -> ManifestRecord | None:
             if stored and begun and (stored.created, stored.round) != (begun.created, begun.round):
                 return None
-            head = stored or last_seen
-            return change(head) if head else None
+            record = stored or last_seen
+            return change(record) if record else None
 
         self._stored = await self._records.update(self._key, changed, self._stored)
 
@@ -496,7 +496,7 @@ class Manifest(_TaskRecord):
     async def record_stored(self, report: PublishReport) -> None:
         """Record which jobs are stored; needs :meth:`begin` first."""
         await self._rows.take(report)
-        await self._change(lambda head: self._recorded(head, report))
+        await self._change(lambda record: self._recorded(record, report))
 
     async def close(self, report: PublishReport | None = None) -> None:
         """Record that the task has nothing more to do, and remove records that nothing needs any more.
@@ -504,23 +504,23 @@ class Manifest(_TaskRecord):
         :param report: the fate of its jobs, where :meth:`record_stored` hasn't recorded it
         """
 
-        def closed(head: ManifestHead) -> ManifestHead:
+        def closed(record: ManifestRecord) -> ManifestRecord:
             if report:
-                head = self._recorded(head, report)
-            elif head.runs is None:
+                record = self._recorded(record, report)
+            elif record.runs is None:
                 # Without runs, which jobs the task has isn't known.
-                head = head.model_copy(update={"last_job": None})
-            return head.model_copy(update={"closed": True, "over": False, "runs": None})
+                record = record.model_copy(update={"last_job": None})
+            return record.model_copy(update={"closed": True, "over": False, "runs": None})
 
         if await self._conclude(closed, report) and self._queue.advisory_subjects:
             await Reservations(self._connection, self._queue, self._key).remove()
 
     async def mark_over(self) -> None:
         """Record that waiting is over for good although jobs may still run: a clear waits for them again."""
-        await self._conclude(lambda head: head.model_copy(update={"over": True}))
+        await self._conclude(lambda record: record.model_copy(update={"over": True}))
 
     async def _conclude(
-        self, change: Callable[[ManifestHead], ManifestHead], report: PublishReport | None = None
+        self, change: Callable[[ManifestRecord], ManifestRecord], report: PublishReport | None = None
     ) -> bool:
         """Change the record of the run unless it is closed already; return whether it has one."""
         if not self._stored:
@@ -532,19 +532,19 @@ class Manifest(_TaskRecord):
             await self._rows.take(report)
         # Before the record is closed, since a task that is killed after that would publish all its jobs again.
         await self._remove_unneeded()
-        await self._change(lambda head: None if head.closed else change(head))
+        await self._change(lambda record: None if record.closed else change(record))
         await self._remove_older()
         return True
 
-    def _recorded(self, head: ManifestHead, report: PublishReport) -> ManifestHead:
+    def _recorded(self, record: ManifestRecord, report: PublishReport) -> ManifestRecord:
         """Return a record with what a call has published."""
         runs = index_runs(report.queue_sequences())
         is_known = all(failure.certain for failure in report.failures)
         # A try that Airflow has given up goes on beside the one that has begun since.
-        is_latest = self._begun is not None and head.begun_by == self._begun.begun_by
+        is_latest = self._begun is not None and record.begun_by == self._begun.begun_by
         count = len(self.known) + self._rows.added if self._is_shared else report.job_count
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
-        recorded = self._rows.recorded(published_head(head, report))
+        recorded = self._rows.recorded(published_record(record, report))
         has_all = (self._takes_extra and self.known.are_named) or not self.known.may_have_others
         is_complete = is_known and is_latest and has_all and not self._rows.overflows
         complete = {"unrecorded_from": None} if is_complete else {}
@@ -569,9 +569,9 @@ class ManifestRows:
         limit = connection.max_payload
         if queue.events and (queue.events.max_msg_size or 0) > 0:
             limit = min(limit, queue.events.max_msg_size or limit)
-        self._head_bytes = max(0, limit - _HEAD_RESERVE)
+        self._record_bytes = max(0, limit - _RECORD_RESERVE)
         # Base64 makes four bytes of three, and a record may get the rows of two tries at once.
-        self._inline_bytes = min(_INLINE_ROWS, self._head_bytes // ROW_BYTES // 4) * ROW_BYTES
+        self._inline_bytes = min(_INLINE_ROWS, self._record_bytes // ROW_BYTES // 4) * ROW_BYTES
         self._earlier: list[DocumentPart] = []
         self._replaced: set[DocumentPart] = set()
         self._inline = bytearray()
@@ -588,14 +588,14 @@ class ManifestRows:
 
     @property
     def overflows(self) -> bool:
-        """Whether no head that the events stream takes can name the parts: its messages are too small."""
+        """Whether no record that the events stream takes can name the parts: its messages are too small."""
         references = _REFERENCE_BYTES * (len(self._earlier) + len(self._writer.parts))
-        return references + 2 * len(self._inline) > max(self._head_bytes, ROW_BYTES)
+        return references + 2 * len(self._inline) > max(self._record_bytes, ROW_BYTES)
 
     @property
     def max_runs(self) -> int:
-        """How many runs of jobs a head may name besides."""
-        return self._head_bytes // (8 * _NUMBER_BYTES)
+        """How many ranges of jobs a record may name besides."""
+        return self._record_bytes // (8 * _NUMBER_BYTES)
 
     @property
     def may_fill_part(self) -> bool:
@@ -610,14 +610,14 @@ class ManifestRows:
     def _noted_jobs(self) -> int:
         return sum([len(batch.bodies) for batch in self._noted])
 
-    def resume(self, head: ManifestHead, *, renews_parts: bool = False) -> None:
+    def resume(self, record: ManifestRecord, *, renews_parts: bool = False) -> None:
         """Go on with the rows of an earlier try.
 
-        :param renews_parts: whether its rows will be added again, so that their parts stay as long as the head
+        :param renews_parts: whether its rows will be added again, so that their parts stay as long as the record
         """
-        self._replaced = set(head.parts) if renews_parts else set()
-        self._earlier = [] if renews_parts else list(head.parts)
-        rows = _decoded(head.rows) or b""
+        self._replaced = set(record.parts) if renews_parts else set()
+        self._earlier = [] if renews_parts else list(record.parts)
+        rows = _decoded(record.rows) or b""
         self._recorded = set(_split(rows))
         self._inline = bytearray() if renews_parts else bytearray(rows)
 
@@ -638,7 +638,7 @@ class ManifestRows:
         self._inline += digest + body_digest[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
 
     async def take(self, report: PublishReport, *, only_full: bool = False) -> bool:
-        """Add the noted jobs that are stored by now, and store parts of those that a head doesn't hold.
+        """Add the noted jobs that are stored by now, and store parts of those that a record doesn't hold.
 
         :param only_full: whether to store full parts only
         :return: whether a part was stored
@@ -662,18 +662,18 @@ class ManifestRows:
             stored = True
         return stored
 
-    def recorded(self, head: ManifestHead) -> ManifestHead:
-        """Return a head with the rows, and with those that another run of its idempotency key has added meanwhile."""
-        for row in _split(_decoded(head.rows) or b""):
+    def recorded(self, record: ManifestRecord) -> ManifestRecord:
+        """Return a record with the rows, and with those that another run of its idempotency key has added meanwhile."""
+        for row in _split(_decoded(record.rows) or b""):
             if row not in self._recorded:
                 self._recorded.add(row)
                 self._inline += row
-        self._earlier += {*head.parts} - {*self._earlier} - {*self._writer.parts} - self._replaced
+        self._earlier += {*record.parts} - {*self._earlier} - {*self._writer.parts} - self._replaced
         self._recorded = set(_split(self._inline))
         if self.overflows:
             # A retry searches for the jobs.
-            return head.model_copy(update={"rows": "", "parts": [], "unrecorded_from": head.queue_from})
-        return head.model_copy(update={"rows": b64encode(self._inline).decode(), "parts": self._parts})
+            return record.model_copy(update={"rows": "", "parts": [], "unrecorded_from": record.queue_from})
+        return record.model_copy(update={"rows": b64encode(self._inline).decode(), "parts": self._parts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -731,17 +731,17 @@ def _decoded(text: str) -> bytes | None:
 
 
 async def read_rows(
-    connection: Connection, name: DocumentName, head: ManifestHead
+    connection: Connection, name: DocumentName, record: ManifestRecord
 ) -> AsyncGenerator[bytes | None, None]:
     """Yield the rows of a manifest, part by part, and at last those of its record; ``None`` for a part that is gone.
 
     :param name: the document of the parts
     """
-    async for lines in read_parts(connection, name, head.parts, _LINES):
+    async for lines in read_parts(connection, name, record.parts, _LINES):
         decoded = [_decoded(line) for line in lines or ()]
         rows = b"".join(filter(None, decoded))
         yield None if lines is None or None in decoded else rows
-    yield _decoded(head.rows) or b""
+    yield _decoded(record.rows) or b""
 
 
 async def read_manifest_sequences(connection: Connection, events: str, queue: str, key: str) -> array[int] | None:
@@ -756,14 +756,14 @@ async def read_manifest_sequences(connection: Connection, events: str, queue: st
         message = await last_message(connection, events, manifest_subject(queue, key))
     except NotFoundError:
         return None
-    head = parse_manifest_head(message.data) if message else None
-    if head is None or not head.is_about(queue, key):
+    record = parse_manifest_record(message.data) if message else None
+    if record is None or not record.is_about(queue, key):
         return None
-    if head.unrecorded_from is not None:
+    if record.unrecorded_from is not None:
         # A try was cut off, or its jobs don't fit.
         return None
     sequences = array("Q")
-    async for rows in read_rows(connection, DocumentName(events, queue, "jobs", key, head.created), head):
+    async for rows in read_rows(connection, DocumentName(events, queue, "jobs", key, record.created), record):
         if rows is None:
             return None
         sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < SCHEDULED)

@@ -63,7 +63,7 @@ _SEQUENCE = re.compile(r"[0-9]{1,20}")
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
 
 
-class ManifestHead(BaseModel):
+class ManifestRecord(BaseModel):
     """What one task has published; by its key, the task's jobs and dead letters name it.
 
     :param stream: the work queue
@@ -171,7 +171,7 @@ class ManifestHead(BaseModel):
         last = self.last_job if self.closed else None
         return position < len(sequences) and (last is None or sequences[position] <= last)
 
-    def covering(self, sequences: Sequence[int]) -> ManifestHead:
+    def covering(self, sequences: Sequence[int]) -> ManifestRecord:
         """Return the record with more jobs; zeros are left out."""
         lowest = min(filter(None, sequences), default=None)
         if lowest is None:
@@ -181,9 +181,9 @@ class ManifestHead(BaseModel):
         return self.model_copy(update={"first_job": min(self.first_job, lowest), "last_job": last})
 
 
-def new_head(
+def new_record(
     queue: str, info: Mapping[str, Any], origin: Origin, cursor: Mapping[str, Any] | None = None
-) -> ManifestHead:
+) -> ManifestRecord:
     """Return the record of a task that begins to publish.
 
     :param queue: the work queue's name
@@ -191,7 +191,7 @@ def new_head(
     :param cursor: where the ends of the task's jobs will be found
     """
     first = info["state"]["last_seq"] + 1
-    return ManifestHead(
+    return ManifestRecord(
         stream=queue,
         created=info["created"],
         dag_id=origin.dag_id,
@@ -215,10 +215,10 @@ def new_head(
     )
 
 
-def resumed_head(earlier: ManifestHead, record: ManifestHead) -> ManifestHead | None:
-    """Return the head of an earlier try for one that goes on with its jobs; ``None`` where it can stay as it is.
+def resumed_record(earlier: ManifestRecord, record: ManifestRecord) -> ManifestRecord | None:
+    """Return the record of an earlier try for one that goes on with its jobs; ``None`` where it can stay as it is.
 
-    :param record: the head that a first try would store
+    :param record: the record that a first try would store
     """
     changed: dict[str, Any] = {
         "closed": False,
@@ -234,7 +234,7 @@ def resumed_head(earlier: ManifestHead, record: ManifestHead) -> ManifestHead | 
     return None if resumed == earlier else resumed
 
 
-def following_head(record: ManifestHead, earlier: ManifestHead, *, number: int) -> ManifestHead:
+def following_record(record: ManifestRecord, earlier: ManifestRecord, *, number: int) -> ManifestRecord:
     """Return a new record as the one after an earlier one, whose jobs it covers too.
 
     :param number: the number of its round, where the queue is still the same
@@ -251,28 +251,28 @@ def following_head(record: ManifestHead, earlier: ManifestHead, *, number: int) 
     return record.model_copy(update={**following, **same_runs, "round": number if same_stream else 0})
 
 
-def published_head(record: ManifestHead, report: PublishReport) -> ManifestHead:
+def published_record(record: ManifestRecord, report: PublishReport) -> ManifestRecord:
     """Return a record with the jobs that a call has published."""
     covering = record.covering(report.queue_sequences())
     return covering.model_copy(update={"scheduled": True}) if report.scheduled else covering
 
 
-def parse_manifest_head(data: bytes) -> ManifestHead | None:
+def parse_manifest_record(data: bytes) -> ManifestRecord | None:
     """Parse a stored record; ``None`` where it is none."""
     try:
-        return ManifestHead.model_validate_json(data)
+        return ManifestRecord.model_validate_json(data)
     except ValidationError:
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class StoredHead:
+class StoredRecord:
     """A record as it is stored.
 
     :param sequence: its sequence in the events stream
     """
 
-    record: ManifestHead
+    record: ManifestRecord
     sequence: int
 
 
@@ -289,15 +289,15 @@ class ManifestStore:
         self._events = events
         self._never_expires = connection.api_level >= TTL_LEVEL
 
-    async def read(self, key: str) -> StoredHead | None:
+    async def read(self, key: str) -> StoredRecord | None:
         """Read the record of a task.
 
         :param key: the task's key, one token
         """
         record, sequence = await self._last(key)
-        return StoredHead(record, sequence) if record else None
+        return StoredRecord(record, sequence) if record else None
 
-    async def _last(self, key: str) -> tuple[ManifestHead | None, int]:
+    async def _last(self, key: str) -> tuple[ManifestRecord | None, int]:
         """Return a task's record, if its subject has one, and the sequence of the subject's last message."""
         try:
             message, position = await last_with_position(
@@ -305,10 +305,10 @@ class ManifestStore:
             )
         except NotFoundError:
             return None, 0
-        record = parse_manifest_head(message.data) if message else None
+        record = parse_manifest_record(message.data) if message else None
         return record if record and record.is_about(self._queue, key) else None, position
 
-    async def store(self, key: str, record: ManifestHead, *, after: int) -> StoredHead:
+    async def store(self, key: str, record: ManifestRecord, *, after: int) -> StoredRecord:
         """Store a record if nobody has stored another one meanwhile.
 
         :param after: the sequence of the last message on the record's subject; 0 where there is none
@@ -323,7 +323,7 @@ class ManifestStore:
         if self._never_expires and (origin := record.manifest_origin) and origin.is_key_of_manifest:
             try:
                 kept = Headers([*headers, ("Nats-TTL", "never")])
-                return StoredHead(record, (await store(self._connection, subject, body, kept)).sequence)
+                return StoredRecord(record, (await store(self._connection, subject, body, kept)).sequence)
             except ApiError as error:
                 if error.err_code != _NO_TTL:
                     raise
@@ -334,14 +334,14 @@ class ManifestStore:
                     " later where the stream exists",
                     *(self._events, self._queue),
                 )
-        return StoredHead(record, (await store(self._connection, subject, body, Headers(headers))).sequence)
+        return StoredRecord(record, (await store(self._connection, subject, body, Headers(headers))).sequence)
 
     async def update(
         self,
         key: str,
-        change: Callable[[ManifestHead | None], ManifestHead | None],
-        known: StoredHead | None = None,
-    ) -> StoredHead | None:
+        change: Callable[[ManifestRecord | None], ManifestRecord | None],
+        known: StoredRecord | None = None,
+    ) -> StoredRecord | None:
         """Replace a record by a changed one; again if somebody has replaced it meanwhile.
 
         :param change: returns the new record; ``None`` for no change
@@ -351,7 +351,7 @@ class ManifestStore:
         for attempt in range(_ATTEMPTS):
             stored, after = (known.record, known.sequence) if known and not attempt else await self._last(key)
             if (record := change(stored)) is None:
-                return StoredHead(stored, after) if stored else None
+                return StoredRecord(stored, after) if stored else None
             try:
                 return await self.store(key, record, after=after)
             except ApiError as error:
@@ -389,13 +389,13 @@ async def renew_manifests(
         sequence, origin = copies[key]
         named = origin if origin and origin.key == key else None
 
-        def extended(record: ManifestHead | None) -> ManifestHead | None:
+        def extended(record: ManifestRecord | None) -> ManifestRecord | None:
             if record:
                 return record.covering([sequence])
             if named is None:
                 return None
             info = {"created": created, "state": {"last_seq": sequence - 1}}
-            return new_head(queue, info, named).covering([sequence]).model_copy(update={"closed": True})
+            return new_record(queue, info, named).covering([sequence]).model_copy(update={"closed": True})
 
         try:
             if stored := await records.update(key, extended):
@@ -447,7 +447,7 @@ async def _remove_among(
     connection: Connection,
     queue: WorkQueue,
     events: str,
-    candidates: Sequence[tuple[StoredMessage, ManifestHead]],
+    candidates: Sequence[tuple[StoredMessage, ManifestRecord]],
     max_age: timedelta,
 ) -> int:
     oldest = await _oldest_job(connection, queue) if candidates else None
@@ -476,7 +476,7 @@ async def _remove_among(
     return removed
 
 
-def _last_job_at(message: StoredMessage, record: ManifestHead, max_age: timedelta) -> datetime:
+def _last_job_at(message: StoredMessage, record: ManifestRecord, max_age: timedelta) -> datetime:
     """Return when the last job was stored that a record names.
 
     The task of an open record was killed, or publishes still: for no longer than its record would have stayed.
@@ -494,19 +494,19 @@ def _lifetime(max_age: int | None) -> timedelta | None:
 
 async def _old_records(
     connection: Connection, events: str, queue: str, old: datetime, start: int, at_most: int
-) -> tuple[list[tuple[StoredMessage, ManifestHead]], int | None]:
+) -> tuple[list[tuple[StoredMessage, ManifestRecord]], int | None]:
     """Read records that name their task, in order, as far as they were stored before a time.
 
     :return: the records, and where to read on; ``None`` where there are no others
     """
-    records: list[tuple[StoredMessage, ManifestHead]] = []
+    records: list[tuple[StoredMessage, ManifestRecord]] = []
     for _ in range(at_most):
         message = await next_message(connection, events, start, manifest_filter(queue))
         if message is None or message.stored_at > old:
             return records, None
         start = message.sequence + 1
         # Others are of earlier versions, which let them expire.
-        if (record := parse_manifest_head(message.data)) and record.origin:
+        if (record := parse_manifest_record(message.data)) and record.origin:
             records.append((message, record))
     return records, start
 
@@ -542,7 +542,7 @@ async def _has_schedules(connection: Connection, queue: str) -> bool:
 
 
 async def _end_schedules(
-    connection: Connection, queue: str, events: str, message: StoredMessage, record: ManifestHead
+    connection: Connection, queue: str, events: str, message: StoredMessage, record: ManifestRecord
 ) -> None:
     """Store a record behind the last job that the server has made of the task's schedules.
 

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestHead, parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord, parse_manifest_record
 from airflow_provider_jetstream.plugins.monitor.models.actions import TaskJobs, TaskQueue
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TaskQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    record: ManifestHead
+    record: ManifestRecord
     published: int | None
     stored: int | None
 
@@ -125,7 +125,7 @@ async def _read_published(
     message = await last_message(connection, stream, manifest_subject(overview.name, task.key))
     if message is None or overview.health is None:
         return None
-    record = parse_manifest_head(message.data)
+    record = parse_manifest_record(message.data)
     if record is None or record.created != overview.health.created:
         return None
     if record.origin and record.origin.key != task.key:
