@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -32,6 +31,7 @@ from airflow_provider_jetstream.jetstream.contract import MSG_ID, completion_sub
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from benchmarks.loop_lag import Holds, LoopLags
 from benchmarks.report import Goal, Sample, Table, Way, Workload, measure_in_turns, run_workload, server_cpu
 from benchmarks.waiting_round import HOUR, IDLE, OURS, Measured, measure
@@ -91,8 +91,7 @@ async def _prepare(url: str, count: int) -> dict[str, Any]:
         await eventually(are_stored, within=60)
     return {
         "nats_conn_id": "nats_default",
-        "mark": asdict(cursor),
-        "sequences": [[1, count]],
+        "handle": JobsHandle(cursor=cursor, sequences=[(1, count)]).as_json(),
         "tolerance": {"max_dead": 0, "max_cancelled": 0, "max_vanished": 0, "min_completed": None},
         "deadline": time.time() + HOUR,
         "deferred_at": time.time() - HOUR,

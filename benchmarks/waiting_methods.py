@@ -26,9 +26,9 @@ class PeerTrigger(BaseTrigger):
     def __init__(self, **arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.arguments = arguments
-        self.sequence: int = arguments["sequences"][0][0]
-        self.queue: str = arguments["mark"]["queue"]
-        self.events: str = arguments["mark"]["events"]
+        self.sequence: int = arguments["handle"]["sequences"][0][0]
+        self.queue: str = arguments["handle"]["cursor"]["queue"]
+        self.events: str = arguments["handle"]["cursor"]["events"]
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what recreates the trigger elsewhere."""

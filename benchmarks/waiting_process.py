@@ -52,12 +52,12 @@ class WaitingProcess:
             pass
         gc.collect()
         before, started = _memory(), time.perf_counter()
+        handle = self._arguments["handle"]
         trigger: type[BaseTrigger] = resolve_name(self._path)
         for sequence in range(1, self._count + 1):
             spans = [[sequence, sequence]]
-            stored = json.dumps(
-                {**self._arguments, "sequences": spans, "summary": {**self._arguments["summary"], "sequences": spans}}
-            )
+            summary = {**self._arguments["summary"], "sequences": spans}
+            stored = json.dumps({**self._arguments, "handle": handle | {"sequences": spans}, "summary": summary})
             task = asyncio.create_task(self._watch(trigger(**json.loads(stored)), sequence))
             task.add_done_callback(self._on_done)
             self._tasks.append(task)

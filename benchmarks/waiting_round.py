@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.client.settings import connection_sett
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from testbed.nats_server import NatsServer
 
 QUEUE = "jobs"
@@ -122,8 +123,7 @@ async def _prepare(url: str, count: int) -> dict[str, Any]:
         raise SystemExit(f"expected {count} jobs stored, found {last}")
     return {
         "nats_conn_id": "nats_default",
-        "mark": asdict(cursor),
-        "sequences": [[1, 1]],
+        "handle": JobsHandle(cursor=cursor, sequences=[(1, 1)]).as_json(),
         "tolerance": {"max_dead": 0, "max_cancelled": 0, "max_vanished": 0, "min_completed": None},
         "deadline": time.time() + HOUR,
         # In the past, so that no event is delayed by the guard against early events.

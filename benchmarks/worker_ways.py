@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from airflow_provider_jetstream.jetstream.client.settings import connection_sett
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.worker.worker import Worker
 from benchmarks.dead_queue import open_connection
 from testbed.queues import stored_nanoseconds
@@ -228,8 +228,7 @@ async def _measure_ends(url: str, queue: WorkQueue, jobs: int, slots: int) -> di
     async def event_of(sequence: int, cursor: Cursor) -> None:
         trigger = JobCompletionTrigger(
             nats_conn_id="nats_default",
-            mark=asdict(cursor),
-            sequences=[[sequence, sequence]],
+            handle=JobsHandle(cursor=cursor, sequences=[(sequence, sequence)]),
             tolerance={},
             deadline=time.time() + hour,
             # In the past, so that no event is delayed by the guard against early events.

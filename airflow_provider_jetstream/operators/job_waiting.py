@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TerminalError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, while_ends_are_near
 from airflow_provider_jetstream.links.job_reports import JobReportsLink
 from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReports
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
@@ -104,6 +104,7 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         self.wait_for_completion = wait_for_completion
         self._signal_kill: Callable[[], object] = _do_nothing
         self._wait_began: float | None = None
+        self._job_count = 0
         self._job_reports: JobReports | None = None
         self._deferred_wait: dict[str, Any] | None = None
         self.returns = checked_returns(returns, wait_for_completion=wait_for_completion)
@@ -113,24 +114,17 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             refuse_limits_without_wait({name: getattr(self, name) for name in unused})
 
     async def wait_inline(
-        self,
-        connection: Connection,
-        cursor: Cursor,
-        sequences: Collection[int],
-        advised: Mapping[str, int] | None = None,
-        names: JobIds | None = None,
-    ) -> WaitReport | None:
+        self, connection: Connection, handle: JobsHandle, names: JobIds | None = None
+    ) -> WaitReport | JobsHandle:
         """Wait in this process: for ``defer_after`` if a trigger can take over, else to the end.
 
-        :param cursor: taken before publishing
-        :param sequences: the jobs' stream sequences
-        :param advised: the jobs that workers report on advisory subjects: stream sequences by digests
+        :param handle: names the jobs, and the cursor from which their ends are read
         :param names: the ids under which the jobs were published, where they are known
-        :return: the report, or ``None`` if the trigger has to go on waiting
+        :return: the report, or the handle with which the trigger has to go on waiting
         :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
         """
-        report = WaitReport(set(sequences))
-        self._wait_began = time.monotonic()
+        cursor, (report, advised) = handle.cursor, await handle.report(connection)
+        self._wait_began, self._job_count = time.monotonic(), len(report.awaited)
         limit = asyncio.timeout(self._time_limit.total_seconds())
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
@@ -154,23 +148,19 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             if not limit.expired():
                 raise
             if self.deferrable:
-                self._deferred_wait = await deferred_wait(connection, cursor, names)
-                return None
+                self.log.info("Waiting in the triggerer for %d jobs of %s", len(report.awaited), cursor.queue)
+                handle, self._deferred_wait = await deferred_wait(connection, handle, names)
+                return handle
             await self._push_job_reports(connection, cursor, report, names)
-            await self._cancel_rest(connection, cursor.queue, cursor.events, cursor.created, report.awaited)
+            await self._cancel_rest(connection, cursor, report.awaited)
             raise self._overdue(cursor.queue, sequence_ranges(report.awaited)) from None
         except JetStreamProviderError as error:
             await self._push_job_reports(connection, cursor, report, names)
-            is_final = isinstance(error, TerminalError)
-            await self._cancel_rest(
-                connection, cursor.queue, cursor.events, cursor.created, report.awaited, is_final=is_final
-            )
+            await self._cancel_rest(connection, cursor, report.awaited, is_final=isinstance(error, TerminalError))
             raise
         else:
             if self._policy().violation(ended.as_json()):
-                await self._cancel_rest(
-                    connection, cursor.queue, cursor.events, cursor.created, ended.awaited, is_final=True
-                )
+                await self._cancel_rest(connection, cursor, ended.awaited, is_final=True)
             self._job_reports = await job_reports(connection, cursor, ended.as_json(), names)
             return ended
         finally:
@@ -192,18 +182,21 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             limit.reschedule(asyncio.get_running_loop().time())
 
     async def _cancel_rest(
-        self,
-        connection: Connection,
-        queue: str,
-        events: str,
-        created: str,
-        awaited: Collection[int],
-        *,
-        is_final: bool = False,
+        self, connection: Connection, cursor: Cursor, awaited: Collection[int], *, is_final: bool = False
     ) -> None:
         """Cancel the jobs of a failed wait that haven't ended, unless a retry goes on waiting for them."""
         if self.cancel_on_failure and awaited and (is_final or _is_last_try()):
-            await cancel_rest(connection, queue, events, created, awaited)
+            await cancel_rest(connection, cursor, awaited)
+
+    async def _cancel_missing(self, connection: Connection, handle: JobsHandle, event: Mapping[str, Any]) -> None:
+        """Do the same for a wait that the trigger has ended."""
+        if event["missing"] is None:
+            # The server was away meanwhile.
+            awaited = (await handle.report(connection))[0].awaited
+        else:
+            awaited = {number for low, high in event["missing"] for number in range(low, high + 1)}
+        is_final = event["status"] in ("ended", "error")
+        await self._cancel_rest(connection, handle.cursor, awaited, is_final=is_final)
 
     def on_kill(self) -> None:
         """Cancel the jobs that haven't ended if ``cancel_on_kill`` is set; called while :meth:`execute` runs."""
@@ -234,32 +227,19 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         """
         return declared_queue(work_queue, self)
 
-    def defer_waiting(
-        self,
-        cursor: Cursor,
-        sequences: Collection[int],
-        summary: Mapping[str, Any],
-        advised_by: str | None = None,
-        handle: JobsHandle | None = None,
-    ) -> NoReturn:
+    def defer_waiting(self, handle: JobsHandle, summary: Mapping[str, Any]) -> NoReturn:
         """Go on waiting in the triggerer.
 
-        :param cursor: taken before publishing
-        :param sequences: the jobs' stream sequences
+        :param handle: what :meth:`wait_inline` returned
         :param summary: becomes part of the task's result
-        :param advised_by: the key of the task whose record says which jobs workers report on advisory subjects
-        :param handle: the handle that names the jobs, where there is one
         """
         now = time.time()
         waited = timedelta(seconds=time.monotonic() - (self._wait_began or time.monotonic()))
         limit = deferral_limit(self, max(timedelta(0), self._time_limit - waited), "wait_timeout")
-        self.log.info("Waiting in the triggerer for %d jobs of %s", len(sequences), cursor.queue)
         self.defer(
             trigger=JobCompletionTrigger(
                 nats_conn_id=self.nats_conn_id,
-                mark=asdict(cursor),
-                sequences=[] if handle else sequence_ranges(sequences),
-                handle=handle.as_json() if handle else None,
+                handle=handle,
                 tolerance=asdict(self._policy()),
                 deadline=now + limit.left.total_seconds(),
                 limited_by=limit.argument,
@@ -267,7 +247,6 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
                 deferred_at=now,
                 summary={**summary, _WAIT: self._deferred_wait},
                 cancel_on_kill=self.cancel_on_kill,
-                advised_by=advised_by,
             ),
             method_name="execute_complete",
             # The trigger itself fires at the deadline and names the missing jobs; this only ends one that can't run.
@@ -284,20 +263,16 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         """
         if event is None:
             raise AirflowFailException("the trigger ended without an event; clear the task to go on waiting")
-        summary = dict(event["summary"])
-        self._job_reports = resumed_job_reports(self, summary.pop(_WAIT, None), event.get("report", {}))
+        summary, handle, hook = dict(event["summary"]), JobsHandle.of(event["handle"]), JetStreamHook(self.nats_conn_id)
+        self._job_reports = resumed_job_reports(hook, handle.cursor, summary.pop(_WAIT, None), event["report"])
         if event["status"] != "ended":
             push_job_reports(self._job_reports)
         if self.cancel_on_failure and (event["status"] != "ended" or self._policy().violation(event["report"])):
-            missing = {number for low, high in event.get("missing", ()) for number in range(low, high + 1)}
-            is_final = event["status"] in ("ended", "error")
-            JetStreamHook(self.nats_conn_id).blocking(
-                self._cancel_rest, event["queue"], event["events"], event["created"], missing, is_final=is_final
-            )
+            hook.blocking(self._cancel_missing, handle, event)
         if event["status"] == "error":
             raise AirflowFailException(event["message"])
         if event["status"] == "timeout":
-            raise self._overdue(event["queue"], event["missing"], event.get("limited_by"))
+            raise self._overdue(handle.cursor.queue, event["missing"], event.get("limited_by"))
         if event["status"] == "stalled":
             raise self._resumable(JobsStalledError, event["message"])
         return self.finish(summary, event["report"])
@@ -317,8 +292,8 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             "%d jobs completed, %d became dead letters, %d were cancelled, %d vanished",
             report["completed"],
             report["dead"],
-            report.get("cancelled", 0),
-            report.get("vanished", 0),
+            report["cancelled"],
+            report["vanished"],
         )
         if left_out := report.get("results_left_out"):
             self.log.warning("%d results are too large together for an XCom; the events stream has them", left_out)

@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.publication import Publication, checke
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import check_rate
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
 from airflow_provider_jetstream.tasks.arguments import check_function, check_text
@@ -164,17 +165,14 @@ class JetStreamPublishOperator(JobWaitingOperator):
         with fail_on_terminal_errors():
             queue, jobs = load_queue(self.work_queue, self), resolve_jobs(self.jobs, context)
             self._check_rendered(jobs, context)
-            publication, report, ends = JetStreamHook(self.nats_conn_id).blocking(
-                self._publish, queue, jobs, self._origin(context)
-            )
+            report, ends = JetStreamHook(self.nats_conn_id).blocking(self._publish, queue, jobs, self._origin(context))
         summary = report.as_json()
         self.log.info("%d jobs are stored in %s (%d were already)", report.stored, queue.name, report.duplicates)
-        if publication.cursor is None:
+        if ends is None:
             self.note_work(summary)
             return json_result(bounded_result(summary))
-        if ends is None:
-            advised_by = report.manifest_key if report.advised else None
-            self.defer_waiting(publication.cursor, report.awaited(), summary, advised_by)
+        if isinstance(ends, JobsHandle):
+            self.defer_waiting(ends, summary)
         return self.finish(summary, ends.as_json())
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> TaskResult:
@@ -200,7 +198,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
 
     async def _publish(
         self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
-    ) -> tuple[Publication, PublishReport, WaitReport | None]:
+    ) -> tuple[PublishReport, WaitReport | JobsHandle | None]:
         waits = self.wait_for_completion
         async with Publication(connection, queue, origin, waits=waits, with_handle=not waits) as publication:
             if not publication.is_recorded:
@@ -217,12 +215,13 @@ class JetStreamPublishOperator(JobWaitingOperator):
             finally:
                 if self._killed and publication.report:
                     await self._end_publishing(connection, publication, publication.report)
-            cursor, ends = publication.cursor, None
-            if cursor:
-                ends = await self.wait_inline(connection, cursor, report.awaited(), report.advised, publication.job_ids)
-            if ends:
+            if (cursor := publication.cursor) is None:
+                return report, None
+            handle = JobsHandle(cursor=cursor, sequences=report.awaited_ranges(), advised=report.advised)
+            ends = await self.wait_inline(connection, handle, publication.job_ids)
+            if isinstance(ends, WaitReport):
                 await publication.close(over=bool(ends.awaited))
-        return publication, report, ends
+        return report, ends
 
     async def _end_publishing(
         self, connection: Connection, publication: Publication, report: PublishReport

@@ -15,12 +15,14 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError
+from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol
 from airflow_provider_jetstream.jetstream.redrive.run_progress import finish_run
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, refuse_beside_spark, refuse_target_and_order
 from airflow_provider_jetstream.operators.waved_redrive import WavedRedriveOperator
 from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
@@ -245,13 +247,13 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
                 cursor, report, awaited = self._redrive_with_spark(hook, context, queue, request)
                 ends = hook.blocking(self._wait, queue, request, cursor, awaited, report) if cursor else None
             else:
-                cursor, report, awaited, ends = hook.blocking(self._redrive, queue, request)
+                report, ends = hook.blocking(self._redrive, queue, request)
         summary = report | {"run": request.run if self.retry_resumes_waiting else None}
-        if cursor is None:
+        if ends is None:
             self.note_work(summary)
             return json_result(summary)
-        if ends is None:
-            self.defer_waiting(cursor, awaited, summary)
+        if isinstance(ends, JobsHandle):
+            self.defer_waiting(ends, summary)
         return self.finish(summary, ends.as_json())
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> TaskResult:
@@ -284,7 +286,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
 
     async def _redrive(
         self, connection: Connection, queue: WorkQueue, request: RedriveRequest
-    ) -> tuple[Cursor | None, dict[str, Any], set[int], WaitReport | None]:
+    ) -> tuple[dict[str, Any], WaitReport | JobsHandle | None]:
         cursor = await self._take_cursor(connection, queue, request.target)
         deadline = time.monotonic() + self._time_limit.total_seconds() if request.order_key else math.inf
         report = await redrive_dead_letters(
@@ -303,11 +305,10 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
                 " whether workers take the jobs, or raise wait_timeout; running it again goes on"
             )
         report.raise_for_failures()
-        awaited = report.awaited_sequences()
         if cursor is None:
-            return None, summary, awaited, None
+            return summary, None
         cursor = _including_earlier_tries(cursor, summary)
-        return cursor, summary, awaited, await self._wait(connection, queue, request, cursor, awaited, summary)
+        return summary, await self._wait(connection, queue, request, cursor, report.awaited_sequences(), summary)
 
     def _redrive_with_spark(
         self, hook: JetStreamHook, context: Context, queue: WorkQueue, request: RedriveRequest
@@ -337,9 +338,9 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         cursor: Cursor,
         awaited: set[int],
         summary: dict[str, Any],
-    ) -> WaitReport | None:
-        ends = await self.wait_inline(connection, cursor, awaited)
-        if ends:
+    ) -> WaitReport | JobsHandle:
+        ends = await self.wait_inline(connection, JobsHandle(cursor=cursor, sequences=sequence_ranges(awaited)))
+        if not isinstance(ends, JobsHandle):
             summary |= await finish_run(connection, queue, str(request.run), RedriveOutcomes.of_wait(ends.as_json()))
         return ends
 

@@ -104,17 +104,17 @@ class WaitArguments(NamedMissingValues, BaseOperator):
     def _time_limit(self) -> timedelta:
         return parse_wait_timeout(self.wait_timeout)
 
-    def _overdue(self, queue: str, missing: Sequence[Sequence[int]], limited_by: str | None = None) -> Exception:
-        count = sum(high - low + 1 for low, high in missing)
-        named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
+    def _overdue(self, queue: str, missing: Sequence[Sequence[int]] | None, limited_by: str | None = None) -> Exception:
+        found = f"that {queue} couldn't be read meanwhile: see whether the server was away"
+        if missing is not None:
+            count = sum(high - low + 1 for low, high in missing)
+            named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
+            more = ", …" if len(missing) > _NAMED_RANGES else ""
+            found = f"{count} of {queue} that did not (sequences {named}{more}): see whether workers take them"
         limit, argument = f"{self._time_limit}", "wait_timeout"
         if limited_by == EXECUTION_TIMEOUT:
             limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
-        message = (
-            f"expected every job to end within {limit}, found {count} of {queue} that did not (sequences"
-            f" {named}{', …' if len(missing) > _NAMED_RANGES else ''}): see whether workers take them, or raise"
-            f" {argument}"
-        )
+        message = f"expected every job to end within {limit}, found {found}, or raise {argument}"
         return self._resumable(DeadlineError, message)
 
     def _resumable(self, error: type[TransientError], message: str) -> Exception:

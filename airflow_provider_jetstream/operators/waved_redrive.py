@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.publishing.report import sequence_rang
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_gates, advance_redrive
 from airflow_provider_jetstream.jetstream.redrive.report import problem_of
 from airflow_provider_jetstream.jetstream.redrive.wave_outcome import ANY_END
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator
 from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
 from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
@@ -208,8 +209,7 @@ class WavedRedriveOperator(SparkRedrivingOperator):
                 nats_conn_id=self.nats_conn_id,
                 redrive=report["redrive"],
                 work_queue=queue.model_dump(mode="json", exclude_unset=True),
-                mark=asdict(wait.cursor),
-                sequences=sequence_ranges(wait.sequences),
+                handle=JobsHandle(cursor=wait.cursor, sequences=sequence_ranges(wait.sequences)),
                 tolerance=asdict(ANY_END),
                 deadline=now + seconds,
                 limited_by=argument,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
-    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 
@@ -70,15 +69,12 @@ class JetStreamJobsSensor(JobWaitingOperator):
         with fail_on_terminal_errors():
             handle = JobsHandle.of(self.handle)
             self._policy(), self._stall_policy(), self._parsed_defer_after()
-            cursor, sequences, ends = JetStreamHook(self.nats_conn_id).blocking(self._wait, handle)
-        summary = {"stream": cursor.queue, "jobs": len(sequences)}
-        if ends is None:
-            self.defer_waiting(cursor, sequences, summary, handle=handle)
+            ends = JetStreamHook(self.nats_conn_id).blocking(self._wait, handle)
+        summary = {"stream": handle.cursor.queue, "jobs": self._job_count}
+        if isinstance(ends, JobsHandle):
+            self.defer_waiting(ends, summary)
         return self.finish(summary, ends.as_json())
 
-    async def _wait(
-        self, connection: Connection, handle: JobsHandle
-    ) -> tuple[Cursor, Collection[int], WaitReport | None]:
-        cursor = await handle.cursor_now(connection)
-        sequences, advised = await handle.jobs(connection)
-        return cursor, sequences, await self.wait_inline(connection, cursor, sequences, advised)
+    async def _wait(self, connection: Connection, handle: JobsHandle) -> WaitReport | JobsHandle:
+        now = handle.model_copy(update={"cursor": await handle.cursor_now(connection)})
+        return await self.wait_inline(connection, now)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
@@ -67,6 +68,17 @@ def check_positive_seconds(**values: object) -> None:
     for name, value in values.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
             raise ArgumentError(f"expected a number of seconds above 0 as {name}, found {value!r}: correct it")
+
+
+def check_times(**values: object) -> None:
+    """Refuse what is no time in seconds since the epoch.
+
+    :param values: by the names of the arguments
+    :raises ArgumentError: one is none
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise ArgumentError(f"expected seconds since the epoch as {name}, found {value!r}: correct it")
 
 
 def check_function(

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow.sdk import get_current_context
 
-from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.documents import DocumentName
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports, read_job_reports
 from airflow_provider_jetstream.jetstream.waiting.stored_reports import collect_job_reports, count_job_reports
 from airflow_provider_jetstream.tasks.identity import task_key
-from airflow_provider_jetstream.tasks.queue_source import load_queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.documents import DocumentPart
+    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
     from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReports
 
 # A dict of counts, or a list to map over: which of them, the argument ``returns`` says.
@@ -64,35 +63,41 @@ def plain_reports(queue: str, ended: Mapping[str, Any], names: JobIds | None, wh
     return count_job_reports(plain_job_reports(ended, names or JobIds()), queue=queue, problem=problem)
 
 
-async def deferred_wait(connection: Connection, cursor: Cursor, names: JobIds | None) -> dict[str, Any]:
-    """Store the ids of jobs for the process that resumes the task, and return what it needs to report on them."""
+async def deferred_wait(
+    connection: Connection, handle: JobsHandle, names: JobIds | None
+) -> tuple[JobsHandle, dict[str, Any]]:
+    """Store what the trigger, and the process that resumes the task, need to know of jobs, where that is much.
+
+    :return: the handle for the trigger, and what :func:`resumed_job_reports` needs
+    """
     parts: list[DocumentPart] = []
-    key = _current_task_key()
+    key, cursor = _current_task_key(), handle.cursor
     if names is not None:
         try:
             parts = await names.store(connection, _ids_name(cursor, key))
         except JetStreamProviderError as error:
             log.warning("Reports will lack ids of jobs of which only a worker's ack is known: %s", error)
-    return {"mark": asdict(cursor), "key": key, "ids": [list(part) for part in parts]}
+    try:
+        handle = await handle.stored(connection, key)
+    except JetStreamProviderError as error:
+        log.warning("The trigger gets all sequences of jobs of %s, since they can't be stored: %s", cursor.queue, error)
+    return handle, {"key": key, "ids": [list(part) for part in parts]}
 
 
 def _ids_name(cursor: Cursor, key: str) -> DocumentName:
     return DocumentName(cursor.events, cursor.queue, "ids", key, cursor.created)
 
 
-def resumed_job_reports(operator: Any, wait: Mapping[str, Any] | None, ended: Mapping[str, Any]) -> JobReports:
+def resumed_job_reports(
+    hook: JetStreamHook, cursor: Cursor, wait: Mapping[str, Any] | None, ended: Mapping[str, Any]
+) -> JobReports:
     """Read what became of each job, in the process that resumes the task.
 
-    :param operator: the task's, which waits for jobs
-    :param wait: what :func:`deferred_wait` returned; ``None`` where an earlier version deferred the task
+    :param wait: what :func:`deferred_wait` returned
     :param ended: what :meth:`WaitReport.as_json` returns
     """
-    if wait is None:
-        name = load_queue(operator.work_queue, operator).name
-        return plain_reports(name, ended, None, "an earlier version began to wait")
-    cursor = Cursor(**wait["mark"])
     try:
-        return JetStreamHook(operator.nats_conn_id).blocking(_read_resumed, cursor, wait, ended)
+        return hook.blocking(_read_resumed, cursor, wait or {"key": "_", "ids": []}, ended)
     except JetStreamProviderError as error:
         return plain_reports(cursor.queue, ended, None, str(error))
 

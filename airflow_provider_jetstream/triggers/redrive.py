@@ -11,8 +11,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState, read_redrive
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.tasks.arguments import check_mapping, check_text
-from airflow_provider_jetstream.tasks.trigger_arguments import check_times
+from airflow_provider_jetstream.tasks.arguments import check_mapping, check_text, check_times
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 

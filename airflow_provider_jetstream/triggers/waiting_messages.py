@@ -6,8 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
-from airflow_provider_jetstream.tasks.arguments import check_text
-from airflow_provider_jetstream.tasks.trigger_arguments import check_times
+from airflow_provider_jetstream.tasks.arguments import check_text, check_times
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:

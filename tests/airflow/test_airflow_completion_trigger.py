@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +13,7 @@ from airflow_steps import process_jobs, provisioned
 from dags.waiting import queue as queue_of
 from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
 
-from airflow_provider_jetstream.jetstream import Origin, take_cursor
+from airflow_provider_jetstream.jetstream import JobsHandle, Origin, take_cursor
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
@@ -72,7 +72,7 @@ async def test_the_cancellation_of_jobs_outlives_the_trigger(
     cursor = await take_cursor(connection, queue)
     jobs = await publish_with_ids(connection, queue, 3)
     trigger = await completion_trigger(
-        connection, queue, 1, mark=asdict(cursor), sequences=[[jobs[0], jobs[-1]]], cancel_on_kill=True
+        connection, queue, 1, handle=JobsHandle(cursor=cursor, sequences=[(jobs[0], jobs[-1])]), cancel_on_kill=True
     )
     killing = asyncio.create_task(trigger.on_kill())
     await requested.wait()
@@ -92,7 +92,7 @@ async def publish_with_ids(connection: NatsPyConnection, queue: WorkQueue, count
     return [(await publish(queue.name, b"", headers={"Job-Id": f"job-{number}"})).seq for number in range(count)]
 
 
-async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_the_key_of_the_task(
+async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_the_handle(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, advisory_subjects=f"{name}-advisory.>")
@@ -107,13 +107,13 @@ async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_th
     )
     origin = Origin("dag", "run", "t", max_tries=0)
     jobs = [{"id": job_id, "advisory": f"{name}-advisory.{job_id}"} for job_id in "ab"]
-    publication, report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
-    assert publication.cursor is not None
-    assert (ends, len(report.advised)) == (None, 2)
+    _, handle = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
+    assert isinstance(handle, JobsHandle)
+    assert len(handle.advised) == 2
     with pytest.raises(TaskDeferred) as deferral:
-        operator.defer_waiting(publication.cursor, set(report.sequences), {}, origin.manifest_key)
+        operator.defer_waiting(handle, {})
     trigger = deferral.value.trigger
-    assert f"{name}-advisory" not in json.dumps(trigger.serialize()[1]["advised_by"])
+    assert f"{name}-advisory" not in json.dumps(trigger.serialize()[1]["handle"]["advised"])
     trigger.deferred_at = time.time() - LONG_AGO
     running = asyncio.create_task(event_of(recreated(trigger)))
     # They report and don't acknowledge yet, so nothing else can be known of these jobs.

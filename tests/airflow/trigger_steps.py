@@ -6,10 +6,9 @@ import asyncio
 import json
 import pkgutil
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream import take_cursor
+from airflow_provider_jetstream.jetstream import JobsHandle, take_cursor
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from testbed.queues import publish_jobs
 
@@ -32,8 +31,7 @@ async def completion_trigger(
     sequences = [(await connection.client.jetstream().publish(queue.name, b"job")).seq for _ in range(count)]
     arguments = {
         "nats_conn_id": "nats_default",
-        "mark": asdict(cursor),
-        "sequences": [[sequences[0], sequences[-1]]],
+        "handle": JobsHandle(cursor=cursor, sequences=[(sequences[0], sequences[-1])]),
         "tolerance": {},
         "deadline": time.time() + 60,
         "deferred_at": time.time() - LONG_AGO,
@@ -64,8 +62,7 @@ async def store_triggers(connection: NatsPyConnection, queue: WorkQueue, stored:
     triggers = [
         JobCompletionTrigger(
             nats_conn_id="nats_default",
-            mark=asdict(cursor),
-            sequences=[[shared, shared], [job, job]],
+            handle=JobsHandle(cursor=cursor, sequences=[(shared, shared), (job, job)]),
             tolerance={},
             deadline=time.time() + 600,
             deferred_at=time.time() - LONG_AGO,

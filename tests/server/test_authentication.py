@@ -7,13 +7,12 @@ import json
 import time
 import traceback
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, take_cursor
+from airflow_provider_jetstream.jetstream import ConnectionSettings, JobsHandle, connect, take_cursor
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, JetStreamProviderError, TLSError
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.worker import (
@@ -113,8 +112,7 @@ async def test_every_part_connects_in_every_way(way: str, tmp_path: Path, settin
         async with running_worker(queue, settings):
             trigger = JobCompletionTrigger(
                 nats_conn_id=CONN_ID,
-                mark=asdict(cursor),
-                sequences=[list(span) for span in [(1, 2)]],
+                handle=JobsHandle(cursor=cursor, sequences=[(1, 2)]),
                 tolerance={"max_dead": None},
                 deadline=time.time() + 60,
                 deferred_at=time.time() - 3600,

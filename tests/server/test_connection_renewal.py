@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
+    JobsHandle,
     connect,
     connection_settings,
     shared_connection,
@@ -134,8 +134,7 @@ async def test_a_trigger_and_a_task_read_the_airflow_connection_again(
 
     trigger = JobCompletionTrigger(
         nats_conn_id="nats_rotated",
-        mark=asdict(cursor),
-        sequences=[[1, 1]],
+        handle=JobsHandle(cursor=cursor, sequences=[(1, 1)]),
         tolerance={},
         deadline=time.time() + 600,
         deferred_at=time.time() - 3600,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -100,7 +100,7 @@ async def test_jobs_that_ended_before_a_retry_published_them_again_have_ended(
     again = replace(first, duplicates=2, handle=None)
     again.handle = (await JobsHandle.take(connection, await take_cursor(connection, queue), again, "key")).as_json()
     handle = JobsHandle.of(again)
-    assert handle.position().events_from == 1
+    assert handle.cursor.events_from == 1
 
 
 async def test_the_wait_for_a_handle_of_a_queue_that_was_created_anew_fails(
@@ -186,7 +186,7 @@ async def test_a_queue_whose_jobs_nobody_can_await_gives_no_handle(connection: N
     ],
 )
 def test_what_is_no_handle_is_refused(value: object) -> None:
-    assert JobsHandle.of({"cursor": CURSOR}).position().queue == "q"
+    assert JobsHandle.of({"cursor": CURSOR}).cursor.queue == "q"
     with pytest.raises(ArgumentError, match="expected the handle of published jobs"):
         JobsHandle.of(value)
 
@@ -215,7 +215,7 @@ async def test_the_jobs_of_a_handle_are_counted_before_its_next_part_is_read(
     with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 39,999,998"):
         await JobsHandle.of(handle.as_json() | {"parts": forged}).jobs(connection)
     # The parts of another handle, and of this one where its key or its queue is another's.
-    for changed in ({"key": "other"}, {"cursor": handle.cursor | {"created": "2026-01-01T00:00:00Z"}}):
+    for changed in ({"key": "other"}, {"cursor": asdict(handle.cursor) | {"created": "2026-01-01T00:00:00Z"}}):
         with pytest.raises(QueueGoneError, match="isn't stored any more"):
             await JobsHandle.of(handle.as_json() | changed).jobs(connection)
 
@@ -230,7 +230,7 @@ async def test_the_ends_of_a_handles_jobs_are_read_from_where_the_events_were_be
     origin = Origin("dag", "run", "task") if by_task else None
     jobs = [Job(str(number), f"{name}.jobs.x") for number in range(2)]
     report = await publish_with_handle(connection, queue, jobs, origin=origin)
-    assert JobsHandle.of(report).position().events_from == 4
+    assert JobsHandle.of(report).cursor.events_from == 4
     await store_completions(connection, queue, [4, 5])
     assert (await wait_by_handle(connection, report, time_limit=LONG)).completed == {4, 5}
     # The positions belong to a stream that is gone.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import Job, Origin
+from airflow_provider_jetstream.jetstream import Job, JobsHandle, Origin
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from testbed import seams
@@ -36,7 +36,8 @@ async def execute(
     key: str | None = None,
 ) -> tuple[PublishReport, WaitReport | None]:
     origin = Origin("dag", run_id, "t", idempotency_key=key, max_tries=0)
-    _, report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
+    report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
+    assert not isinstance(ends, JobsHandle)
     return report, ends
 
 

@@ -63,12 +63,19 @@ POLLING: dict[str, Any] = {"nats_conn_id": "n", "work_queue": QUEUE, "poll_inter
 LETTER_TRIGGER = partial(DeadLetterTrigger, min_count=1, **POLLING)
 DRAINED_TRIGGER = partial(QueueDrainedTrigger, **POLLING)
 JOBS_SENSOR = partial(JetStreamJobsSensor, task_id="t", handle="{{ ti.xcom_pull('publish') }}")
-MARK = {"queue": "q", "created": "t", "events": "e", "events_from": 1, "dead_letters": None, "dead_letters_from": 1}
+CURSOR: dict[str, Any] = {
+    "queue": "q",
+    "created": "2026-01-01T00:00:00Z",
+    "events": "e",
+    "events_from": 1,
+    "dead_letters": None,
+    "dead_letters_from": 1,
+}
+HANDLE = {"cursor": CURSOR, "sequences": [[1, 2]]}
 JOBS_TRIGGER = partial(
     JobCompletionTrigger,
     nats_conn_id="n",
-    mark=MARK,
-    sequences=[[1, 2]],
+    handle=HANDLE,
     tolerance={"max_dead": 0},
     deadline=1.0,
     deferred_at=1.0,
@@ -488,12 +495,13 @@ WAITS = [
         (JOBS_SENSOR, "on_stall", "retry", "found 'retry'"),
         (JOBS_SENSOR, "nats_conn_id", 7, "found 7"),
         (JOBS_TRIGGER, "nats_conn_id", None, "found None"),
-        (JOBS_TRIGGER, "mark", None, "found None"),
-        (JOBS_TRIGGER, "mark", {"queue": "q"}, "expected a cursor"),
-        (JOBS_TRIGGER, "sequences", None, "found None"),
-        (JOBS_TRIGGER, "sequences", [[2, 1]], "found [[2, 1]]"),
-        (JOBS_TRIGGER, "sequences", "abc", "found 'abc'"),
-        (JOBS_TRIGGER, "sequences", [1], "found [1]"),
+        (JOBS_TRIGGER, "handle", None, "found None"),
+        (JOBS_TRIGGER, "handle", {"cursor": {"queue": "q"}}, "expected the handle"),
+        (JOBS_TRIGGER, "handle", HANDLE | {"sequences": None}, "expected the handle"),
+        (JOBS_TRIGGER, "handle", HANDLE | {"sequences": [[2, 1]]}, "expected the handle"),
+        (JOBS_TRIGGER, "handle", HANDLE | {"sequences": [1]}, "expected the handle"),
+        (JOBS_TRIGGER, "handle", HANDLE | {"cursor": CURSOR | {"events_from": "1"}}, "expected the handle"),
+        (JOBS_TRIGGER, "tolerance", None, "found None"),
         (JOBS_TRIGGER, "tolerance", {"max_lost": 1}, "'max_lost'"),
         (JOBS_TRIGGER, "tolerance", {"max_dead": -1}, "found -1"),
         (JOBS_TRIGGER, "deadline", "soon", "found 'soon'"),

@@ -86,7 +86,7 @@ VALUES: dict[str, Any] = {
     "an empty selection": Selection(),
     "an origin": Origin("dag", "run", "task", 3, idempotency_key="k", attempt=TaskTry(number=1, clear_number=0)),
     "a cursor": CURSOR,
-    "a handle": JobsHandle(cursor={"queue": "passed"}, sequences=[(1, 5)], advised={"a": 7}),
+    "a handle": JobsHandle(cursor=CURSOR, sequences=[(1, 5)], advised={"a": 7}),
     "a rule": StopWhen(0.5, "park", pendulum.duration(minutes=5)),
     "a policy": WaitPolicy(None, 3, None),
     "a patch": JsonPatch.of([{"op": "replace", "path": "/a", "value": 10**20}]),
@@ -176,7 +176,7 @@ def test_what_another_version_has_stored_otherwise_is_named(value: Any) -> None:
 
 
 def _publish_report() -> PublishReport:
-    report = PublishReport("passed", array("Q", [4, 5, 6, 9]), duplicates=1, handle=JobsHandle(cursor={}).as_json())
+    report = PublishReport("passed", array("Q", [4, 5, 6, 9]), duplicates=1, handle=JobsHandle(cursor=CURSOR).as_json())
     report.extra.append(2)
     return report
 
@@ -224,13 +224,9 @@ def _shown(report: Any) -> object:
 
 
 def test_a_report_of_a_publish_is_a_handle_in_another_task() -> None:
-    report = PublishReport("passed", handle=JobsHandle(cursor=_cursor_fields(), sequences=[(1, 2)]).as_json())
+    report = PublishReport("passed", handle=JobsHandle(cursor=CURSOR, sequences=[(1, 2)]).as_json())
     sensor = JetStreamJobsSensor(task_id="a", handle=passed(report))
     assert JobsHandle.of(passed(report)) == JobsHandle.of(report) == JobsHandle.of(sensor.handle)
-
-
-def _cursor_fields() -> dict[str, Any]:
-    return {name: getattr(CURSOR, name) for name in CURSOR.__slots__}
 
 
 def test_each_class_of_the_face_passes_or_is_none_that_a_task_returns() -> None:

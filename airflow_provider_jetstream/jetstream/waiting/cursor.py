@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from datetime import datetime
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, undeclared_changes
@@ -25,15 +30,33 @@ log = logging.getLogger(__name__)
 UNKNOWN_REDRIVES = "Whether jobs of %s were redriven isn't known, so that a redriven one counts as gone: %s"
 
 _NAMES = (
-    "queue",
-    "created",
-    "events",
-    "dead_letters",
-    "events_created",
-    "dead_letters_created",
-    "audit",
-    "audit_created",
+    *("queue", "created", "events", "events_created", "dead_letters", "dead_letters_created"),
+    *("audit", "audit_created"),
 )
+
+
+def _stream_name(name: str) -> str:
+    if any(name_problems("stream", name)):
+        raise ValueError("expected the name of a stream")
+    return name
+
+
+def _filter(subject: str) -> str:
+    if subject_problem(subject, wildcards=True):
+        raise ValueError("expected a subject")
+    return subject
+
+
+def _time(text: str) -> str:
+    if text and not datetime.fromisoformat(text).tzinfo:
+        raise ValueError("expected a time with a time zone")
+    return text
+
+
+# Where a model has a cursor from an XCom, anybody may have written it, and names become parts of requests' subjects.
+StreamName = Annotated[str, AfterValidator(_stream_name)]
+_Position = Annotated[int, Field(strict=True, ge=1, lt=2**64)]
+_Time = Annotated[str, AfterValidator(_time)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +77,19 @@ class Cursor(TaskValue):
     :param audit_created: when the audit was created, likewise
     """
 
-    queue: str
-    created: str
-    events: str
-    events_from: int
-    dead_letters: str | None
-    dead_letters_from: int
-    advisory_subjects: tuple[str, ...] = ()
-    # A task that an earlier version deferred has none.
-    events_created: str = ""
-    dead_letters_created: str = ""
-    audit: str | None = None
-    audit_from: int = 1
-    audit_created: str = ""
+    queue: StreamName
+    created: Annotated[_Time, Field(min_length=1)]
+    events: StreamName
+    events_from: _Position
+    dead_letters: StreamName | None
+    dead_letters_from: _Position
+    advisory_subjects: tuple[Annotated[str, AfterValidator(_filter)], ...] = ()
+    # Empty where that wasn't read.
+    events_created: _Time = ""
+    dead_letters_created: _Time = ""
+    audit: StreamName | None = None
+    audit_from: _Position = 1
+    audit_created: _Time = ""
 
     def __post_init__(self) -> None:
         # It comes back from JSON as a list.

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import ast
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
-from datetime import datetime
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentParts, DocumentWriter, read_parts
-from airflow_provider_jetstream.jetstream.errors import (
-    ArgumentError,
-    NotFoundError,
-    QueueGoneError,
-)
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, QueueGoneError
 from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
 from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.units import short_text
@@ -37,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, MutableSet
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-
-log = logging.getLogger(__name__)
 
 # What a handle holds itself.
 _MAX_RANGES = 200
@@ -77,7 +67,7 @@ class JobsHandle(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     type: Literal["io.airflow.jetstream.v1.jobs"] = "io.airflow.jetstream.v1.jobs"
-    cursor: dict[str, Any]
+    cursor: Cursor
     sequences: list[_Range] = []
     advised: dict[str, _Sequence] = {}
     key: str = ""
@@ -95,13 +85,17 @@ class JobsHandle(BaseModel):
         if report.duplicates or report.extra:
             # Those were stored before, and may have ended before the cursor was taken.
             cursor = cursor.from_start()
-        ranges = report.awaited_ranges()
-        if len(ranges) <= _MAX_RANGES and len(report.advised) <= _MAX_ADVISED:
-            return cls(cursor=asdict(cursor), sequences=ranges, advised=report.advised)
-        writer = DocumentWriter(connection, _name(cursor, key))
-        await writer.add(ranges)
-        await writer.add(report.advised.items())
-        return cls(cursor=asdict(cursor), key=key, parts=await writer.finish())
+        handle = cls(cursor=cursor, sequences=report.awaited_ranges(), advised=report.advised)
+        return await handle.stored(connection, key)
+
+    async def stored(self, connection: Connection, key: str) -> JobsHandle:
+        """Return the handle, with its jobs in the events stream where they are too many for it; see :meth:`take`."""
+        if len(self.sequences) <= _MAX_RANGES and len(self.advised) <= _MAX_ADVISED:
+            return self
+        writer = DocumentWriter(connection, _name(self.cursor, key))
+        await writer.add(self.sequences)
+        await writer.add(self.advised.items())
+        return JobsHandle(cursor=self.cursor, key=key, parts=await writer.finish())
 
     @classmethod
     def of(cls, value: object) -> JobsHandle:
@@ -119,38 +113,16 @@ class JobsHandle(BaseModel):
         if isinstance(found, Mapping) and isinstance(found.get("handle"), Mapping):
             found = found["handle"]
         try:
-            handle = cls.model_validate(found)
-            handle.position()
-        except (ValidationError, TypeError, ValueError, AttributeError) as error:
+            return cls.model_validate(found)
+        except (ValidationError, TypeError, AttributeError) as error:
             raise ArgumentError(
                 "expected the handle of published jobs, as a publishing task returns it under the key handle, found"
                 f" {short_text(repr(value), 200)}: pull it from that task, whose queue has to declare events"
             ) from error
-        return handle
 
     def as_json(self) -> dict[str, Any]:
         """Return the handle for an XCom."""
         return self.model_dump(mode="json", exclude_defaults=True) | {"type": self.type}
-
-    def position(self) -> Cursor:
-        """Return the cursor from which the ends of the jobs are read."""
-        known = {field.name for field in fields(Cursor)}
-        cursor = Cursor(**{name: value for name, value in self.cursor.items() if name in known})
-        # An XCom may come from anybody, and these become parts of subjects and requests.
-        for name in (cursor.queue, cursor.events, cursor.dead_letters or "_", cursor.audit or "_"):
-            if any(name_problems("stream", name)):
-                raise ValueError("expected names of streams")
-        if any(subject_problem(subject, wildcards=True) for subject in cursor.advisory_subjects):
-            raise ValueError("expected subjects")
-        if not all(
-            type(number) is int and 0 < number < 2**64
-            for number in (cursor.events_from, cursor.dead_letters_from, cursor.audit_from)
-        ):
-            raise ValueError("expected positions")
-        times = (cursor.events_created, cursor.dead_letters_created, cursor.audit_created)
-        if not all(datetime.fromisoformat(time or cursor.created).tzinfo for time in (cursor.created, *times)):
-            raise ValueError("expected times with a time zone")
-        return cursor
 
     async def cursor_now(self, connection: Connection) -> Cursor:
         """Return the cursor from which the ends of the jobs are read in the streams as they are now.
@@ -158,7 +130,7 @@ class JobsHandle(BaseModel):
         :raises UnsuitableQueueError: jobs of the queue stay stored when they have ended, or their ends don't
         :raises NotFoundError: the events stream or the dead letter queue doesn't exist
         """
-        cursor = self.position()
+        cursor = self.cursor
         events = await stream_info(connection, cursor.events)
         refusals = [*field_findings("events", events, "scan")]
         # Without the queue, or with another one of its name, the ends that are stored still count.
@@ -175,27 +147,29 @@ class JobsHandle(BaseModel):
         report, advised = await self.report(connection)
         return report.awaited, advised
 
-    async def report(self, connection: Connection) -> tuple[WaitReport, dict[str, int]]:
+    async def report(self, connection: Connection | None = None) -> tuple[WaitReport, dict[str, int]]:
         """Return the report on the jobs, none of which has ended, and the sequences of advised ones by their digests.
 
+        :param connection: needed where the handle has parts
         :raises QueueGoneError: the events stream doesn't store a part any more
         :raises ArgumentError: they are too many
         """
-        ranges, advised = list(self.sequences), dict(self.advised)
-        count, cursor = _counted(0, ranges), self.position()
-        parts = iter(self.parts)
-        async for rows in read_parts(connection, _name(cursor, self.key), self.parts, _ROWS):
-            part = next(parts)
-            if rows is None:
-                raise QueueGoneError(
-                    f"expected message {part.sequence} of {cursor.events} to name jobs of {cursor.queue} for a handle,"
-                    " found that it isn't stored any more: wait before the events' max_age is over"
-                )
-            some = [(row[0], row[1]) for row in rows if isinstance(row[0], int)]
-            # Before the next part is read: anybody may have written the handle.
-            count = _counted(count, some)
-            ranges += some
-            advised |= {row[0]: row[1] for row in rows if isinstance(row[0], str)}
+        ranges, advised = list(self.sequences), self.advised
+        count, cursor = _counted(0, ranges), self.cursor
+        if connection and self.parts:
+            parts = iter(self.parts)
+            async for rows in read_parts(connection, _name(cursor, self.key), self.parts, _ROWS):
+                part = next(parts)
+                if rows is None:
+                    raise QueueGoneError(
+                        f"expected message {part.sequence} of {cursor.events} to name jobs of {cursor.queue} for a"
+                        " handle, found that it isn't stored any more: wait before the events' max_age is over"
+                    )
+                some = [(row[0], row[1]) for row in rows if isinstance(row[0], int)]
+                # Before the next part is read: anybody may have written the handle.
+                count = _counted(count, some)
+                ranges += some
+                advised = advised | {row[0]: row[1] for row in rows if isinstance(row[0], str)}
         return await report_on(ranges), advised
 
 

@@ -138,8 +138,7 @@ async def wait_by_handle(
     """
     parsed, policy = JobsHandle.of(handle), policy or WaitPolicy()
     cursor = await parsed.cursor_now(connection)
-    sequences, advised = await parsed.jobs(connection)
-    report = WaitReport(sequences)
+    report, advised = await parsed.report(connection)
     try:
         async with asyncio.timeout(time_limit):
             await wait(
@@ -156,7 +155,7 @@ async def wait_by_handle(
             raise error
     except TimeoutError as error:
         if cancel_on_failure:
-            await cancel_rest(connection, cursor.queue, cursor.events, cursor.created, report.awaited)
+            await cancel_rest(connection, cursor, report.awaited)
         if isinstance(error, JetStreamProviderError):
             raise
         raise DeadlineError(
@@ -165,21 +164,19 @@ async def wait_by_handle(
         ) from None
     except JetStreamProviderError:
         if cancel_on_failure:
-            await cancel_rest(connection, cursor.queue, cursor.events, cursor.created, report.awaited)
+            await cancel_rest(connection, cursor, report.awaited)
         raise
     return report
 
 
-async def cancel_rest(connection: Connection, queue: str, events: str, created: str, awaited: Iterable[int]) -> None:
+async def cancel_rest(connection: Connection, cursor: Cursor, awaited: Iterable[int]) -> None:
     """Cancel the jobs of a failed wait that haven't ended; what prevents that is logged only.
 
-    :param queue: the work queue's name
-    :param events: its events stream's name
-    :param created: when the work queue's stream was created
     :param awaited: the jobs' stream sequences
     """
+    queue = cursor.queue
     try:
-        cancelled = await cancel_stored(connection, queue, events, awaited, WHY_FAILED, created=created)
+        cancelled = await cancel_stored(connection, queue, cursor.events, awaited, WHY_FAILED, created=cursor.created)
     except JetStreamProviderError as error:
         log.warning("The jobs of %s that haven't ended couldn't be cancelled: %s", queue, error)
     else:
