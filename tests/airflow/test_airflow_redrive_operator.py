@@ -16,6 +16,7 @@ from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     Repair,
+    WaitReport,
     WorkQueue,
     abort_redrive,
     connect,
@@ -207,8 +208,15 @@ async def test_a_deferred_retry_waits_for_the_jobs_of_the_try_before(
     for try_number in (1, 2):
         with pytest.raises(TaskDeferred) as deferred:
             await run(queue, try_number=try_number, **waiting)
-        assert deferred.value.trigger.sequences == [[2, 2]]
-    event = {"status": "timeout", "queue": queue.name, "missing": [[2, 2]], "summary": deferred.value.trigger.summary}
+        trigger = deferred.value.trigger
+        assert trigger.handle.sequences == [(2, 2)]
+    event = {
+        "status": "timeout",
+        "handle": trigger.handle.as_json(),
+        "missing": [[2, 2]],
+        "summary": trigger.summary,
+        "report": WaitReport({2}).as_json(),
+    }
     with pytest.raises(DeadlineError, match="a retry goes on waiting"):
         operator(queue, **waiting).execute_complete(context(2), event)
     await process_jobs(settings, queue, 1)

@@ -61,7 +61,7 @@ async def test_the_deadline_fires_an_event_with_the_missing_jobs(
     trigger = await completion_trigger(connection, queue, 5, deadline=time.time() + 1)
     await process_jobs(settings, queue, 2)
     event = await event_of(trigger)
-    assert (event["status"], event["queue"], event["missing"]) == ("timeout", queue.name, [[3, 5]])
+    assert (event["status"], event["handle"], event["missing"]) == ("timeout", trigger.handle.as_json(), [[3, 5]])
     assert event["report"]["completed"] == 2
 
 
