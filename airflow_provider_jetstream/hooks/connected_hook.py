@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from airflow.sdk import BaseHook
 
 from airflow_provider_jetstream.hooks.connection_settings import cached_settings, renewed_settings, settings_from
-from airflow_provider_jetstream.hooks.event_loop import require_no_event_loop
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.pool import shared_connection
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -22,7 +22,45 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 _Arguments = ParamSpec("_Arguments")
+_Hook = TypeVar("_Hook", bound="ConnectedHook")
 _Result = TypeVar("_Result")
+# What a connection is needed for; the arguments are checked by then.
+Operation: TypeAlias = "Callable[[Connection], Awaitable[_Result]]"
+
+
+def call(
+    operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+    *args: _Arguments.args,
+    **kwargs: _Arguments.kwargs,
+) -> Operation[_Result]:
+    """Return an operation with its arguments."""
+    return lambda connection: operation(connection, *args, **kwargs)
+
+
+def blocking(
+    prepare: Callable[Concatenate[_Hook, _Arguments], Operation[_Result]],
+) -> Callable[Concatenate[_Hook, _Arguments], _Result]:
+    """Make a method of a hook that does what another one prepares."""
+
+    @wraps(prepare)
+    def method(self: _Hook, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return self.blocking(prepare(self, *args, **kwargs))
+
+    return method
+
+
+def awaitable(
+    method: Callable[Concatenate[_Hook, _Arguments], _Result],
+) -> Callable[Concatenate[_Hook, _Arguments], Coroutine[Any, Any, _Result]]:
+    """Make the awaitable twin of a method that is :func:`blocking`."""
+    prepare: Callable[Concatenate[_Hook, _Arguments], Operation[_Result]] = method.__wrapped__  # type: ignore[attr-defined]
+
+    @wraps(prepare)
+    async def twin(self: _Hook, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        return await self.awaited(prepare(self, *args, **kwargs))
+
+    twin.__doc__ = f"Do what :meth:`{prepare.__name__}` does, awaited."
+    return twin
 
 
 class _HookConnection:
@@ -136,3 +174,18 @@ class ConnectedHook(BaseHook):
 async def _describe(connection: Connection) -> str:
     version = ".".join(map(str, connection.server_version))
     return f"Connected to nats-server {version} with JetStream (API level {connection.api_level})."
+
+
+def require_no_event_loop() -> None:
+    """Refuse a blocking call in a thread whose event loop it would stop.
+
+    :raises EventLoopError: an event loop is running in this thread
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise EventLoopError(
+        "expected no running event loop, found one: a blocking call would stop it; await the method of the same name"
+        ' that starts with "a" (aprovision, apublish, …)'
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.connection_form import FIELD_BEHAVIOUR
-from airflow_provider_jetstream.hooks.connected_hook import ConnectedHook
+from airflow_provider_jetstream.hooks.connected_hook import ConnectedHook, awaitable, blocking, call
 from airflow_provider_jetstream.hooks.connection_widgets import form_widgets
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount, account_for_jobs
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from datetime import timedelta
 
+    from airflow_provider_jetstream.hooks.connected_hook import Operation
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
@@ -87,7 +88,8 @@ class JetStreamHook(ConnectedHook):
         """Return what the form does with the fields of every connection, for Airflow 3.1."""
         return {name.replace("-", "_"): value for name, value in FIELD_BEHAVIOUR.items()}
 
-    def plan(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
+    @blocking
+    def plan(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Operation[Plan]:
         """Plan what :meth:`provision` would do; change nothing.
 
         :param migrate: whether consumers may hand jobs over to others
@@ -95,13 +97,12 @@ class JetStreamHook(ConnectedHook):
         :return: the steps, those that the server would refuse included
         :raises ServerTooOldError: the declaration needs a feature that the server lacks
         """
-        return self.blocking(plan, load_queue(queue), **_provisioning_flags(migrate, park_dead))
+        return call(plan, load_queue(queue), **_provisioning_flags(migrate, park_dead))
 
-    async def aplan(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
-        """Do what :meth:`plan` does, awaited."""
-        return await self.awaited(plan, load_queue(queue), **_provisioning_flags(migrate, park_dead))
+    aplan = awaitable(plan)
 
-    def provision(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
+    @blocking
+    def provision(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Operation[Plan]:
         """Create or update a queue's streams and consumers.
 
         :param migrate: whether consumers may hand jobs over to others
@@ -109,40 +110,31 @@ class JetStreamHook(ConnectedHook):
         :return: the steps that were applied
         :raises DriftError: what exists differs in a way that no update can change
         """
-        return self.blocking(provision, load_queue(queue), **_provisioning_flags(migrate, park_dead))
+        return call(provision, load_queue(queue), **_provisioning_flags(migrate, park_dead))
 
-    async def aprovision(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Plan:
-        """Do what :meth:`provision` does, awaited."""
-        return await self.awaited(provision, load_queue(queue), **_provisioning_flags(migrate, park_dead))
+    aprovision = awaitable(provision)
 
+    @blocking
     def check_drained(
         self, queue: QueueSource, consumers: Sequence[str] | None = None, *, nothing_dead: bool = False
-    ) -> DrainReport:
+    ) -> Operation[DrainReport]:
         """Check whether a queue is drained: nothing pending, nothing in flight.
 
         :param consumers: names of the consumers to check; all, and jobs that no consumer takes, where absent
         :param nothing_dead: count dead letters in circulation too
         :raises NotFoundError: the queue or one of the consumers doesn't exist
         """
-        return self.blocking(
+        return call(
             check_drained,
             load_queue(queue),
             chosen_consumers(consumers),
             nothing_dead=flag("nothing_dead", nothing_dead),
         )
 
-    async def acheck_drained(
-        self, queue: QueueSource, consumers: Sequence[str] | None = None, *, nothing_dead: bool = False
-    ) -> DrainReport:
-        """Do what :meth:`check_drained` does, awaited."""
-        return await self.awaited(
-            check_drained,
-            load_queue(queue),
-            chosen_consumers(consumers),
-            nothing_dead=flag("nothing_dead", nothing_dead),
-        )
+    acheck_drained = awaitable(check_drained)
 
-    def discover_queue(self, name: str) -> WorkQueue:
+    @blocking
+    def discover_queue(self, name: str) -> Operation[WorkQueue]:
         """Read the declaration of a queue from its streams on the server.
 
         :param name: the stream of the queue
@@ -150,12 +142,11 @@ class JetStreamHook(ConnectedHook):
         :raises NotFoundError: there is no such stream
         :raises QueueDeclarationError: it is no work queue, or has no dead letter queue
         """
-        return self.blocking(discover_queue, stream_name(name))
+        return call(discover_queue, stream_name(name))
 
-    async def adiscover_queue(self, name: str) -> WorkQueue:
-        """Do what :meth:`discover_queue` does, awaited."""
-        return await self.awaited(discover_queue, stream_name(name))
+    adiscover_queue = awaitable(discover_queue)
 
+    @blocking
     def publish(
         self,
         jobs: Iterable[object],
@@ -166,7 +157,7 @@ class JetStreamHook(ConnectedHook):
         queue: QueueSource | None = None,
         rate: float | None = None,
         room_timeout: timedelta | float = 0.0,
-    ) -> PublishReport:
+    ) -> Operation[PublishReport]:
         """Publish jobs and make sure that all are stored.
 
         :param jobs: :class:`~airflow_provider_jetstream.jetstream.Job` objects, or just their bodies
@@ -184,7 +175,7 @@ class JetStreamHook(ConnectedHook):
         """
         rate, room = publication_limits(jobs, subject, origin, rate, room_timeout)
         origin = origin or call_origin()
-        return self.blocking(
+        return call(
             publish_with_handle,
             _optional_queue(queue),
             jobs,
@@ -195,30 +186,7 @@ class JetStreamHook(ConnectedHook):
             room_timeout=room,
         )
 
-    async def apublish(
-        self,
-        jobs: Iterable[object],
-        *,
-        subject: str | None = None,
-        origin: Origin | None = None,
-        job_id: JobIdSource | None = None,
-        queue: QueueSource | None = None,
-        rate: float | None = None,
-        room_timeout: timedelta | float = 0.0,
-    ) -> PublishReport:
-        """Do what :meth:`publish` does, awaited."""
-        rate, room = publication_limits(jobs, subject, origin, rate, room_timeout)
-        origin = origin or call_origin()
-        return await self.awaited(
-            publish_with_handle,
-            _optional_queue(queue),
-            jobs,
-            subject=subject,
-            origin=origin,
-            job_id=job_id,
-            rate=rate,
-            room_timeout=room,
-        )
+    apublish = awaitable(publish)
 
     def job_reports(self, reports: object, *, states: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Return the reports on the jobs that a task has awaited, a dict for each job.
@@ -240,7 +208,10 @@ class JetStreamHook(ConnectedHook):
         found = await self.awaited(_read_reports, source, states) if source.has_parts else source.held(states)
         return [report.as_json() for report in found]
 
-    def cancel(self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None) -> CancelReport:
+    @blocking
+    def cancel(
+        self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None
+    ) -> Operation[CancelReport]:
         """Cancel the stored jobs of an id, and schedules of such jobs.
 
         Workers obey of their own accord, before they start a job or while it runs. Jobs that are published later under
@@ -252,18 +223,13 @@ class JetStreamHook(ConnectedHook):
         :raises QueueDeclarationError: the queue declares no events stream, which stores cancellations
         :raises NotFoundError: the queue or its events stream doesn't exist
         """
-        return self.blocking(
+        return call(
             cancel, load_queue(queue), single_job_id(job_id), optional_text("why", why), optional_text("by", by)
         )
 
-    async def acancel(
-        self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None
-    ) -> CancelReport:
-        """Do what :meth:`cancel` does, awaited."""
-        return await self.awaited(
-            cancel, load_queue(queue), single_job_id(job_id), optional_text("why", why), optional_text("by", by)
-        )
+    acancel = awaitable(cancel)
 
+    @blocking
     def wait(
         self,
         handle: object,
@@ -276,7 +242,7 @@ class JetStreamHook(ConnectedHook):
         reconcile: timedelta | float | str = DEFAULT_RECONCILE,
         on_stall: str = FAIL,
         cancel_on_failure: bool = False,
-    ) -> WaitReport:
+    ) -> Operation[WaitReport]:
         """Wait until jobs that were published elsewhere have ended; occupies the worker slot of its task meanwhile.
 
         :param handle: the handle on the jobs, or what has it as ``handle``: the result of a publishing task, or the
@@ -297,28 +263,14 @@ class JetStreamHook(ConnectedHook):
         :raises DeadlineError: jobs haven't ended within ``wait_timeout``
         """
         options = _options(locals())
-        return self.blocking(wait_by_handle, JobsHandle.of(handle), **options)
+        return call(wait_by_handle, JobsHandle.of(handle), **options)
 
-    async def await_(
-        self,
-        handle: object,
-        *,
-        max_dead: int | None = 0,
-        max_cancelled: int | None = 0,
-        max_vanished: int | None = 0,
-        min_completed: int | None = None,
-        wait_timeout: timedelta | float | str = DEFAULT_WAIT,
-        reconcile: timedelta | float | str = DEFAULT_RECONCILE,
-        on_stall: str = FAIL,
-        cancel_on_failure: bool = False,
-    ) -> WaitReport:
-        """Do what :meth:`wait` does, awaited; ``await`` itself is a word of Python."""
-        options = _options(locals())
-        return await self.awaited(wait_by_handle, JobsHandle.of(handle), **options)
+    await_ = awaitable(wait)
 
+    @blocking
     def find_dead_letters(
         self, queue: QueueSource, selection: SelectionSource | None = None, *, census: bool = False
-    ) -> Findings:
+    ) -> Operation[Findings]:
         """Find dead letters and hold all of them in memory; see :meth:`scan_dead_letters` for many.
 
         :param selection: which dead letters; all in circulation where absent
@@ -327,31 +279,25 @@ class JetStreamHook(ConnectedHook):
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(
-            find_dead_letters, load_queue(queue), Selection.of(selection), census=flag("census", census)
-        )
+        return call(find_dead_letters, load_queue(queue), Selection.of(selection), census=flag("census", census))
 
-    async def afind_dead_letters(
-        self, queue: QueueSource, selection: SelectionSource | None = None, *, census: bool = False
-    ) -> Findings:
-        """Do what :meth:`find_dead_letters` does, awaited."""
-        return await self.awaited(
-            find_dead_letters, load_queue(queue), Selection.of(selection), census=flag("census", census)
-        )
+    afind_dead_letters = awaitable(find_dead_letters)
 
-    def diagnose_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Diagnosis:
+    @blocking
+    def diagnose_dead_letters(
+        self, queue: QueueSource, selection: SelectionSource | None = None
+    ) -> Operation[Diagnosis]:
         """Say what dead letters died of, whether that is still so, and what to do about it.
 
         :param selection: which dead letters; all in circulation where absent
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(diagnose_dead_letters, load_queue(queue), Selection.of(selection))
+        return call(diagnose_dead_letters, load_queue(queue), Selection.of(selection))
 
-    async def adiagnose_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Diagnosis:
-        """Do what :meth:`diagnose_dead_letters` does, awaited."""
-        return await self.awaited(diagnose_dead_letters, load_queue(queue), Selection.of(selection))
+    adiagnose_dead_letters = awaitable(diagnose_dead_letters)
 
+    @blocking
     def scan_dead_letters(
         self,
         queue: QueueSource,
@@ -359,7 +305,7 @@ class JetStreamHook(ConnectedHook):
         group_by: Iterable[GroupField] = (),
         *,
         census: bool = False,
-    ) -> Summary:
+    ) -> Operation[Summary]:
         """Count dead letters without holding them, and preserve the bodies of those that are seen for the first time.
 
         :param selection: which dead letters; all in circulation where absent
@@ -369,7 +315,7 @@ class JetStreamHook(ConnectedHook):
         :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(
+        return call(
             summarise_dead_letters,
             load_queue(queue),
             Selection.of(selection),
@@ -377,33 +323,21 @@ class JetStreamHook(ConnectedHook):
             census=flag("census", census),
         )
 
-    async def ascan_dead_letters(
-        self,
-        queue: QueueSource,
-        selection: SelectionSource | None = None,
-        group_by: Iterable[GroupField] = (),
-        *,
-        census: bool = False,
-    ) -> Summary:
-        """Do what :meth:`scan_dead_letters` does, awaited."""
-        select = Selection.of(selection)
-        return await self.awaited(
-            summarise_dead_letters, load_queue(queue), select, group_fields(group_by), census=flag("census", census)
-        )
+    ascan_dead_letters = awaitable(scan_dead_letters)
 
-    def account(self, queue: QueueSource) -> JobAccount:
+    @blocking
+    def account(self, queue: QueueSource) -> Operation[JobAccount]:
         """Find the jobs that are gone without evidence of their end; what is settled isn't read again.
 
         :return: counts, and the jobs as ranges of sequences; its ``as_json()`` fits an XCom
         :raises NotFoundError: the queue doesn't exist
         """
-        return self.blocking(account_for_jobs, load_queue(queue))
+        return call(account_for_jobs, load_queue(queue))
 
-    async def aaccount(self, queue: QueueSource) -> JobAccount:
-        """Do what :meth:`account` does, awaited."""
-        return await self.awaited(account_for_jobs, load_queue(queue))
+    aaccount = awaitable(account)
 
-    def redrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> RedriveReport:
+    @blocking
+    def redrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> Operation[RedriveReport]:
         """Bring dead letters back as jobs with fresh deliveries.
 
         :param request: which letters, and how; all in circulation, unchanged, where absent
@@ -412,15 +346,14 @@ class JetStreamHook(ConnectedHook):
         :raises DeadLetterGoneError: a requested sequence is no dead letter (any more); nothing was done
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(redrive_dead_letters, load_queue(queue), optional_request(request))
+        return call(redrive_dead_letters, load_queue(queue), optional_request(request))
 
-    async def aredrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> RedriveReport:
-        """Do what :meth:`redrive` does, awaited."""
-        return await self.awaited(redrive_dead_letters, load_queue(queue), optional_request(request))
+    aredrive = awaitable(redrive)
 
+    @blocking
     def preview_redrive(
         self, queue: QueueSource, request: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
-    ) -> Preview:
+    ) -> Operation[Preview]:
         """Count what :meth:`redrive` would do; change nothing.
 
         :param request: which letters, and how; all in circulation, unchanged, where absent
@@ -428,17 +361,9 @@ class JetStreamHook(ConnectedHook):
         :raises RedriveRequestError: the request isn't possible here
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(
-            preview, load_queue(queue), optional_request(request) or RedriveRequest(), group_fields(group_by)
-        )
+        return call(preview, load_queue(queue), optional_request(request) or RedriveRequest(), group_fields(group_by))
 
-    async def apreview_redrive(
-        self, queue: QueueSource, request: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
-    ) -> Preview:
-        """Do what :meth:`preview_redrive` does, awaited."""
-        return await self.awaited(
-            preview, load_queue(queue), optional_request(request) or RedriveRequest(), group_fields(group_by)
-        )
+    apreview_redrive = awaitable(preview_redrive)
 
 
 def _provisioning_flags(migrate: bool, park_dead: bool) -> dict[str, bool]:  # noqa: FBT001

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.assets.task_assets import StreamUse, TaskAssets
-from airflow_provider_jetstream.hooks.event_loop import require_no_event_loop
+from airflow_provider_jetstream.hooks.connected_hook import require_no_event_loop
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.inspection.waiting_messages import wait_for_messages
 from airflow_provider_jetstream.links.monitor import QueueLink
