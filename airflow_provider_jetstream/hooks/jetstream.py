@@ -26,8 +26,8 @@ from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Previ
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
+from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReportSource
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
-from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReportSource
 from airflow_provider_jetstream.jetstream.waiting.wait import wait_by_handle
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.call_origin import call_origin
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-    from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport
+    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReport
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
     SelectionSource: TypeAlias = Selection | Mapping[str, Any]

@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-    from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, read_job_reports
+    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReport, read_job_reports
     from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.jetstream.waiting.wait import wait, wait_by_handle
@@ -336,7 +336,7 @@ __getattr__ = lazy_exports(
         "roles.user_policy": ["Permission", "Policy"],
         "waiting.cursor": ["Cursor", "take_cursor"],
         "waiting.handle": ["JobsHandle"],
-        "waiting.job_report": ["JobReport", "read_job_reports"],
+        "waiting.job_reports": ["JobReport", "read_job_reports"],
         "waiting.policy": ["WaitPolicy"],
         "waiting.report": ["WaitReport"],
         "waiting.wait": ["wait", "wait_by_handle"],

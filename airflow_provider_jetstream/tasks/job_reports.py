@@ -10,8 +10,12 @@ from airflow.sdk import get_current_context
 from airflow_provider_jetstream.jetstream.documents import DocumentName
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports, read_job_reports
-from airflow_provider_jetstream.jetstream.waiting.stored_reports import collect_job_reports, count_job_reports
+from airflow_provider_jetstream.jetstream.waiting.job_reports import (
+    collect_job_reports,
+    count_job_reports,
+    plain_job_reports,
+    read_job_reports,
+)
 from airflow_provider_jetstream.tasks.identity import task_key
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.documents import DocumentPart
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-    from airflow_provider_jetstream.jetstream.waiting.stored_reports import JobReports
+    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReports
 
 # A dict of counts, or a list to map over: which of them, the argument ``returns`` says.
 TaskResult: TypeAlias = Any

@@ -16,7 +16,7 @@ REPORTS: Final = (
     *("dead_letters.death.Death", "inspection.drained.DrainReport", "inspection.health.QueueHealth"),
     *("provisioning.plan.Plan", "publishing.report.PublishReport", "redrive.preview.Preview"),
     *("redrive.report.RedriveReport", "roles.user_policy.Permission", "roles.user_policy.Policy"),
-    *("waiting.job_report.JobReport", "waiting.report.WaitReport"),
+    *("waiting.job_reports.JobReport", "waiting.report.WaitReport"),
 )
 VALUES: Final = (
     *("audit.redrives.DeathCount", "audit.redrives.Redrive", "audit.redrives.RedriveControl"),

@@ -30,7 +30,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     PermissionDeniedError,
 )
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-from airflow_provider_jetstream.jetstream.waiting.stored_reports import (
+from airflow_provider_jetstream.jetstream.waiting.job_reports import (
     JobReports,
     JobReportSource,
     collect_job_reports,

@@ -26,9 +26,8 @@ from airflow_provider_jetstream.jetstream.redrive import (
 from airflow_provider_jetstream.jetstream.waiting import (
     comparison,
     handle,
-    job_report,
+    job_reports,
     policy,
-    stored_reports,
     wait,
 )
 from airflow_provider_jetstream.plugins.monitor import (
@@ -37,7 +36,7 @@ from airflow_provider_jetstream.plugins.monitor import (
     scanner,
 )
 from airflow_provider_jetstream.provider_info import get_provider_info
-from airflow_provider_jetstream.tasks import job_reports
+from airflow_provider_jetstream.tasks import job_reports as task_reports
 from airflow_provider_jetstream.triggers import (
     dead_letter,
     message,
@@ -80,13 +79,13 @@ STATED = {
         f"({comparison._BRIEF_PAUSE / 10**9:g} seconds), such as those of a census",
         f"for at least {wait.SHORTEST:g} seconds, and for up to {wait.LONGEST:g} while",
         f"More than {handle._MAX_RANGES} ranges of sequences are stored as a [document]",
-        f"the first {job_reports._MAX_RANGES['sequences']} ranges, and",
-        f"and the first {job_reports._MAX_RANGES_OF_A_STATE} of each state",
+        f"the first {task_reports._MAX_RANGES['sequences']} ranges, and",
+        f"and the first {task_reports._MAX_RANGES_OF_A_STATE} of each state",
         f"up to {wait.RESULTS_BYTES // _KIB} KiB in total",
-        f"what the handler returned, up to {job_report.MAX_RESULT_BYTES // _KIB} KiB",
-        f"up to {stored_reports.DOCUMENT_JOBS} jobs and {stored_reports.DOCUMENT_BYTES // _KIB} KiB the reports are in",
-        f"in parts of up to {stored_reports._PART_REPORTS:,} reports and {documents.PART_BYTES // _KIB} KiB",
-        f"the first {stored_reports._FIRST_FAILURES} jobs that didn't complete",
+        f"what the handler returned, up to {job_reports.MAX_RESULT_BYTES // _KIB} KiB",
+        f"up to {job_reports.DOCUMENT_JOBS} jobs and {job_reports.DOCUMENT_BYTES // _KIB} KiB the reports are in",
+        f"in parts of up to {job_reports._PART_REPORTS:,} reports and {documents.PART_BYTES // _KIB} KiB",
+        f"the first {job_reports._FIRST_FAILURES} jobs that didn't complete",
     ],
     "draining": [
         f"with the {_word(drained._NAMED)} largest `undeliverable_subjects`",

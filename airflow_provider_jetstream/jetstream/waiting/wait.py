@@ -18,10 +18,9 @@ from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_f
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.jetstream.waiting.follower import shared_follower
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.jetstream.waiting.job_report import portable_size
+from airflow_provider_jetstream.jetstream.waiting.job_reports import failed_jobs, portable_size
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL, RECONCILE_SECONDS, StallPolicy, WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
-from airflow_provider_jetstream.jetstream.waiting.stored_reports import failed_jobs
 from airflow_provider_jetstream.jetstream.waiting.waiter import Waiter
 
 if TYPE_CHECKING:

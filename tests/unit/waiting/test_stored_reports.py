@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -16,10 +15,10 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobReportsGoneError,
 )
 from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports
-from airflow_provider_jetstream.jetstream.waiting.stored_reports import (
+from airflow_provider_jetstream.jetstream.waiting.job_reports import (
     JobReportSource,
     count_job_reports,
+    plain_job_reports,
 )
 from airflow_provider_jetstream.jetstream.waiting.wait import RESULTS_BYTES
 from airflow_provider_jetstream.tasks import job_reports
@@ -73,9 +72,6 @@ def test_a_wait_alone_says_states_attempts_and_reasons() -> None:
         JobReport(None, 4, "vanished", None, None, "it is gone without a stored end"),
         JobReport("z", 9, "awaited"),
     ]
-    # A task that an earlier version deferred has no details.
-    del ended["details"]
-    assert replace(list(plain_job_reports(ended, names({})))[2], error_message=None) == JobReport(None, 3, "dead")
 
 
 @pytest.mark.parametrize("order", [[1, 2, 3], [3, 1, 2], [2, 0, 1]])

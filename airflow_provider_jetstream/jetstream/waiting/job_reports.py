@@ -1,33 +1,57 @@
-"""What became of each awaited job: one report per job."""
+"""What became of each awaited job: one report per job, held where they are few, else stored as a document.
+
+The parts of a document are messages of the events stream, so they stay for its ``max_age``, and go with it. Tasks can
+map over them.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_range
 from airflow_provider_jetstream.jetstream.contract import job_completion_filter, job_copy_filter
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
-from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.documents import (
+    DocumentName,
+    DocumentPart,
+    DocumentParts,
+    DocumentWriter,
+    read_parts,
+)
+from airflow_provider_jetstream.jetstream.errors import (
+    ArgumentError,
+    JetStreamProviderError,
+    JobReportsGoneError,
+    NotFoundError,
+)
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 from airflow_provider_jetstream.jetstream.waiting.consumers import QueueConsumers
+from airflow_provider_jetstream.jetstream.waiting.cursor import StreamName
 from airflow_provider_jetstream.jetstream.waiting.ends import EndKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterable, Collection, Iterable, Iterator
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.record import Record
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+
+log = logging.getLogger(__name__)
 
 AWAITED = "awaited"
 VANISHED_NOTE = "it is gone without a stored end"
@@ -36,6 +60,13 @@ STATES = (*(kind.value for kind in EndKind), AWAITED)
 MAX_RESULT_BYTES = 8 * 2**10
 _BATCH = 256
 _SHOWN_TEXT = 300
+# An XCom of both, counts and reports, stays below 64 KiB.
+DOCUMENT_BYTES = 32 * 2**10
+DOCUMENT_JOBS = 500
+# Parts are what tasks map over: neither one for each job nor one for all.
+_PART_REPORTS = 2_000
+_FIRST_FAILURES = 20
+_DESCRIBED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +174,6 @@ def _jobs(ended: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _details(ended: Mapping[str, Any], name: str) -> Any:
-    # The report of a task that an earlier version deferred has none.
     return (ended.get("details") or {}).get(name) or ()
 
 
@@ -154,7 +184,6 @@ class _Facts:
     """What a wait's report holds about single jobs."""
 
     def __init__(self, ended: Mapping[str, Any]) -> None:
-        self._is_known = "details" in ended
         self._attempts = _by_sequence(_details(ended, "attempts"))
         self._notes = _by_sequence(_details(ended, "notes"))
         self._with_result = _by_sequence([("", _details(ended, "with_result"))])
@@ -162,7 +191,7 @@ class _Facts:
 
     def attempts(self, sequence: int, state: str) -> int | None:
         """Return how often a job was delivered, where its end says so."""
-        if state in (AWAITED, EndKind.VANISHED.value) or not self._is_known:
+        if state in (AWAITED, EndKind.VANISHED.value):
             return None
         return int(_found(self._attempts, sequence) or 1) or None
 
@@ -176,7 +205,7 @@ class _Facts:
 
     def may_have_result(self, sequence: int) -> bool:
         """Return whether the completion of a job may hold a result."""
-        return not self._is_known or _found(self._with_result, sequence) is not None
+        return _found(self._with_result, sequence) is not None
 
 
 def _by_sequence(named: Iterable[tuple[str, Iterable[Sequence[int]]]]) -> _Spans:
@@ -284,3 +313,220 @@ class _Reader:
         if message is None or message.stored_at < self._created:
             return None
         return stated_job_id(message.headers, message.data)
+
+
+class _StoredReports(BaseModel):
+    """The fields of a document, and of an item for one of its parts, that lead to what is stored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    queue: StreamName
+    task: str
+    events: StreamName
+    parts: DocumentParts
+
+
+_REPORT = TypeAdapter(JobReport)
+_REPORTS = TypeAdapter(list[JobReport])
+
+
+@dataclass(slots=True)
+class JobReports:
+    """The reports on the jobs of a task.
+
+    :param queue: the work queue
+    :param task: the task's key
+    :param events: the events stream
+    :param states: how many jobs are in each state
+    :param failures: of each state but ``completed``, the first reports
+    :param reports: all reports, where they are few
+    :param parts: references to the parts of the stored document, where they are many
+    :param problem: why there are only counts and the first failures
+    """
+
+    queue: str
+    task: str
+    events: str
+    states: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, list[JobReport]] = field(default_factory=dict)
+    reports: list[JobReport] | None = field(default_factory=list)
+    parts: list[DocumentPart] = field(default_factory=list)
+    problem: str | None = None
+    _size: int = 0
+
+    def add(self, report: JobReport) -> list[JobReport]:
+        """Count a report and hold it while they are few; return those that aren't held, or aren't any more."""
+        self.states[report.state] += 1
+        if report.state != EndKind.COMPLETED.value:
+            failures = self.failures.setdefault(report.state, [])
+            if len(failures) < _FIRST_FAILURES:
+                failures.append(report)
+        if self.reports is None:
+            return [report]
+        self.reports.append(report)
+        self._size += len(json.dumps(report.as_json())) + 2
+        if self._size <= DOCUMENT_BYTES and len(self.reports) <= DOCUMENT_JOBS:
+            return []
+        too_many, self.reports = self.reports, None
+        return too_many
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the reports, or references to their parts and the first jobs that didn't complete."""
+        document: dict[str, Any] = {"queue": self.queue, "jobs": self.states.total(), "states": dict(self.states)}
+        if self.reports is not None:
+            return document | {"reports": [report.as_json() for report in self.reports]}
+        first = [report for failures in self.failures.values() for report in failures][:_FIRST_FAILURES]
+        document["first_failures"] = [report.as_json() for report in first]
+        if self.problem:
+            return document | {"problem": self.problem}
+        return document | {"task": self.task, "events": self.events, "parts": [list(part) for part in self.parts]}
+
+    def items(self) -> list[dict[str, Any]]:
+        """Return a list to map over: the reports, or a reference to each part.
+
+        :raises JobReportsGoneError: there are only counts
+        """
+        if self.problem:
+            raise JobReportsGoneError(self.problem)
+        if self.reports is not None:
+            return [report.as_json() for report in self.reports]
+        return [
+            {"queue": self.queue, "task": self.task, "events": self.events, "jobs": part.rows, "parts": [list(part)]}
+            for part in self.parts
+        ]
+
+    def describe(self, state: str) -> str:
+        """Return a line with the first jobs of a state and their errors, and how many more there are."""
+        shown = "; ".join(report.describe() for report in self.failures.get(state, ())[:_DESCRIBED])
+        rest = self.states[state] - _DESCRIBED
+        return f"{shown}; and {rest} more" if rest > 0 else shown
+
+
+async def collect_job_reports(
+    connection: Connection, reports: AsyncIterable[JobReport], *, queue: str, task: str, events: str
+) -> JobReports:
+    """Collect reports, few in memory at a time: where they are many, they are stored as they come.
+
+    :param task: the task's key, one token
+    :param events: the events stream
+    :raises JetStreamProviderError: a part can't be stored, or isn't known to be
+    """
+    collected = JobReports(queue, task, events)
+    writer = DocumentWriter(connection, _name(events, queue, task), part_rows=_PART_REPORTS)
+    async for report in reports:
+        await writer.add(stored.as_json() for stored in collected.add(report))
+    collected.parts = await writer.finish()
+    return collected
+
+
+def _name(events: str, queue: str, task: str) -> DocumentName:
+    return DocumentName(events, queue, "reports", task)
+
+
+def count_job_reports(reports: Iterable[JobReport], *, queue: str, problem: str) -> JobReports:
+    """Count reports where they can't be stored, and hold them where they are few.
+
+    :param problem: why not
+    """
+    counted = JobReports(queue, "", "")
+    for report in reports:
+        counted.add(report)
+    counted.problem = problem if counted.reports is None else None
+    return counted
+
+
+async def failed_jobs(connection: Connection, cursor: Cursor, ended: Mapping[str, Any]) -> JobReports:
+    """Count the jobs of a wait that ended otherwise than completed, and read the first of each state.
+
+    :param ended: what :meth:`WaitReport.as_json` returns
+    """
+    failed = {name: value for name, value in ended.items() if name != "completed_sequences"}
+    failed["details"] = {**(ended.get("details") or {}), "awaited": []}
+    counted = JobReports(cursor.queue, "", cursor.events, reports=None)
+    try:
+        async for report in read_job_reports(connection, cursor, failed):
+            counted.add(report)
+    except JetStreamProviderError as error:
+        log.warning("Failed jobs of %s can't be named: %s", cursor.queue, error)
+    return counted
+
+
+class JobReportSource:
+    """What tasks pass on about the reports of jobs: documents, references to parts, reports, and lists of these.
+
+    :raises ArgumentError: it is none of these
+    """
+
+    def __init__(self, source: object) -> None:
+        self._items = list(_items(source))
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether reports have to be read from the server."""
+        return any(isinstance(item, _StoredReports) for item in self._items)
+
+    def held(self, states: Collection[str] | None = None) -> list[JobReport]:
+        """Return the reports that it holds itself.
+
+        :param states: the wanted states; all where absent
+        """
+        return [item for item in self._items if isinstance(item, JobReport) and (not states or item.state in states)]
+
+    async def read(
+        self, connection: Connection, states: Collection[str] | None = None
+    ) -> AsyncGenerator[JobReport, None]:
+        """Read all reports, part by part.
+
+        :param states: the wanted states; all where absent
+        :raises JobReportsGoneError: a part isn't stored any more
+        :raises TransientError: a part can't be read just now
+        """
+        for item in self._items:
+            if isinstance(item, JobReport):
+                if not states or item.state in states:
+                    yield item
+                continue
+            async for report in _read(connection, item):
+                if not states or report.state in states:
+                    yield report
+
+
+async def _read(connection: Connection, stored: _StoredReports) -> AsyncGenerator[JobReport, None]:
+    name, parts = _name(stored.events, stored.queue, stored.task), iter(stored.parts)
+    async for reports in read_parts(connection, name, stored.parts, _REPORTS):
+        part = next(parts)
+        if reports is None:
+            raise JobReportsGoneError(
+                f"expected a part with {part.rows} reports at sequence {part.sequence} of {stored.events}, found none:"
+                " the max_age of that stream is over, or it was deleted; read reports earlier, or declare a longer"
+                " max_age of the events"
+            )
+        for report in reports:
+            yield report
+
+
+def _items(source: object) -> Iterator[JobReport | _StoredReports]:
+    if isinstance(source, Sequence) and not isinstance(source, str | bytes):
+        for item in source:
+            yield from _items(item)
+        return
+    if not isinstance(source, Mapping):
+        raise _unknown(source)
+    if isinstance(source.get("problem"), str):
+        raise JobReportsGoneError(source["problem"])
+    try:
+        if isinstance(source.get("reports"), list):
+            yield from map(_REPORT.validate_python, source["reports"])
+        elif "parts" in source:
+            yield _StoredReports.model_validate(source)
+        else:
+            yield _REPORT.validate_python(source)
+    except ValidationError:
+        raise _unknown(source) from None
+
+
+def _unknown(source: object) -> ArgumentError:
+    return ArgumentError(
+        f"expected the reports on a task's jobs, found {type(source).__name__} {str(source)[:100]!r}: pull the XCom"
+        " job_reports of the task that waited, or pass an item of the list that it returned"
+    )
