@@ -30,7 +30,6 @@ from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReportSo
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.jetstream.waiting.wait import wait_by_handle
 from airflow_provider_jetstream.tasks.arguments import check_flags
-from airflow_provider_jetstream.tasks.call_origin import call_origin
 from airflow_provider_jetstream.tasks.hook_arguments import (
     flag,
     optional_request,
@@ -39,6 +38,7 @@ from airflow_provider_jetstream.tasks.hook_arguments import (
     single_job_id,
     stream_name,
 )
+from airflow_provider_jetstream.tasks.identity import call_origin
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.tasks.wait_limits import (
     DEFAULT_RECONCILE,

@@ -53,7 +53,7 @@ from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, undeclared_changes
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, events_of, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
-from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
+from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait

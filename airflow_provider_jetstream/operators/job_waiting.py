@@ -53,8 +53,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-    from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
-    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobReports
+    from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds, JobReports
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 

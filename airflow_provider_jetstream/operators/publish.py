@@ -19,8 +19,13 @@ from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
 from airflow_provider_jetstream.tasks.arguments import check_function, check_text
 from airflow_provider_jetstream.tasks.identity import origin_of
 from airflow_provider_jetstream.tasks.job_reports import bounded_result
-from airflow_provider_jetstream.tasks.job_source import JobSource, require_jobs, resolve_jobs
-from airflow_provider_jetstream.tasks.job_templates import references_of, rendered_job
+from airflow_provider_jetstream.tasks.job_source import (
+    JobSource,
+    references_of,
+    rendered_job,
+    require_jobs,
+    resolve_jobs,
+)
 from airflow_provider_jetstream.tasks.known_jobs import check_known_jobs, check_min_completed, check_subject
 from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_arguments
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+
+from airflow.sdk import get_current_context
 
 from airflow_provider_jetstream.jetstream.origin import Origin, TaskTry
 
@@ -76,3 +80,26 @@ def _fields(origin: Origin) -> dict[str, Any]:
         "task_id": origin.task_id,
         "map_index": origin.map_index,
     }
+
+
+# The calls of this process that publish, by task and try.
+_calls: Counter[tuple[str, TaskTry | None]] = Counter()
+
+
+def call_origin() -> Origin | None:
+    """Return the origin of the jobs of one call; ``None`` outside of a task.
+
+    Each call of a try is an operation of its own, by its number: two calls may publish equal jobs, and a retry that
+    makes the same calls publishes none twice.
+    """
+    try:
+        context = get_current_context()
+    except RuntimeError:
+        return None
+    if not (instance := context.get("ti")):
+        return None
+    # The same in a retry, and another one where Airflow runs the task anew after a clear.
+    origin = replace(origin_of(context), max_tries=instance.max_tries)
+    call = _calls[origin.key, origin.attempt]
+    _calls[origin.key, origin.attempt] += 1
+    return replace(origin, operation=f"call-{call}") if call else origin

@@ -9,8 +9,8 @@ from airflow.sdk import get_current_context
 
 from airflow_provider_jetstream.jetstream.documents import DocumentName
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
-from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.jetstream.waiting.job_reports import (
+    JobIds,
     collect_job_reports,
     count_job_reports,
     plain_job_reports,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.waiting_messages import WaitingMessages
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
     from airflow_provider_jetstream.triggers.message_event import BodyForm
-    from airflow_provider_jetstream.triggers.taken_messages import TakenMessage
+    from airflow_provider_jetstream.triggers.message_producer import TakenMessage
 
     # A trigger's is Airflow's own kind.
     TriggerLog: TypeAlias = Any

@@ -29,8 +29,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsDeadError,
     PermissionDeniedError,
 )
-from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.jetstream.waiting.job_reports import (
+    JobIds,
     JobReports,
     JobReportSource,
     collect_job_reports,

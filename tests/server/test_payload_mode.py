@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import get_message
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
-from airflow_provider_jetstream.triggers import taken_messages
+from airflow_provider_jetstream.triggers import message_producer
 from airflow_provider_jetstream.triggers.message import JetStreamMessageTrigger
 from testbed.dead_letters import dead_letter_records
 from testbed.face import consumer_info
@@ -36,7 +36,7 @@ PATIENT = {"ack_wait": "30s", "max_deliver": 5}
 @pytest.fixture(autouse=True)
 def nats_connection(nats: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     connect_airflow_to(nats, monkeypatch)
-    monkeypatch.setattr(taken_messages, "HOLD", 0.2)
+    monkeypatch.setattr(message_producer, "HOLD", 0.2)
 
 
 async def in_flight(connection: NatsPyConnection, queue: WorkQueue) -> int:
@@ -142,7 +142,7 @@ async def test_a_message_that_is_delivered_again_meanwhile_has_one_event(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a triggerer's event loop was blocked for longer than the ack wait."""
-    monkeypatch.setattr(taken_messages, "_SIGNALS_PER_ACK_WAIT", 0.01)
+    monkeypatch.setattr(message_producer, "_SIGNALS_PER_ACK_WAIT", 0.01)
     queue = await make_queue(connection, name, consumer={"ack_wait": "500ms", "max_deliver": 20})
     await publish_jobs(connection, queue, ["a", "b"])
     async with StreamWatchers(payload_trigger(queue)) as watchers:
@@ -208,7 +208,7 @@ async def test_a_watcher_that_ends_hands_its_messages_back(
 
 
 def taken_messages_hold(seconds: float) -> None:
-    taken_messages.HOLD = seconds  # type: ignore[misc]
+    message_producer.HOLD = seconds  # type: ignore[misc]
 
 
 LEVELS = 1_000

@@ -42,7 +42,6 @@ from airflow_provider_jetstream.triggers import (
     message,
     message_event,
     message_producer,
-    taken_messages,
 )
 from airflow_provider_jetstream.worker import bounded_run, worker
 from testbed.code_blocks import ROOT
@@ -112,9 +111,9 @@ STATED = {
         f"default {_PAYLOAD.max_wait:g} s, at most {message_event._LONGEST_WAIT:g} s",
         f"that an event contains; default `{_PAYLOAD.max_size // _KIB}KB`",
         f"more than {message_event.MOST_LEVELS} levels of lists and objects",
-        f"and {taken_messages.HOLD:g} seconds later",
+        f"and {message_producer.HOLD:g} seconds later",
         f"`[triggerer] shared_stream_subscriber_queue_size` ({message_producer._QUEUE_SIZE})",
-        f"{message_producer._PAUSES[0]:g} s and then at intervals up to {message_producer._PAUSES[1]:g} s",
+        f"{message_producer._PULL_PAUSES[0]:g} s and then at intervals up to {message_producer._PULL_PAUSES[1]:g} s",
     ],
     "assets": [
         f"every `poll_interval` ({_word(dead_letter._INTERVAL / 60)} minute)",

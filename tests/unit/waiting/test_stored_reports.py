@@ -14,8 +14,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     JobReportsGoneError,
 )
-from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
 from airflow_provider_jetstream.jetstream.waiting.job_reports import (
+    JobIds,
     JobReportSource,
     count_job_reports,
     plain_job_reports,
