@@ -51,6 +51,10 @@ _DEEP = {
     "jetstream.publishing.outbox": 760,
     # What is read of each stream, what is decided of it, and who gets it, of jobs and of the new jobs of redriven ones.
     "jetstream.waiting.follower": 760,
+    # One report a job: how it is read, held, stored, and found again; with the ids that no end tells.
+    "jetstream.waiting.job_reports": 640,
+    # One pull for all watchers, and what becomes of its messages until they are settled.
+    "triggers.message_producer": 545,
     # Records of letters and of ranges, with the condition and the check of what was stored before.
     "jetstream.audit.log": 400,
     # The lease's message, what its holder may do, and how it is taken: each relies on the others' times.
