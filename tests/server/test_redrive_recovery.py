@@ -583,6 +583,29 @@ async def test_letters_whose_consumer_is_deleted_in_the_middle_are_redriven_all_
     assert (await stored_count(connection, name), await stored_count(connection, f"{name}-dead")) == (2, 0)
 
 
+async def test_an_original_that_the_server_keeps_is_named_and_keeps_its_entry(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "a")
+    store_jobs = seams.current(seams.STEPS_STORE_JOBS)
+
+    async def store_and_create_the_consumer_anew(*arguments: Any, **options: Any) -> Any:
+        stored = await store_jobs(*arguments, **options)
+        place = f"{name}.worker"
+        config = (await connection.api(f"CONSUMER.INFO.{place}"))["config"]
+        await connection.api(f"CONSUMER.DELETE.{place}")
+        await connection.api(f"CONSUMER.CREATE.{place}", {"stream_name": name, "config": config, "action": "create"})
+        return stored
+
+    monkeypatch.setattr(seams.STEPS_STORE_JOBS, store_and_create_the_consumer_anew)
+    # The server never answers an acknowledgement of what it has not delivered.
+    monkeypatch.setattr(connection, "timeout", 3)
+    report = await redrive_dead_letters(connection, queue)
+    assert "the original 1 could not be removed" in str(report.failed[1])
+    assert (await stored_count(connection, name), await stored_count(connection, f"{name}-dead")) == (2, 1)
+
+
 # A redrive of many letters that is cut off before, within or after any of its requests loses and repeats nothing.
 
 
