@@ -193,7 +193,7 @@ async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_re
 
 
 async def test_a_late_completion_of_a_vanished_job_counts(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer={"sample_freq": "0"})
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")
     waiter = start_waiting(connection, cursor, jobs, ANY)

@@ -216,7 +216,7 @@ async def test_where_workers_store_completions_no_sampling_is_missed_until_a_job
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(INTERVAL, 0.3)
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer={"sample_freq": "0"})
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")
     await store_completion(connection, queue, jobs[0])

@@ -108,7 +108,9 @@ async def test_an_account_that_may_store_no_more_is_a_transient_error_and_its_jo
     limits = "accounts { A { jetstream { max_file: 200KB, max_mem: 200KB }, users [{user: a, password: a}] } }"
     with NatsServer(config=limits) as server:
         async with _connected(server.url, user="a", password="a") as connection:
-            queue = await make_queue(connection, _NAME, storage=storage, consumer={"ack_wait": "1m"})
+            # Reports of acknowledgements would take of the account's room, too.
+            consumer = {"ack_wait": "1m", "sample_freq": "0"}
+            queue = await make_queue(connection, _NAME, storage=storage, consumer=consumer)
             bodies = [f"{number:01000}" for number in range(300)]
             with pytest.raises(TransientError, match=r"account may store no more \(resource limits exceeded") as caught:
                 await publish(connection, queue, bodies, subject=f"{_NAME}.jobs.a")

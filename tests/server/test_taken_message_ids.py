@@ -208,7 +208,7 @@ async def gone_unseen(connection: NatsPyConnection, queue: WorkQueue) -> None:
 async def test_a_job_of_which_nothing_tells_what_became_is_not_verified_and_never_sent_again(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, archive=False, duplicate_window="500ms")
+    queue = await make_queue(connection, name, archive=False, duplicate_window="500ms", consumer={"sample_freq": "0"})
     await gone_unseen(connection, queue)
     with pytest.raises(PublishIncompleteError, match=r"job 1 .* may be stored: not verified.*\(sequence 1\)"):
         await send(connection, queue, [b"new", b"pay"])
@@ -226,7 +226,7 @@ async def test_a_job_of_which_nothing_tells_what_became_is_not_verified_and_neve
 
 @pytest.mark.slow
 async def test_a_completion_makes_a_job_that_is_gone_the_tasks_own(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, archive=False)
+    queue = await make_queue(connection, name, archive=False, consumer={"sample_freq": "0"})
     await cut_off(connection, queue, [b"pay", Job(b"named", id="n")], 2)
     await do_all(connection, queue, 2, completed=True)
     report = await send(connection, queue, [b"pay", Job(b"named", id="n")])
