@@ -16,6 +16,7 @@ from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.jetstream import ApiError, NotFoundError, Policy, get_message
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.audit.lease import read_lease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, RunRecord
@@ -71,6 +72,8 @@ from airflow_provider_jetstream.jetstream.queue.discovery import (
 from airflow_provider_jetstream.jetstream.queue.finding import Finding
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
+from airflow_provider_jetstream.jetstream.redrive.copy_search import find_copies
 from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
@@ -116,6 +119,7 @@ __all__ = [
     "SequenceRanges",
     "StoredMessage",
     "Summary",
+    "Target",
     "advance_redrive",
     "authorization",
     "cancel_jobs",
@@ -123,9 +127,11 @@ __all__ = [
     "cancelled_message",
     "consumer_info",
     "consumer_names",
+    "content_of_copy",
     "count_left_over",
     "encode_message",
     "find_cancellation",
+    "find_copies",
     "find_dead_letter_queues",
     "follow_cancellations",
     "inspect_all_queues",

@@ -56,16 +56,13 @@ class ArchiveReader:
     created: datetime
     first: int
     last: int
-    _offset: int = 0
+    _offset: int
 
     @classmethod
-    async def open(
-        cls, connection: Connection, queue: WorkQueue, created: datetime, last_job: int = 0
-    ) -> ArchiveReader | None:
+    async def open(cls, connection: Connection, queue: WorkQueue, stored: Mapping[str, Any]) -> ArchiveReader | None:
         """Open a queue's archive; ``None`` where the queue declares none, or its stream doesn't exist.
 
-        :param created: when the work queue's stream was created
-        :param last_job: the last sequence of the work queue; 0 where it isn't known
+        :param stored: the work queue's own STREAM.INFO: its end tells which of two copies of a sequence counts
         """
         if queue.archive is None:
             return None
@@ -73,17 +70,16 @@ class ArchiveReader:
             info = await stream_info(connection, queue.archive.name)
         except NotFoundError:
             return None
-        return cls.from_info(connection, info, created, last_job)
+        return cls.from_info(connection, info, stored)
 
     @classmethod
-    def from_info(
-        cls, connection: Connection, info: Mapping[str, Any], created: datetime, last_job: int = 0
-    ) -> ArchiveReader:
+    def from_info(cls, connection: Connection, info: Mapping[str, Any], stored: Mapping[str, Any]) -> ArchiveReader:
         """Open the archive whose STREAM.INFO is at hand.
 
-        :param last_job: the last sequence of the work queue; 0 where it isn't known
+        :param stored: the work queue's own STREAM.INFO
         """
-        state, offset = info["state"], info["state"]["last_seq"] - last_job if last_job else 0
+        state, created = info["state"], datetime.fromisoformat(stored["created"])
+        offset = int(state["last_seq"]) - int(stored["state"]["last_seq"])
         return cls(connection, info["config"]["name"], created, state["first_seq"], state["last_seq"], offset)
 
     async def find(self, sequence: int) -> StoredMessage | None:

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -520,11 +519,10 @@ def watched_capacity(config: Mapping[str, Any], where: str) -> int:
 
 async def _stored_copy(connection: Connection, queue: WorkQueue, message: PulledMessage) -> dict[str, Any] | None:
     """Return stream and sequence of the archive's copy of a message; ``None`` without one."""
-    created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
     for look in range(_COPY_LOOKS):
         if look:
             await asyncio.sleep(_BETWEEN_LOOKS)
-        archive = await ArchiveReader.open(connection, queue, created)
+        archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
         if archive is None:
             return None
         copy = await archive.find_copy(message.sequence)

@@ -82,8 +82,7 @@ async def is_archived(connection: Connection, queue: WorkQueue, message: PulledM
 
     :raises JetStreamProviderError: a request to the server failed
     """
-    created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
-    archive = await ArchiveReader.open(connection, queue, created)
+    archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
     copy = await archive.find(message.sequence) if archive else None
     return copy is not None and is_same_message(copy, message) and copy.data == message.data
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 
 
 async def opened(connection: NatsPyConnection, queue: WorkQueue) -> ArchiveReader:
-    created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
-    archive = await ArchiveReader.open(connection, queue, created)
+    archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
     assert archive is not None
     return archive
 
@@ -97,10 +95,10 @@ async def test_messages_that_are_no_copies_are_skipped(connection: NatsPyConnect
 
 async def test_a_queue_without_an_archive_has_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
-    assert await ArchiveReader.open(connection, queue, datetime.now(UTC)) is None
+    assert await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name)) is None
     declared = await make_queue(connection, f"{name}2")
     await connection.api(f"STREAM.DELETE.{name}2-archive")
-    assert await ArchiveReader.open(connection, declared, datetime.now(UTC)) is None
+    assert await ArchiveReader.open(connection, declared, await stream_info(connection, declared.name)) is None
 
 
 # The limits of an archive: those of its queue where it is new, its own where it existed before.

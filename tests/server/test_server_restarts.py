@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,11 +23,22 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.contract import late_ack_subject
+from airflow_provider_jetstream.jetstream.contract import MSG_ID, late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.dead_letters import request_for
-from testbed.face import NotDead, Scan, consumer_info, stream_info, summarise_dead_letters, take_snapshot
+from testbed.face import (
+    ArchiveReader,
+    NotDead,
+    Scan,
+    Target,
+    consumer_info,
+    content_of_copy,
+    find_copies,
+    stream_info,
+    summarise_dead_letters,
+    take_snapshot,
+)
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
@@ -477,6 +489,56 @@ async def test_a_termination_beside_a_stored_end_makes_no_letter(server: NatsSer
         assert findings.uncertain == 0
         assert (await redrive_dead_letters(connection, queue)).redriven == {}
         assert await stored_count(connection, "q") == 0
+
+
+@pytest.mark.parametrize("stray", [False, True])
+async def test_a_copy_of_a_lost_job_in_the_archive_is_no_copy_of_the_job_that_has_its_sequence(
+    server: NatsServer, *, stray: bool
+) -> None:
+    """Neither for who looks for one job, nor for a redrive that looks for the new job that it had begun to store."""
+    folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        queue = await make_queue(connection, "q", consumer=_SAMPLED)
+        await publish_jobs(connection, queue, ["early"])
+        begun = (await stream_info(connection, "q"))["created"]
+        await asyncio.sleep(0.4)
+        shutil.copytree(folder, kept)
+        await publish_with_ids(connection, "old")
+        if stray:
+            await connection.client.jetstream().publish("archive.q.stray", b"stray")
+        await eventually(lambda: archive_holds(connection, 5 if stray else 4))
+    server.kill()
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    server.start()
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        await publish_with_ids(connection, "new")
+        for message in await pull_jobs(connection, queue, 4):
+            await message.ack_sync()
+        await eventually(lambda: archive_holds(connection, 8 if stray else 7))
+        archive = await ArchiveReader.open(connection, queue, await stream_info(connection, "q"))
+        assert archive
+        copies = [await archive.find(sequence) for sequence in (1, 2, 3, 4)]
+        assert [copy and copy.data for copy in copies] == [b"early", b"new0", b"new1", b"new2"]
+        content = {
+            name: content_of_copy("q.jobs.plain", [(MSG_ID, name)], name.encode())
+            for name in ("old0", "old1", "old2", "new0", "new1", "new2")
+        }
+        target = Target(stream="q", created=begun, last=1, archive="q-archive")
+        wanted = {name: {digest} for name, digest in content.items()}
+        search = await find_copies(connection, target, wanted, datetime.now(UTC) + timedelta(hours=1))
+        assert {name: copy.sequence for (name, _), copy in search.found.items()} == {"new0": 2, "new1": 3, "new2": 4}
+        assert search.complete
+
+
+async def publish_with_ids(connection: NatsPyConnection, name: str) -> None:
+    for number in range(3):
+        job = f"{name}{number}"
+        await connection.client.jetstream().publish("q.jobs.plain", job.encode(), headers={MSG_ID: job})
+
+
+async def archive_holds(connection: NatsPyConnection, count: int) -> bool:
+    return await stored_count(connection, "q-archive") == count
 
 
 @pytest.mark.parametrize("others", [0, 2])

@@ -403,9 +403,7 @@ class _Accounting:
         return proved, unknown | (gone - proved)
 
     async def _archive(self) -> ArchiveReader | None:
-        return await ArchiveReader.open(
-            *(self._connection, self._queue, self._snapshot.created_at, self._snapshot.state["last_seq"])
-        )
+        return await ArchiveReader.open(self._connection, self._queue, self._snapshot.info)
 
     async def _first_job_since(self, moment: datetime, archive: ArchiveReader | None, last: int) -> int:
         """Return the lowest sequence from which on every job is known to be stored since a moment."""

@@ -191,7 +191,7 @@ class Scan:
         context = replace(context, snapshot=replace(context.snapshot, unconsumed={}))
         queue, snapshot = context.queue, context.snapshot
         audit = AuditLog.from_snapshot(connection, queue, snapshot)
-        archive = await ArchiveReader.open(connection, queue, snapshot.created_at, snapshot.state["last_seq"])
+        archive = await ArchiveReader.open(connection, queue, snapshot.info)
         classifier = await context.classifier(
             *(connection, index),
             archive=archive,

@@ -79,9 +79,7 @@ class ScanContext:
         """Return a reader of the archive as a snapshot found it; ``None`` where there is none."""
         archive = self.queue.archive
         info = snapshot.companions.get(archive.name) if archive else None
-        return (
-            ArchiveReader.from_info(connection, info, snapshot.created_at, snapshot.state["last_seq"]) if info else None
-        )
+        return ArchiveReader.from_info(connection, info, snapshot.info) if info else None
 
     def findings(
         self, index: EntryIndex, *, doubtful: int = 0, uncertain: Sequence[Finding] = ()

@@ -21,7 +21,6 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -56,6 +55,7 @@ from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJo
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.documents import DocumentPart
@@ -327,7 +327,6 @@ class Manifest(_TaskRecord):
             self._connection,
             self._queue,
             known,
-            created=datetime.fromisoformat(earlier.created),
             queue_from=search_from,
             events_from=earlier.position("events_from") or 1,
         )

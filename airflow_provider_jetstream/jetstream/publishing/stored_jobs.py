@@ -364,14 +364,12 @@ async def find_stored_jobs(
     queue: WorkQueue,
     stored: StoredJobs,
     *,
-    created: datetime,
     queue_from: int,
     events_from: int,
 ) -> None:
     """Search the queue, its companions included, for jobs, and add all of them to those that are known.
 
     :param stored: gets jobs of other publishers, too: a job counts only where the message is the job
-    :param created: when the queue's stream was created; the archive may hold copies from an earlier one of its name
     :param queue_from: the first sequence of the queue that counts
     :param events_from: the first sequence of the events stream that counts
     """
@@ -379,7 +377,7 @@ async def find_stored_jobs(
     if queue.schedules:
         async for schedule in _read(connection, queue.schedules.name, ">", 1):
             stored.add_message(schedule, schedule.sequence | SCHEDULED)
-    async for sequence, message in _copies(connection, queue, created, queue_from):
+    async for sequence, message in _copies(connection, queue, queue_from):
         stored.add_message(message, sequence)
     if queue.events:
         async for message in _read(connection, queue.events.name, completion_filter(queue.name), events_from):
@@ -425,9 +423,10 @@ async def _read_since(
 
 
 async def _copies(
-    connection: Connection, queue: WorkQueue, created: datetime, queue_from: int
+    connection: Connection, queue: WorkQueue, queue_from: int
 ) -> AsyncGenerator[tuple[int, StoredMessage], None]:
-    if queue.archive and (archive := await ArchiveReader.open(connection, queue, created)):
+    info = await stream_info(connection, queue.name) if queue.archive else None
+    if info and (archive := await ArchiveReader.open(connection, queue, info)):
         start = await archive.first_copy_from(queue_from)
         async for copy in _read(connection, archive.stream, archive_filter(queue.name), start):
             if (sequence := job_sequence(copy)) >= queue_from:
@@ -504,7 +503,7 @@ async def read_messages(
     messages = await map_concurrently(stored, repeated)
     if queue is not None and queue.archive is not None and created is not None:
         with _unless_denied(denied):
-            await _add_copies(connection, queue, datetime.fromisoformat(created), repeated, messages)
+            await _add_copies(connection, queue, repeated, messages)
     for error in sorted(denied):
         log.info("What has the message ids of jobs can't be read: %s", error)
     return messages
@@ -513,7 +512,6 @@ async def read_messages(
 async def _add_copies(
     connection: Connection,
     queue: WorkQueue,
-    created: datetime,
     repeated: Sequence[RepeatedJob | PubAck],
     messages: list[StoredMessage | None],
 ) -> None:
@@ -522,7 +520,7 @@ async def _add_copies(
         if None not in messages:
             return
         await sleep(pause)
-        archive = await ArchiveReader.open(connection, queue, created)
+        archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
         if archive is None:
             return
         for place, job in enumerate(repeated):

@@ -70,7 +70,7 @@ class QueueSnapshot:
     @property
     def info(self) -> Mapping[str, Any]:
         """The stream's STREAM.INFO, as far as it is known."""
-        return {**self.reported, "config": self.config, "state": self.state}
+        return {"created": self.created, **self.reported, "config": self.config, "state": self.state}
 
     # Read for every dead letter.
     @cached_property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -105,7 +104,7 @@ async def _archived(connection: Connection, target: Target, sequence: int) -> St
     for pause in (0.0, _ARCHIVE_DELAY) if target.archive else ():
         await sleep(pause)
         info = await stream_info(connection, str(target.archive))
-        archive = ArchiveReader.from_info(connection, info, datetime.fromisoformat(target.created))
+        archive = ArchiveReader.from_info(connection, info, await stream_info(connection, target.stream))
         if message := await archive.find(sequence):
             return message
     return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
@@ -76,7 +76,7 @@ async def find_copies(
         missing.add_before(message.sequence)
         if message.stored_at > until:
             break
-        _note(search, message, copies)
+        _note(search.found, message, copies)
     else:
         missing.add_before(info["state"]["last_seq"] + 1)
     for pause in (0.0, _ARCHIVE_DELAY):
@@ -84,7 +84,7 @@ async def find_copies(
             break
         await sleep(pause)
         # A message that left the stream while it was read is in the archive.
-        await _search_archive(connection, target, search, missing, copies, until)
+        search.found |= await _search_archive(connection, target, info, missing, copies, until)
     search.complete = search.ids == copies.keys() or not missing.count
     return search
 
@@ -92,36 +92,49 @@ async def find_copies(
 async def _search_archive(
     connection: Connection,
     target: Target,
-    search: CopySearch,
+    stored: Mapping[str, Any],
     missing: _Missing,
     copies: Mapping[str, Collection[str]],
     until: datetime,
-) -> None:
+) -> dict[tuple[str, str], StoredMessage]:
+    """Return the new jobs that only the archive has.
+
+    :param stored: the STREAM.INFO of the target
+    """
+    found: dict[tuple[str, str], StoredMessage] = {}
     if target.archive is None:
-        return
+        return found
     try:
         info = await stream_info(connection, target.archive)
     except NotFoundError:
-        return
-    archive = ArchiveReader.from_info(connection, info, datetime.fromisoformat(target.created))
+        return found
+    archive = ArchiveReader.from_info(connection, info, stored)
     missing.start_over()
     start = await archive.first_copy_from(target.last + 1)
     async for copy in read_range(connection, archive.stream, ">", start, archive.last):
-        if not (sequence := job_sequence(copy)) or not missing.take(sequence):
+        if not (sequence := job_sequence(copy)) or not missing.is_missing(sequence):
             continue
+        if sequence <= missing.last_taken:
+            # A loss of power took jobs from the stream, which has given their sequences to others.
+            missing.untake_from(sequence)
+            found = {key: message for key, message in found.items() if message.sequence < sequence}
+        missing.take(sequence)
         message = republished_message(copy)
         if message.time and message.stored_at > until:
             missing.end_at(sequence)
-            return
-        _note(search, message, copies)
+            break
+        _note(found, message, copies)
+    return found
 
 
-def _note(search: CopySearch, message: StoredMessage, copies: Mapping[str, Collection[str]]) -> None:
+def _note(
+    found: dict[tuple[str, str], StoredMessage], message: StoredMessage, copies: Mapping[str, Collection[str]]
+) -> None:
     message_id = message.header(MSG_ID)
     if message_id is not None and (contents := copies.get(message_id)) is not None:
         content = content_of_copy(message.subject, message.headers, message.data)
         if content in contents:
-            search.found.setdefault((message_id, content), message)
+            found.setdefault((message_id, content), message)
 
 
 class _Missing:
@@ -135,13 +148,18 @@ class _Missing:
         # Ranges of missing sequences: their bounds, low and one past the high one.
         self._lows: list[int] = []
         self._highs: list[int] = []
-        self._taken = 0
-        self._last = 0
+        # Those of them that turned up, as runs of first and last.
+        self._taken: list[tuple[int, int]] = []
 
     @property
     def count(self) -> int:
         """How many sequences were seen nowhere."""
-        return sum(self._highs) - sum(self._lows) - self._taken
+        return sum(self._highs) - sum(self._lows) - sum(last - first + 1 for first, last in self._taken)
+
+    @property
+    def last_taken(self) -> int:
+        """The highest sequence that turned up; 0 where none did."""
+        return self._taken[-1][1] if self._taken else 0
 
     def add_before(self, sequence: int) -> None:
         """Note that the stream's next message has a sequence."""
@@ -152,21 +170,25 @@ class _Missing:
 
     def start_over(self) -> None:
         """Forget what turned up in the archive."""
-        self._taken = self._last = 0
+        self._taken = []
 
-    def take(self, sequence: int) -> bool:
-        """Note that a message turned up; return whether it was missing."""
+    def is_missing(self, sequence: int) -> bool:
+        """Return whether the stream lacks a sequence."""
         index = bisect_right(self._lows, sequence) - 1
-        # In the archive, sequences increase; anybody may have stored something else there.
-        if sequence <= self._last or index < 0 or sequence >= self._highs[index]:
-            return False
-        self._last = sequence
-        self._taken += 1
-        return True
+        return index >= 0 and sequence < self._highs[index]
+
+    def take(self, sequence: int) -> None:
+        """Note that a missing message turned up, of a higher sequence than all that did before."""
+        first = self._taken.pop()[0] if self.last_taken == sequence - 1 and self._taken else sequence
+        self._taken.append((first, sequence))
+
+    def untake_from(self, sequence: int) -> None:
+        """Forget that a sequence and higher ones turned up."""
+        self._taken = [(first, min(last, sequence - 1)) for first, last in self._taken if first < sequence]
 
     def end_at(self, sequence: int) -> None:
-        """Leave out a sequence that was taken last, and all after it."""
-        self._taken -= 1
+        """Leave out a sequence and all after it."""
+        self.untake_from(sequence)
         index = bisect_right(self._lows, sequence) - 1
         del self._lows[index + 1 :], self._highs[index + 1 :]
         self._highs[index] = sequence

@@ -113,8 +113,7 @@ class QueueConsumers:
             return jobs
         events = await stream_info(self._connection, self._events)
         queue, _ = provisioned_declaration(self._queue, [events])
-        created = datetime.fromisoformat(info["created"])
-        if queue is None or (archive := await ArchiveReader.open(self._connection, queue, created)) is None:
+        if queue is None or (archive := await ArchiveReader.open(self._connection, queue, info)) is None:
             return jobs
         for place, sequence in enumerate(sequences):
             jobs[place] = jobs[place] or await archive.find(sequence)

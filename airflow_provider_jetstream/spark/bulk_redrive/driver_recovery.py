@@ -44,9 +44,7 @@ async def recover_letters(
         classifier = await scan.context.classifier(
             connection,
             scan.index,
-            archive=await ArchiveReader.open(
-                connection, scan.queue, scan.snapshot.created_at, scan.snapshot.state["last_seq"]
-            ),
+            archive=await ArchiveReader.open(connection, scan.queue, scan.snapshot.info),
             audit=audit,
             inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
         )

@@ -174,9 +174,7 @@ async def still_dead(
 ) -> list[int]:
     """Return which of the jobs are dead letters of a selection."""
     scan = driver_scan.scan
-    archive = await ArchiveReader.open(
-        connection, scan.queue, scan.snapshot.created_at, scan.snapshot.state["last_seq"]
-    )
+    archive = await ArchiveReader.open(connection, scan.queue, scan.snapshot.info)
     audit = AuditLog.from_snapshot(connection, scan.queue, scan.snapshot)
     classifier = await scan.context.classifier(
         connection,

@@ -160,9 +160,7 @@ class _TaskRun:
     async def _make_classifier(self) -> Classifier:
         streams = [self._queue, self._queue.archive, self._queue.audit, self._queue.events, self._queue.dead_letters]
         await self._connection.discover_capabilities(stream.name for stream in streams if stream)
-        archive = await ArchiveReader.open(
-            *(self._connection, self._queue, self._snapshot.created_at, self._snapshot.state["last_seq"])
-        )
+        archive = await ArchiveReader.open(self._connection, self._queue, self._snapshot.info)
         classifier = await self._task.context.classifier(
             self._connection,
             EntryIndex(),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import re
 from base64 import urlsafe_b64encode
-from datetime import datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -191,12 +190,11 @@ class StoredRows:
             subjects = archive_filter(self._name)
             if (self._info["config"].get("republish") or {}).get("dest") != subjects:
                 return
-            created = datetime.fromisoformat(self._info["created"])
             for delay in _ARCHIVE_DELAYS:
                 await sleep(delay)
                 missing = sorted({*sequences} - {*found})
                 for info in await list_streams(connection, subjects) if missing else ():
-                    archive = ArchiveReader.from_info(connection, info, created, self._info["state"]["last_seq"])
+                    archive = ArchiveReader.from_info(connection, info, self._info)
                     copies = await map_concurrently(archive.find, missing)
                     found.update({copy.sequence: copy for copy in copies if copy})
 
