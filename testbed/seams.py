@@ -25,7 +25,7 @@ STREAM_API_MAX_DELETED: Final = f"{_CLIENT}.stream_api._MAX_DELETED"
 _DEAD_LETTERS: Final = "airflow_provider_jetstream.jetstream.dead_letters"
 ACCOUNT_PAUSES: Final = f"{_DEAD_LETTERS}.account._PAUSES"
 ACCOUNT_STORED_SEQUENCES: Final = f"{_DEAD_LETTERS}.account.stored_sequences"
-CLASSIFIER_LIST_STREAMS: Final = f"{_DEAD_LETTERS}.classifier.list_streams"
+FACTS_LIST_STREAMS: Final = f"{_DEAD_LETTERS}.facts.list_streams"
 RECONCILIATION_STORED_SEQUENCES: Final = f"{_DEAD_LETTERS}.reconciliation.stored_sequences"
 SCAN_FRESH_SECONDS: Final = f"{_DEAD_LETTERS}.scan.FRESH_SECONDS"
 

@@ -452,6 +452,32 @@ async def test_letters_with_entries_come_back_through_the_consumer_that_has_pass
     assert [m.data for m in await pull_jobs(connection, queue, 2, consumer=OTHER)] == [b"1", b"2"]
 
 
+async def test_a_job_that_a_consumer_without_jobs_passed_is_named_and_comes_back_by_its_sequence(
+    connection: NatsPyConnection, name: str
+) -> None:
+    """The consumer says neither that it skipped ahead, nor that the job of its new subject is pending."""
+    queue = await _two(connection, name, "ab", "c")
+    await _work(connection, queue, "b", 1, CONSUMER)
+    (dead,) = await publish_jobs(connection, queue, ["dead"], kind="a")
+    await exhaust_deliveries(connection, queue, 1)
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    with pytest.raises(TimeoutError):
+        await pull_jobs(connection, queue, 1, consumer=OTHER, within=0.3)
+    await _change(connection, name, CONSUMER, "b")
+    await _change(connection, name, OTHER, "ca")
+    found = await find_dead_letters(connection, queue)
+    assert (found.letters, found.uncertain) == ((), 1)
+    assert [risk.name for risk in found.risks if f"({dead})" in str(risk)] == ["changed-consumer"]
+    # A redrive of all leaves it alone; one that names it brings it back.
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({dead}))))
+    report.raise_for_failures()
+    assert report.redriven == {dead: dead + 1}
+    (job,) = await pull_jobs(connection, queue, 1, consumer=OTHER)
+    assert (job.data, job.metadata.sequence.stream) == (b"dead", dead + 1)
+    assert (await find_dead_letters(connection, queue)).uncertain == 0
+
+
 @pytest.mark.slow
 async def test_a_person_redrives_them_by_their_sequences(connection: NatsPyConnection, name: str) -> None:
     queue = await _two(connection, name, "a", "b")

@@ -332,7 +332,7 @@ async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
 
-    list_streams = seams.current(seams.CLASSIFIER_LIST_STREAMS)
+    list_streams = seams.current(seams.FACTS_LIST_STREAMS)
 
     async def list_and_end(*args: Any) -> Any:
         monkeypatch.undo()
@@ -346,7 +346,7 @@ async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(
         return infos
 
     # What the scan asks just before it reads the job.
-    monkeypatch.setattr(seams.CLASSIFIER_LIST_STREAMS, list_and_end)
+    monkeypatch.setattr(seams.FACTS_LIST_STREAMS, list_and_end)
     assert await one_dismissed(connection, queue) == end
 
 

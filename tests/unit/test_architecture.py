@@ -67,11 +67,13 @@ _DEEP = {
     "jetstream.contract": 410,
     "jetstream.redrive.steps": 400,
     # Numbers and entries of one moment: which dead jobs nothing names, and how many a busy consumer has.
-    "jetstream.dead_letters.reconciliation": 400,
+    "jetstream.dead_letters.reconciliation": 420,
     # What is read of a queue, again where it doesn't agree, and what is classified by it.
-    "jetstream.dead_letters.scan": 400,
-    # What is read of one job, and in which order it is judged.
-    "jetstream.dead_letters.classifier": 600,
+    "jetstream.dead_letters.scan": 420,
+    # All evidence about one job, and the rules in the order in which they are asked.
+    "jetstream.dead_letters.classify": 900,
+    # All reads of that evidence, so that their order shows.
+    "jetstream.dead_letters.facts": 420,
     # One loop: what is pulled, looked for, stored and acknowledged.
     "jetstream.mover": 620,
     # All roles, side by side.

@@ -363,14 +363,13 @@ class _Accounting:
             handled = await self._evidence.jobs_with_removed_entries(self._audit, with_entries, self._read_jobs)
             accounted |= handled & gone
         if in_doubt := (gone & deleted) - accounted:
-            classifier = await ScanContext(self._queue, snapshot, False, handlers).classifier(  # noqa: FBT003
+            reader = await ScanContext(self._queue, snapshot, vanished=False, handlers=handlers).reader(
                 *(self._connection, index),
                 archive=await self._archive(),
                 audit=AuditLog.from_snapshot(self._connection, self._queue, snapshot),
-                inconsistent_consumers=(),
             )
             for some in batches(in_doubt):
-                jobs = await classifier.classify_all([(job, index.entries_of(job)) for job in some])
+                jobs = await reader.classify([(job, index.entries_of(job)) for job in some])
                 accounted |= SequenceRanges.of(job.sequence for job in jobs if not _is_open(job))
         return accounted
 

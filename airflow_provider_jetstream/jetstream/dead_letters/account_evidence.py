@@ -25,8 +25,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     handled_filter,
     letter_audit_subject,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import BY_WORKERS
-from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, HIGHEST_JOB, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry import BY_WORKERS, ENDS, HIGHEST_JOB, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter

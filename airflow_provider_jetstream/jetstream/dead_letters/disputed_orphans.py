@@ -65,6 +65,16 @@ def tell_orphans(
     return judged
 
 
+def passed_finding(queue: str, name: str, sequences: Sequence[int]) -> Restriction:
+    """Return why jobs are uncertain that a consumer has neither delivered nor is about to deliver."""
+    text = (
+        f"{len(sequences)} jobs without an entry are neither delivered, pending nor in flight by the numbers of"
+        f" consumer {name} of {queue}: it passed them before something else than provisioning gave it their subjects;"
+        f" they count as uncertain: once no worker has them, redrive them by their sequences ({_shown(sequences)})"
+    )
+    return Restriction("changed-consumer", text)
+
+
 def _unproved(snapshot: QueueSnapshot, name: str, others: Collection[str]) -> tuple[int | None, str]:
     """Return up to which sequence a consumer may have passed jobs, ``None`` for all, and what shows that.
 

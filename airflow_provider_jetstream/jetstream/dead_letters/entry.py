@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 
 class EntryKind(IntEnum):
@@ -68,6 +69,8 @@ DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVE
 ADVISORIES = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION, EntryKind.CLAIMED})
 # They say that a job which is gone has died.
 CONTRADICTING = frozenset({EntryKind.TERMINATION, EntryKind.PARKED, EntryKind.COPY, EntryKind.PROVEN_COPY})
+# What workers bring about.
+BY_WORKERS = frozenset({EntryKind.TERMINATION, EntryKind.COPY, EntryKind.HANDLED_CLAIM})
 _PROOFS = DEATHS | {EntryKind.HANDLED, EntryKind.HANDLED_COPY, EntryKind.CLAIMED}
 
 
@@ -117,3 +120,44 @@ def last_consumer(entries: Iterable[Entry]) -> str | None:
     """Return the consumer that the last entry with a consumer names."""
     names = [entry.consumer for entry in entries if entry.consumer]
     return names[-1] if names else None
+
+
+def believed_entries(
+    snapshot: QueueSnapshot, sequence: int, job: StoredMessage | None, entries: Sequence[Entry]
+) -> tuple[Entry, ...]:
+    """Return the entries about a job without those of consumers that didn't have the job.
+
+    A worker may name the job of any consumer, so what it brings about counts only from one that may have had the job
+    (``queue/filter_marks.py``).
+
+    :param sequence: the job's stream sequence
+    :param job: as the queue or the archive stores it; ``None`` where neither does
+    """
+    # Nearly every job's entries are the server's alone.
+    if BY_WORKERS.isdisjoint([entry.kind for entry in entries]):
+        return tuple(entries)
+    if len({*snapshot.consumers, *[entry.consumer for entry in entries]}) == 1:
+        return tuple(entries)
+    if job is None:
+        return _of_named(entries)
+    return tuple(
+        [
+            entry
+            for entry in entries
+            if entry.kind not in BY_WORKERS
+            or snapshot.may_have_had(entry.consumer, sequence, job.subject, job.stored_at)
+        ]
+    )
+
+
+def _of_named(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return entries without the records of consumers that no advisory names, and without contradicting terminations.
+
+    Nothing tells which of two consumers had a job that is gone; that one used up the deliveries is the server's word.
+    """
+    named = {entry.consumer for entry in entries if entry.kind in ADVISORIES and entry.kind != EntryKind.TERMINATION}
+    terminated = {entry.consumer for entry in entries if entry.kind == EntryKind.TERMINATION}
+    if not named | terminated:
+        return tuple(entries)
+    believed = named or (terminated if len(terminated) == 1 else set())
+    return tuple(entry for entry in entries if entry.kind not in BY_WORKERS or entry.consumer in {None, *believed})

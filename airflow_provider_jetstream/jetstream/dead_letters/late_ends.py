@@ -8,15 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.dead_letters.end_order import CLOCK_SKEW
-from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from datetime import datetime
+    from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
@@ -37,19 +34,6 @@ _UNCERTAIN: Final = {
     " them, so that they left the queue, and a handler acknowledged no more than that their deliveries were used up;"
     " find out whether it found them there, and redrive by sequence those that it didn't",
 }
-
-
-def ended_late(entries: Sequence[Entry], completed_at: datetime | None) -> bool:
-    """Return whether a job that is no dead letter ended after the server had reported its last delivery.
-
-    Only a completion tells. That a job is gone doesn't: it may have expired, or have been evicted, purged or deleted,
-    and the server reports no acknowledgement of a job that has used up its deliveries.
-
-    :param entries: the entries about it
-    :param completed_at: when its completion was stored, if it was
-    """
-    reported = min((entry.recorded_at for entry in entries if entry.kind == EntryKind.DELIVERIES), default=None)
-    return reported is not None and completed_at is not None and completed_at > reported
 
 
 def late_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iterable[Finding]) -> tuple[Risk, ...]:

@@ -29,9 +29,8 @@ from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.dead_letters.believed_entries import believed_entries
-from airflow_provider_jetstream.jetstream.dead_letters.disputed_orphans import tell_orphans
-from airflow_provider_jetstream.jetstream.dead_letters.entry import death_entries, valid_since
+from airflow_provider_jetstream.jetstream.dead_letters.disputed_orphans import passed_finding, tell_orphans
+from airflow_provider_jetstream.jetstream.dead_letters.entry import believed_entries, death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.finding import Restriction
 from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
@@ -162,6 +161,36 @@ async def _compare(
     reconciliation.findings += judged.findings
     reconciliation.uncertain += len(judged.disputed)
     return reconciliation
+
+
+async def name_passed_jobs(
+    connection: Connection, snapshot: QueueSnapshot, index: EntryIndex, reconciliation: Reconciliation
+) -> list[int]:
+    """Name the jobs that are neither delivered, pending nor in flight by their consumer's numbers, where it is idle.
+
+    A consumer that had nothing to deliver skips ahead without saying so, and passes the jobs of a subject that is moved
+    to it later. Its numbers may for a moment say the same of jobs that were stored just then: these jobs are disputed.
+
+    :return: their stream sequences
+    """
+    passed: list[int] = []
+    for name, count in reconciliation.unnamed.items():
+        consumer = snapshot.consumers[name]
+        if not 0 < count <= _SEQUENCES_AT_ONCE or consumer.in_flight or consumer.pending:
+            continue
+        start, stop = consumer.settled + 1, int(snapshot.state["last_seq"])
+        found = [
+            message.sequence
+            for subject in consumer.filters
+            async for message in read_range(connection, snapshot.queue, subject, start, stop)
+            if message.sequence not in index
+        ]
+        if len(found) == count:
+            passed += found
+            reconciliation.unnamed[name] = 0
+            reconciliation.findings.append(passed_finding(snapshot.queue, name, sorted(found)))
+    reconciliation.disputed = array("Q", sorted({*reconciliation.disputed, *passed}))
+    return passed
 
 
 async def jobs_without_entry(

@@ -6,6 +6,7 @@ the consumers' numbers, and prove each letter.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -13,30 +14,33 @@ from datetime import datetime, timedelta
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.concurrency import in_order, sleep
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.account import unaccounted_jobs
+from airflow_provider_jetstream.jetstream.dead_letters.classify import Unread
 from airflow_provider_jetstream.jetstream.dead_letters.continued_index import current_index
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.handled import record_handled
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks, unclear_end_risks
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     REMOVAL_DELAY,
     Reconciliation,
     jobs_without_entry,
+    name_passed_jobs,
     reconcile,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
-from airflow_provider_jetstream.jetstream.errors import UnreachableError
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
     QueueSnapshot,
@@ -48,14 +52,14 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import AsyncGenerator, Iterable, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
-    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader, Job
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
 
 PAGE = 250
 # For so long the consumers' states count as current.
@@ -65,9 +69,6 @@ _ATTEMPTS = 5
 COMPARISONS = 3
 # Which streams can be read in batches takes a list of all streams, so it pays only with many entries.
 _FEW_ENTRIES = 500
-
-# A job's stream sequence, and the entries about it.
-Job: TypeAlias = "tuple[int, tuple[Entry, ...]]"
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ class Scan:
     audit: AuditLog | None
     archive: ArchiveReader | None
     loaded_at: float
-    _classifier: Classifier
+    _reader: FactReader
     _reconnects: int
     dismissed: Counter[Status] = field(default_factory=Counter)
     _newly_handled: list[LetterRecord] = field(default_factory=list)
@@ -138,6 +139,11 @@ class Scan:
             before, scan = scan, await cls._begin(connection, queue, vanished=vanished, census=census, since=scan)
             if scan.confirms(before):
                 break
+        numbers, findings = scan.reconciliation, len(scan.reconciliation.findings)
+        if any(numbers.unnamed.values()):
+            passed = await name_passed_jobs(scan.connection, scan.snapshot, scan.index, numbers)
+            scan._reader.update(passed=passed)  # noqa: SLF001
+            scan.risks += tuple(numbers.findings[findings:])
         return scan
 
     @classmethod
@@ -164,7 +170,7 @@ class Scan:
         reconciliation = await reconcile(connection, snapshot, index, records)
         reconciliation.doubt(untraced_below)
         archive = context.archive_reader(connection, snapshot)
-        classifier = await context.classifier(
+        reader = await context.reader(
             *(connection, index),
             archive=archive,
             audit=audit,
@@ -174,7 +180,7 @@ class Scan:
         risks = context.findings(index, doubtful=len(reconciliation.doubtful), uncertain=reconciliation.findings)
         return cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
-            *(audit, archive, loaded_at, classifier, reconnects),
+            *(audit, archive, loaded_at, reader, reconnects),
         )
 
     @classmethod
@@ -192,18 +198,17 @@ class Scan:
         queue, snapshot = context.queue, context.snapshot
         audit = AuditLog.from_snapshot(connection, queue, snapshot)
         archive = await ArchiveReader.open(connection, queue, snapshot.info)
-        classifier = await context.classifier(
+        reader = await context.reader(
             *(connection, index),
             archive=archive,
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
             orphans=reconciliation.orphans,
-            read_metrics=True,
         )
         risks = context.findings(index)
         scan = cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
-            *(audit, archive, loaded_at, classifier, reconnects),
+            *(audit, archive, loaded_at, reader, reconnects),
         )
         scan._is_whole = False
         return scan
@@ -250,7 +255,7 @@ class Scan:
 
     def classified(self, jobs: Iterable[Job], selection: Selection, ahead: int = 0) -> AsyncGenerator[Page, None]:
         """Classify jobs, which are in order, as :meth:`pages` does."""
-        self._classifier.named = selection.sequences or ()
+        self._reader.update(named=selection.sequences or ())
         remaining = iter(jobs)
         batches = iter(lambda: list(islice(remaining, self.page_size)), [])
         return in_order((self._page(batch, selection, ahead) for batch in batches), ahead)
@@ -267,14 +272,24 @@ class Scan:
             return ()
         unaccounted = await unaccounted_jobs(self.connection, self.queue, self.snapshot)
         found = {job for job in named if job in unaccounted}
-        self._classifier.named_unaccounted |= found
+        self._reader.update(unaccounted={*self._reader.queue.unaccounted, *found})
         return (job for job in found if job not in self.index)
 
     async def record_handled(self) -> None:
         """Record in the audit the jobs of the last page of which the audit doesn't know yet that they are handled."""
         records, self._newly_handled = self._newly_handled, []
         if self.audit and records:
-            await record_handled(self.audit, records)
+            error: JetStreamProviderError | None
+            try:
+                error = next((error for error in await self.audit.write(records) if error), None)
+            except JetStreamProviderError as denial:
+                error = denial
+            if error:
+                log.warning(
+                    "Which letters of %s are handled couldn't be recorded, and won't be known once the handler's"
+                    " consumer is deleted or created anew: %s",
+                    *(self.queue.name, error),
+                )
 
     async def letters(self, selection: Selection | None = None, after: int = 0) -> AsyncGenerator[DeadLetter, None]:
         """Return the dead letters one by one, in the order of the jobs.
@@ -309,12 +324,12 @@ class Scan:
         """Classify jobs, once more if the connection was lost meanwhile, as where the server restarted."""
         if not self._is_whole:
             # Numbers say nothing about a part of the entries: the process that began the scan finds out.
-            return await self._classifier.classify_all(jobs)
+            return await self._reader.classify(jobs)
         for _ in range(_ATTEMPTS):
             if self.connection.reconnects != self._reconnects:
                 await self._refresh(reconnected=True)
             reconnects = self._reconnects
-            results = await self._classifier.classify_all(jobs)
+            results = await self._reader.classify(jobs)
             if self.connection.reconnects == reconnects:
                 return results
         raise UnreachableError(f"the connection was lost {_ATTEMPTS} times while letters were proved: try again")
@@ -322,18 +337,22 @@ class Scan:
     async def _refresh(self, *, reconnected: bool) -> None:
         reconnects, self.loaded_at = self.connection.reconnects, time.monotonic()
         snapshot = None if reconnected else await refresh_snapshot(self.connection, self.snapshot)
-        self.snapshot = self._classifier.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
+        self.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
+        self._reader.update(snapshot=self.snapshot)
         if snapshot is None:
             # The server may have forgotten deaths whose advisories it had published, or a consumer was reset.
             reconciliation = await reconcile(self.connection, self.snapshot, self.index, self.audit)
             # Of what died since, the index has no entries.
             reconciliation.believe_least(self.reconciliation)
             self.reconciliation.unnamed = reconciliation.unnamed
-            self._classifier.inconsistent_consumers = reconciliation.inconsistent_consumers
             self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.doubtful)
             # A consumer may have been changed meanwhile.
             self.reconciliation.disputed = reconciliation.disputed
-            self._classifier.disputed = {*reconciliation.disputed} - self._named
+            self._reader.update(
+                inconsistent_consumers=reconciliation.inconsistent_consumers,
+                disputed={*reconciliation.disputed} - self._named,
+                up_since=Unread.UP_SINCE,
+            )
         # Only now: another page that is classified meanwhile doesn't rely on what was read before.
         self._reconnects = reconnects
 
@@ -351,7 +370,8 @@ class Scan:
         self.dismissed.update(job.status for job in dismissed)
         self.risks += late_end_risks(dismissed, self.snapshot, self.risks)
         self.risks += unclear_end_risks(dismissed, self.snapshot, self.risks)
-        self._newly_handled = [*(self._newly_handled if ahead else ()), *self._classifier.handled.take_found()]
+        handled = [_handled_record(job.handled) for job in dismissed if job.handled]
+        self._newly_handled = [*(self._newly_handled if ahead else ()), *handled]
         now = self.now
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
 
@@ -363,3 +383,21 @@ class Scan:
         # Jobs that a selection names stay what they are while they are redriven.
         self._named |= selection.sequences or frozenset()
         return await jobs_without_entry(self.connection, self.snapshot, self.index, self.reconciliation, selection)
+
+
+def _handled_record(letter: DeadLetter) -> LetterRecord:
+    """Return the audit's record of a letter that a handler has handled."""
+    death = letter.death
+    return LetterRecord(
+        stream=death.stream,
+        created=death.created,
+        sequence=letter.sequence,
+        job_id=readable_text(letter.job_id)[:200],
+        action="handled",
+        subject=readable_text(letter.subject),
+        consumer=death.consumer,
+        redrives=letter.redrives,
+        reason=death.reason.value,
+        died_at=death.died_at,
+        fingerprint=death.fingerprint,
+    )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import handled_filter
-from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
-from airflow_provider_jetstream.jetstream.dead_letters.handled import HandledJobs
+from airflow_provider_jetstream.jetstream.dead_letters.classify import QueueFacts
+from airflow_provider_jetstream.jetstream.dead_letters.facts import Acknowledgements, FactReader
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
@@ -18,6 +17,7 @@ from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -107,60 +107,58 @@ class ScanContext:
             findings += (Risk("perhaps-handled", text),)
         return (*findings, *uncertain)
 
-    async def classifier(
+    async def reader(
         self,
         connection: Connection,
         index: EntryIndex,
         *,
         archive: ArchiveReader | None,
         audit: AuditLog | None,
-        inconsistent_consumers: Collection[str],
+        inconsistent_consumers: Collection[str] = (),
         orphans: Collection[int] = (),
-        read_metrics: bool = False,
-    ) -> Classifier:
-        """Build the classifier of some jobs.
+        acknowledged: Mapping[int, datetime] | None = None,
+    ) -> FactReader:
+        """Return what reads the facts about some jobs, and has them decided.
 
         :param index: the entries about these jobs
         :param orphans: jobs without entries that may be dead letters
-        :param read_metrics: whether to read the ack metrics now: without an event loop, jobs that are classified
-            concurrently can't wait for one reader
+        :param acknowledged: when the jobs' last ack metrics were stored, where that was read before
         """
-        metrics = await self._ack_metrics(connection, archive, index, orphans)
-        if read_metrics:
-            await metrics.acknowledged()
-        return Classifier(
+        name, letters = self.snapshot.queue, self.dead_letter_queue["config"]["name"]
+        subjects = (self.audit["config"].get("subjects") or []) if self.audit else []
+        return FactReader(
             connection,
-            self.snapshot,
-            self.dead_letter_queue["config"]["name"],
-            metrics=metrics,
-            origins=LetterOrigins(connection, self.snapshot.queue, self.events),
-            handled=self._handled_jobs(connection),
+            QueueFacts(
+                self.snapshot,
+                connection.domain,
+                inconsistent_consumers,
+                vanished=self.vanished,
+                has_handlers=bool(self.handlers),
+            ),
+            letters,
+            acknowledgements=await self._acknowledgements(connection, archive, index, orphans, acknowledged),
+            origins=LetterOrigins(connection, name, self.events),
             events=self.events,
             archive=archive,
             audit=audit,
-            inconsistent_consumers=inconsistent_consumers,
-            vanished=self.vanished,
+            reports=self.audit["config"]["name"]
+            if self.audit and covered_by_any(subjects, handled_filter(name))
+            else None,
         )
 
-    def _handled_jobs(self, connection: Connection) -> HandledJobs:
-        audit, name = self.audit, self.snapshot.queue
-        subjects = (audit["config"].get("subjects") or []) if audit else []
-        return HandledJobs(
-            connection,
-            name,
-            self.dead_letter_queue["config"]["name"],
-            reports=audit["config"]["name"] if audit and covered_by_any(subjects, handled_filter(name)) else None,
-            has_handlers=bool(self.handlers),
-        )
-
-    async def _ack_metrics(
-        self, connection: Connection, archive: ArchiveReader | None, index: EntryIndex, orphans: Collection[int]
-    ) -> AckMetrics:
+    async def _acknowledgements(
+        self,
+        connection: Connection,
+        archive: ArchiveReader | None,
+        index: EntryIndex,
+        orphans: Collection[int],
+        known: Mapping[int, datetime] | None,
+    ) -> Acknowledgements:
         sequences = {sequence for sequence, _ in index.jobs()} if self.vanished else {*index.deleted_in_flight()}
         sequences.update(orphans)
-        first = await archive.find(min(sequences)) if archive and sequences else None
+        first = await archive.find(min(sequences)) if archive and sequences and known is None else None
         since = first.stored_at if first and first.time else self.snapshot.created_at
-        return AckMetrics(connection, self.events, self.snapshot.queue, sequences, since)
+        return Acknowledgements(connection, self.events, self.snapshot.queue, sequences, since, known)
 
 
 def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:

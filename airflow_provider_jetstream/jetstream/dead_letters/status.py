@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.dead_letters.death import Death
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
 
@@ -73,6 +74,8 @@ class NotDead:
     :param reported: whether a handler itself reported that it is handled
     :param ended_late: whether it ended after the server had reported that its deliveries were used up
     :param why: the risk that says why it is uncertain, where one does
+    :param handled: the letter that a handler has handled, of which the audit may have no record
+    :param death: how it died, where it is lost
     """
 
     sequence: int
@@ -83,6 +86,8 @@ class NotDead:
     reported: bool = False
     ended_late: bool = False
     why: str = ""
+    handled: DeadLetter | None = None
+    death: Death | None = None
 
 
 @dataclass(frozen=True, slots=True)

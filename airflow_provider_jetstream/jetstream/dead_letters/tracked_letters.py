@@ -247,14 +247,13 @@ class TrackedLetters:
         for job, entries in jobs:
             for entry in entries:
                 some.add(job, entry)
-        classifier = await scan.context.classifier(
+        reader = await scan.context.reader(
             *(connection, some),
             archive=scan.archive,
             audit=scan.audit,
-            inconsistent_consumers=(),
             orphans=[job for job, entries in jobs if not entries],
         )
-        self._scan = replace(scan, _classifier=classifier)
+        self._scan = replace(scan, _reader=reader)
         self._preserver.continue_with(self._scan)
         selection = EveryLetter(vanished=scan.context.vanished)
         async for page in self._scan.classified(jobs, selection):

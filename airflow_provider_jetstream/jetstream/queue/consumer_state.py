@@ -115,7 +115,7 @@ class ConsumerState:
         """
         if self.settlement and requeued_at and requeued_at >= self.settlement.at:
             return replace(self, settlement=None).proves_death(sequence, has_evidence=has_evidence)
-        return sequence <= self.settled or (has_evidence and sequence <= self.delivered)
+        return bool(are_dead(sequence, settled=self.settled, delivered=self.delivered, has_evidence=has_evidence))
 
     def believes(self, recorded_at: datetime) -> bool:
         """Return whether a death of this time still holds, as far as restarts of the server go.
@@ -125,6 +125,17 @@ class ConsumerState:
         took over, every death is believed whose consumer has as many dead jobs as entries.
         """
         return self.up_since is None or recorded_at >= self.up_since
+
+
+def are_dead(sequences: Any, *, settled: Any, delivered: Any, has_evidence: Any) -> Any:
+    """Return whether consumers will never again deliver stored jobs, of one job or of columns.
+
+    :param sequences: the jobs' stream sequences
+    :param settled: up to which sequence every stored job of its consumer is dead
+    :param delivered: the highest sequence that its consumer delivered
+    :param has_evidence: as of :meth:`ConsumerState.proves_death`
+    """
+    return (sequences <= settled) | (has_evidence & (sequences <= delivered))
 
 
 def settled_sequence(delivered: int, ack_floor: int, in_flight: int, held_above: int | None = None) -> int:

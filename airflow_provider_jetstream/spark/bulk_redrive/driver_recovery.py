@@ -41,14 +41,14 @@ async def recover_letters(
     intents = IntentLog(connection, audit, lease.operation)
 
     async def classify(sequences: list[int]) -> Sequence[DeadLetter | NotDead]:
-        classifier = await scan.context.classifier(
+        reader = await scan.context.reader(
             connection,
             scan.index,
             archive=await ArchiveReader.open(connection, scan.queue, scan.snapshot.info),
             audit=audit,
             inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
         )
-        return await classifier.classify_all([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
+        return await reader.classify([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
 
     steps = Steps(
         *(connection, scan.queue, scan.snapshot, request, intents, report),

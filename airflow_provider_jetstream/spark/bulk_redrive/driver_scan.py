@@ -100,7 +100,7 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
     if choice.protocol != Protocol.IN_PLACE:
         parked_in = None if request.max_redrives is None else scan.dead_letter_queue
         require_room_for_all(scan.snapshot, jobs.num_rows, connection.max_payload, parked_in)
-    classifier = await scan.context.classifier(
+    reader = await scan.context.reader(
         connection,
         scan.index,
         archive=scan.archive,
@@ -108,7 +108,7 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
         inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
         orphans=scan.reconciliation.orphans,
     )
-    acknowledged = await classifier.metrics.acknowledged()
+    acknowledged = dict(await reader.acknowledgements.times())
     server_info = dict(connection.socket.server_info)
     return DriverScan(scan, choice, acknowledged, server_info, jobs)
 
@@ -176,14 +176,14 @@ async def still_dead(
     scan = driver_scan.scan
     archive = await ArchiveReader.open(connection, scan.queue, scan.snapshot.info)
     audit = AuditLog.from_snapshot(connection, scan.queue, scan.snapshot)
-    classifier = await scan.context.classifier(
+    reader = await scan.context.reader(
         connection,
         scan.index,
         archive=archive,
         audit=audit,
         inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
     )
-    results = await classifier.classify_all([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
+    results = await reader.classify([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
     return [
         result.sequence for result in results if isinstance(result, DeadLetter) and selection.matches(result, scan.now)
     ]

@@ -1,4 +1,4 @@
-"""One task of a bulk redrive: the core's classifier and steps, over a connection of its own.
+"""One task of a bulk redrive: the core's facts, rules and steps, over a connection of its own.
 
 A task doesn't know whether an earlier attempt did part of its work, or another attempt is doing it at this moment: the
 protocols make that harmless, and what another attempt did counts as done by the same run.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -22,7 +21,6 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
-from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
@@ -41,12 +39,13 @@ from airflow_provider_jetstream.spark.connections import blocking_connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from datetime import datetime
 
     import pyarrow as pa
 
     from airflow_provider_jetstream.jetstream.audit.intent import OpenIntent
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
+    from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
@@ -62,18 +61,6 @@ _OTHER_STREAM = (
     "expected a letter of this stream, created {}, found one of a stream created {}: the queue was created anew, or the"
     " row is of another queue; read its letters again"
 )
-
-
-class KnownMetrics(AckMetrics):
-    """The ack metrics that the driver has read."""
-
-    def __init__(self, connection: BlockingConnection, acknowledged: Mapping[int, datetime]) -> None:
-        super().__init__(connection, None, "", (), datetime.now(UTC))
-        self._known = acknowledged
-
-    async def acknowledged_at(self, sequence: int) -> datetime | None:
-        """Return when a job's last ack metric had been stored when the driver scanned."""
-        return self._known.get(sequence)
 
 
 @dataclass(frozen=True)
@@ -142,7 +129,7 @@ class _TaskRun:
         if self._audit and task.lease_token is not None:
             fence = SharedLease(connection, self._audit.stream, self._queue.name, task.lease_token)
             self._audit = self._audit.fenced(fence)
-        self._classifier: Classifier = connection.run(self._make_classifier())
+        self._reader: FactReader = connection.run(self._make_reader())
         # What an earlier attempt was about to store.
         self._opened: dict[int, list[OpenIntent]] = {}
         self._intents: IntentLog | None = None
@@ -157,19 +144,18 @@ class _TaskRun:
         intents.leave_open(sequences)
         return opened
 
-    async def _make_classifier(self) -> Classifier:
+    async def _make_reader(self) -> FactReader:
         streams = [self._queue, self._queue.archive, self._queue.audit, self._queue.events, self._queue.dead_letters]
         await self._connection.discover_capabilities(stream.name for stream in streams if stream)
         archive = await ArchiveReader.open(self._connection, self._queue, self._snapshot.info)
-        classifier = await self._task.context.classifier(
+        return await self._task.context.reader(
             self._connection,
             EntryIndex(),
             archive=archive,
             audit=self._audit,
             inconsistent_consumers=self._task.inconsistent_consumers,
+            acknowledged=self._task.acknowledged,
         )
-        classifier.metrics = KnownMetrics(self._connection, self._task.acknowledged)
-        return classifier
 
     def redrive_window(self, window: list[TaskJob]) -> pa.RecordBatch:
         """Redrive a window of letters, as many at a time as the rate allows."""
@@ -224,7 +210,8 @@ class _TaskRun:
         if snapshot is None:
             self._needs_rescan = True
         else:
-            self._snapshot = self._classifier.snapshot = snapshot
+            self._snapshot = snapshot
+            self._reader.update(snapshot=snapshot)
 
     def _redrive_batch(self, batch: list[TaskJob], outcomes: Outcomes) -> None:
         results = self._connection.run(self._classify(batch))
@@ -281,7 +268,7 @@ class _TaskRun:
         return True
 
     async def _classify(self, batch: list[TaskJob]) -> list[DeadLetter | NotDead]:
-        return await self._classifier.classify_all([(job.row.sequence, job.entries) for job in batch])
+        return await self._reader.classify([(job.row.sequence, job.entries) for job in batch])
 
     def _is_selected(self, letter: DeadLetter, outcomes: Outcomes) -> bool:
         selection = self._task.request.selection

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import merge_entries
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
-from airflow_provider_jetstream.jetstream.dead_letters.status import Page, Status
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.dead_letters.status import Page
 
 _BYTES_PER_BATCH = 16 << 20
 # Batches of 250 rows would cost a third more of the JVM's time.
@@ -114,23 +113,17 @@ class ClassifyTask:
             scan.page_size = _page_size(self.context)
             pages = scan.pages(self.selection, after)
             while page := connection.run(_next_page(pages)):
-                yield page, connection.run(self._lost_deaths(scan, page))
+                yield page, self._lost_deaths(scan, page)
 
-    async def _lost_deaths(self, scan: Scan, page: Page) -> list[Death]:
+    def _lost_deaths(self, scan: Scan, page: Page) -> list[Death]:
         deaths: list[Death] = []
         for job in page.dismissed if self.lost else ():
-            current = [
-                entry for entry in scan.index.entries_of(job.sequence) if entry.recorded_at >= scan.snapshot.created_at
-            ]
-            if job.status != Status.LOST or not current:
-                continue
-            merged = await merge_entries(scan.connection, scan.dead_letter_queue, scan.snapshot, job.sequence, current)
-            death = merged.death
-            letter = DeadLetter(
-                death, "", b"", (), "", BodySource.COPY, job.entries, preserved=False, ready_at=death.died_at
-            )
-            if self.selection.matches(letter, scan.now):
-                deaths.append(death)
+            if death := job.death:
+                letter = DeadLetter(
+                    death, "", b"", (), "", BodySource.COPY, job.entries, preserved=False, ready_at=death.died_at
+                )
+                if self.selection.matches(letter, scan.now):
+                    deaths.append(death)
         return deaths
 
 

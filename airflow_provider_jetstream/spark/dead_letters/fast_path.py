@@ -1,8 +1,7 @@
 """A columnar classifier for the common case: jobs whose only entry is the advisory about used-up deliveries.
 
-A few numbers then decide whether the job is dead: the same ones as in
-:meth:`~airflow_provider_jetstream.jetstream.queue.consumer_state.ConsumerState.proves_death`. The core's classifier
-decides on every other letter.
+A few numbers then decide whether the job is dead, by the same comparison as the core's rule ``by_numbers``. The core's
+rules decide on every other letter.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, origin_of, task_key_of
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.jetstream.queue.consumer_state import are_dead
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters import schema
@@ -74,15 +74,6 @@ _HEADER_COLUMNS = (
     schema.MAP_INDEX,
     schema.REDRIVE_COUNT,
 )
-
-
-def are_dead(sequences: Integers, *, settled: Integers, delivered: Integers, has_evidence: Mask) -> Mask:
-    """Return for each stored job whether its consumer will never again deliver it.
-
-    The columnar form of :meth:`~airflow_provider_jetstream.jetstream.queue.consumer_state.ConsumerState.proves_death`,
-    with its fields and parameters as vectors.
-    """
-    return (sequences <= settled) | (has_evidence & (sequences <= delivered))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ that reads them at once.
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,19 +15,14 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
-from airflow_provider_jetstream.jetstream.dead_letters.letters_by_advisory import LettersByAdvisory
+from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader
 from testbed.any_letters import (
     JOBS,
-    TOUCHED,
     ScannedQueue,
-    advisory,
     any_context,
     any_entries,
-    consumer_of,
-    with_consumers,
 )
 from testbed.any_letters import make_queue as make_scanned_queue
 from testbed.dead_letters import make_terminated_letters, request_for
@@ -37,8 +31,6 @@ from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
-
-    from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream import Connection, DeadLetter, WorkQueue
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
@@ -62,7 +54,7 @@ async def classify(
     index = EntryIndex()
     for sequence, entry in entries:
         index.add(sequence, entry)
-    classifier = await context.classifier(
+    reader = await context.reader(
         *(connection, index),
         archive=None,
         audit=AuditLog.from_snapshot(connection, context.queue, context.snapshot),
@@ -70,7 +62,7 @@ async def classify(
         orphans=orphans,
     )
     jobs = dict.fromkeys(orphans, ()) | dict(index.jobs())
-    return await classifier.classify_all(sorted(jobs.items()))
+    return await reader.classify(sorted(jobs.items()))
 
 
 async def classify_twice(
@@ -86,30 +78,6 @@ async def classify_twice(
         at_once = await read_announced(connection, streams, batches=True)
         alone = await classify(connection, context, entries, orphans, inconsistent)
         return alone, await classify(at_once, context, entries, orphans, inconsistent)
-
-
-@pytest.mark.slow
-async def test_jobs_of_which_nothing_but_one_advisory_tells_are_found_without_the_classifier(
-    queue: ScannedQueue, mocker: MockerFixture
-) -> None:
-    found = mocker.spy(LettersByAdvisory, "find")
-    now = datetime.now(UTC)
-    entries = [advisory(sequence, now) for sequence in range(1, JOBS + 2)]
-    # Completions and records are read where there may be some.
-    expected = [
-        sequence for sequence in range(1, JOBS + 2) if sequence not in TOUCHED and consumer_of(sequence) != "unmatched"
-    ]
-    alone, at_once = await classify_twice(queue, with_consumers(queue.context), entries)
-    assert at_once == alone
-    letters = [letter for letter in found.spy_return_list if letter]
-    assert [letter.sequence for letter in letters] == expected
-    assert len(expected) > JOBS // 5
-    # While jobs are in flight, deaths from before the server's last restart prove nothing.
-    found.spy_return_list.clear()
-    restarted = with_consumers(queue.context, up_since=now + timedelta(minutes=1))
-    alone, at_once = await classify_twice(queue, restarted, entries)
-    assert at_once == alone
-    assert not any(found.spy_return_list)
 
 
 @pytest.mark.slow
@@ -131,19 +99,19 @@ async def test_each_of_them_is_proved_again_after_the_connection_was_lost(
 ) -> None:
     queue = await make_queue(connection, name)
     sequences = await make_dead_letters(connection, queue, "abcdef")
-    classify_all, begun, lost = Classifier.classify_all, list[tuple[int, ...]](), asyncio.Event()
+    read, begun, lost = FactReader.classify, list[tuple[int, ...]](), asyncio.Event()
 
-    async def classify(classifier: Classifier, jobs: Sequence[tuple[int, Any]]) -> list[Any]:
+    async def classify(reader: FactReader, jobs: Sequence[tuple[int, Any]]) -> list[Any]:
         begun.append(tuple(sequence for sequence, _ in jobs))
         if len(begun) == 2:
             # Both pages are read from the server as it was before.
             connection.client.stats["reconnects"] += 1
             lost.set()
-        results = await classify_all(classifier, jobs)
+        results = await read(reader, jobs)
         await lost.wait()
         return results
 
-    monkeypatch.setattr(Classifier, "classify_all", classify)
+    monkeypatch.setattr(FactReader, "classify", classify)
     scan = await Scan.begin(connection, queue)
     scan.page_size = 2
     pages = [page async for page in scan.pages(Selection(), ahead=1)]

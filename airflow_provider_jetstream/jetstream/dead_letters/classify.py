@@ -1,0 +1,891 @@
+"""Decides what jobs with entries in a dead letter queue are: a pure function of the facts that it is given.
+
+An advisory is a hint, not the truth: a slow worker may have finished the job since, its stream or consumer may have
+been recreated with the same sequences, or the server may have repeated an advisory. A job is a dead letter only if its
+entries are about the very message that is stored now, or about one of which a copy is stored.
+
+The rules are the functions ``by_…``. Each returns what a job is, or ``None`` where its evidence doesn't decide: then
+the next rule is asked. Where a fact decides that wasn't read, :func:`classify` returns which it is: the caller reads it
+and asks again (:mod:`~airflow_provider_jetstream.jetstream.dead_letters.facts`).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from airflow_provider_jetstream.jetstream.advisories import Terminated
+from airflow_provider_jetstream.jetstream.client.headers import first
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
+from airflow_provider_jetstream.jetstream.contract import MSG_ID, REDRIVE_SEQUENCE, ended_job_time
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import CLOCK_SKEW, Order, ServerTimes
+from airflow_provider_jetstream.jetstream.dead_letters.entry import (
+    ADVISORIES,
+    BY_WORKERS,
+    CONTRADICTING,
+    COPIES,
+    Entry,
+    EntryKind,
+    believed_entries,
+    death_entries,
+    is_handled,
+    last_consumer,
+    parked_entries,
+    stored_entries,
+    valid_since,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.late_ends import FOREIGN_ENDS, UNCLEAR_ENDS, UNCLEAR_HANDLING
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
+from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.evidence import event_of
+from airflow_provider_jetstream.jetstream.queue.end_evidence import sampled_percent
+from airflow_provider_jetstream.jetstream.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+_T = TypeVar("_T")
+
+# For so long before its termination a job may have been acknowledged of which nothing says when it was stored.
+_UNKNOWN_AGE = timedelta(hours=1)
+_NO_WAIT: Final = timedelta()
+# What a job that is gone is of which no entry counts, by the audit's last action on it; redriven for any other action.
+_AUDITED = {"handled": Status.HANDLED, "": Status.UNCERTAIN}
+# By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
+_RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
+_STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
+
+
+class Unread(Enum):
+    """A fact that wasn't read, and decides."""
+
+    ENDS = "the ends that workers of a consumer stored"
+    FOREIGN_END = "the last end that a worker of any consumer stored"
+    NEAR_ACKNOWLEDGEMENTS = "the acknowledgements around a termination"
+    ACKNOWLEDGEMENT = "the last acknowledgement"
+    ARCHIVED = "the archive's copy"
+    RECORDS = "the records among the entries"
+    TERMINATION = "the advisory about a termination"
+    NEW_JOB = "the new job that the audit names"
+    REMOVED_ENTRIES = "whether entries are still stored"
+    UP_SINCE = "since when the server has been up"
+
+
+@dataclass(slots=True)
+class JobFacts:
+    """What was read about one job: first the job itself, then all else.
+
+    :param sequence: its stream sequence
+    :param entries: all entries about jobs of this sequence
+    :param stored: the job as the queue stores it
+    :param ends: by consumer the last completion that its workers stored; ``None`` where no end of any job is stored
+    :param record: the audit's last record about the sequence
+    :param reported_at: when a handler of the dead letter queue last reported that it is handled
+    :param archived: the job as the archive stores it
+    :param records: by their sequences the records among the entries, as far as they are stored
+    :param termination: the last termination's advisory
+    :param foreign_end: when a worker of any consumer last stored an end
+    :param near_acknowledgements: when the server stored ack metrics around the termination
+    :param acknowledged_at: when the server stored the last ack metric
+    :param new_job: what the queue stores where the audit says that the new job is, and the queue's last sequence
+    :param has_removed_entries: whether an entry isn't stored any more
+    """
+
+    sequence: int
+    entries: tuple[Entry, ...]
+    stored: StoredMessage | None = None
+    ends: Mapping[str, StoredMessage | None] | None = None
+    record: LetterRecord | None = None
+    reported_at: datetime | None = None
+    archived: StoredMessage | Unread | None = Unread.ARCHIVED
+    records: Mapping[int, StoredMessage | None] | Unread = Unread.RECORDS
+    termination: StoredMessage | Unread | None = Unread.TERMINATION
+    foreign_end: datetime | Unread | None = Unread.FOREIGN_END
+    near_acknowledgements: Sequence[datetime] | Unread = Unread.NEAR_ACKNOWLEDGEMENTS
+    acknowledged_at: datetime | Unread | None = Unread.ACKNOWLEDGEMENT
+    new_job: tuple[StoredMessage | None, int] | Unread = Unread.NEW_JOB
+    has_removed_entries: bool | Unread = Unread.REMOVED_ENTRIES
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFacts:
+    """What was read about the queue of the jobs, before the jobs.
+
+    :param snapshot: stream and consumers
+    :param domain: the JetStream domain of its server
+    :param inconsistent_consumers: consumers that have fewer dead letters than entries state: the server forgot a death
+        in a crash
+    :param vanished: whether a job that vanished counts as a dead letter
+    :param has_handlers: whether consumers of the dead letter queue remove entries by acknowledging them
+    :param disputed: jobs without an entry that another consumer's worker may have
+    :param passed: jobs without an entry that their idle consumer has neither delivered nor is about to deliver
+    :param unaccounted: jobs that are gone without evidence of their end and whose sequences a request names
+    :param named: jobs whose sequences a request names: what is uncertain of them is the request's to know
+    :param up_since: since when the server has been up; ``None`` where that isn't known
+    """
+
+    snapshot: QueueSnapshot
+    domain: str = ""
+    inconsistent_consumers: Collection[str] = ()
+    vanished: bool = False
+    has_handlers: bool = False
+    disputed: Collection[int] = ()
+    passed: Collection[int] = ()
+    unaccounted: Collection[int] = ()
+    named: Collection[int] = ()
+    up_since: datetime | Unread | None = Unread.UP_SINCE
+
+
+def classify(jobs: Iterable[JobFacts], queue: QueueFacts) -> list[DeadLetter | NotDead | Unread]:
+    """Decide what jobs are: dead letters or not, or which fact has to be read for that."""
+    decided: list[DeadLetter | NotDead | Unread] = []
+    for job in jobs:
+        try:
+            case = _Case(job, queue)
+            for rule in _RULES_OF_STORED if case.message else _RULES_OF_GONE:
+                if (said := rule(case)) is not None:
+                    decided.append(said)
+                    break
+        except _NotReadError as error:
+            decided.append(error.fact)
+    return decided
+
+
+class _NotReadError(Exception):
+    def __init__(self, fact: Unread) -> None:
+        self.fact = fact
+
+
+def _known(value: _T | Unread) -> _T:
+    if isinstance(value, Unread):
+        raise _NotReadError(value)
+    return value
+
+
+class _Case:
+    """A job with what all rules see of it.
+
+    ``message`` is the job as the queue stores it, ``archived`` as the archive does where that matters, ``believed`` are
+    the entries of consumers that may have had it, ``current`` those of them that are as young as the stream. ``record``
+    is the audit's last record, once :func:`by_record` has said that it is about this very job. ``since`` is when the
+    job was certainly alive for the last time, ``valid`` are the entries that count from then on, and ``letter`` is what
+    the job is unless a later rule knows better.
+    """
+
+    __slots__ = (
+        *("archived", "believed", "current", "entry_sequences", "job", "letter", "merged", "message"),
+        *("may_be_handled", "queue", "record", "sequence", "since", "snapshot", "stated", "taker", "valid"),
+    )
+
+    def __init__(self, job: JobFacts, queue: QueueFacts) -> None:
+        snapshot = queue.snapshot
+        self.job, self.queue, self.snapshot, self.sequence = job, queue, snapshot, job.sequence
+        self.message = job.stored and _with_whole_subject(job.stored, job)
+        created_at, entries = snapshot.created_at, job.entries
+        self.stated = [entry for entry in entries if entry.recorded_at >= created_at]
+        self.archived = None
+        if self.message is None and not _STATED.isdisjoint([entry.kind for entry in self.stated]):
+            self.archived = _known(job.archived)
+        known = self.message or self.archived
+        self.believed = believed_entries(snapshot, job.sequence, known, entries)
+        self.current = self.stated
+        if len(self.believed) < len(entries):
+            self.current = [entry for entry in self.believed if entry.recorded_at >= created_at]
+        if not self.current and self.is_named:
+            # Whoever names the job knows that it died.
+            self.believed, self.current = entries, self.stated
+        self.taker = snapshot.consumer_for(known.subject) if known else None
+        # Entries about an earlier stream's job of the same number are removed together with this one's.
+        self.entry_sequences = tuple([entry.sequence for entry in stored_entries(entries)])
+        self.record = job.record
+        self.since = snapshot.created_at
+        self.valid: list[Entry] = []
+        self.merged: MergedEntries | None = None
+        self.letter: DeadLetter | None = None
+        self.may_be_handled = False
+
+    @property
+    def consumer(self) -> str | None:
+        """The consumer that had the job: as the server says, before what a worker of another one may have stored."""
+        by_server = [entry for entry in self.current if entry.kind in ADVISORIES]
+        return last_consumer(by_server) or last_consumer(self.current)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a request names the job's sequence."""
+        return self.sequence in self.queue.named
+
+    @property
+    def requeued_at(self) -> datetime | None:
+        """When the job was requeued in place, if that is the last thing that was done to it."""
+        return self.record.at if self.record and self.record.in_place else None
+
+    def not_dead(
+        self,
+        status: Status,
+        *,
+        ended_late: bool = False,
+        why: str = "",
+        reported: bool = False,
+        handled: DeadLetter | None = None,
+        death: Death | None = None,
+    ) -> NotDead:
+        """Return the job as one that is no dead letter."""
+        consumer = self.consumer or (self.taker.name if self.taker else None)
+        return NotDead(
+            *(self.sequence, status, self.entry_sequences, consumer),
+            stored=self.message is not None,
+            reported=reported,
+            ended_late=ended_late,
+            why=why,
+            handled=handled,
+            death=death,
+        )
+
+    def dead(
+        self,
+        message: StoredMessage,
+        source: BodySource,
+        death: Death,
+        *,
+        preserved: bool,
+        parked: str | None = None,
+        origin: Origin | None = None,
+    ) -> DeadLetter:
+        """Return the job as a dead letter.
+
+        :param message: the job, wherever it was found
+        :param preserved: whether the dead letter queue has a copy of the body
+        :param parked: why it is out of circulation, if it is
+        :param origin: the task that published it, where a record names it
+        """
+        # The consumer whose worker may still have it.
+        by = self.taker if source is BodySource.QUEUE or death.reason is Reason.UNACCOUNTED else None
+        return DeadLetter(
+            death=death,
+            subject=message.subject,
+            body=message.data,
+            headers=message.headers,
+            time=message.time,
+            source=source,
+            entries=self.entry_sequences,
+            preserved=preserved,
+            ready_at=death.died_at + (by.max_ack_wait if by else _NO_WAIT),
+            parked=parked,
+            # A record's origin counts only where it is the one that the job's key names.
+            origin=origin_of(message.headers, {origin.key: origin} if origin else {}),
+            consumer_absent=by is None and source is BodySource.QUEUE,
+        )
+
+    def death_without_entry(self, message: StoredMessage, consumer: ConsumerState | None) -> Death:
+        """Return the death of a job of which no entry says when it died."""
+        died_at = message.stored_at
+        if consumer:
+            # No later than this.
+            died_at = min(consumer.last_active + consumer.max_ack_wait, consumer.taken_at)
+        return Death(
+            stream=self.snapshot.queue,
+            created=self.snapshot.created,
+            sequence=self.sequence,
+            consumer=consumer.name if consumer else None,
+            reason=Reason.ORPHAN if consumer else Reason.UNDELIVERABLE,
+            died_at=died_at,
+        )
+
+
+def by_end(case: _Case) -> NotDead | None:
+    """Call a job completed whose end is stored, unless something says that another job of its sequence died since.
+
+    That its end may be an earlier job's, or that of a worker that didn't have it, makes it uncertain.
+    """
+    if case.job.ends is None:
+        return None
+    order, ended_at, is_foreign = _end(case)
+    if order is Order.UNCLEAR and not case.is_named:
+        return case.not_dead(Status.UNCERTAIN, why=FOREIGN_ENDS if is_foreign else UNCLEAR_ENDS)
+    if order is not Order.AFTER:
+        return None
+    reported = [entry.recorded_at for entry in case.current if entry.kind == EntryKind.DELIVERIES]
+    requeued_at = case.requeued_at
+    reported = [at for at in reported if requeued_at is None or at >= requeued_at]
+    # Only a completion tells that it ended after the server had reported its last delivery. That a job is gone doesn't:
+    # it may have expired, or have been evicted, purged or deleted.
+    late = ended_at is not None and any(ended_at > at for at in reported)
+    return case.not_dead(Status.COMPLETED, ended_late=late)
+
+
+def by_record(case: _Case) -> NotDead | None:
+    """Call a job redriven that is gone and of which the audit says so; a stored one may have died since.
+
+    A record may be about an earlier job of the sequence, after a loss of power: then it says nothing, and where that
+    isn't known the job is uncertain.
+    """
+    record, message = case.record, case.message
+    if record is None:
+        return None
+    if message:
+        is_same = record.died_at is not None and any(
+            entry.recorded_at == record.died_at >= message.stored_at for entry in death_entries(case.believed)
+        )
+        # The death that a redrive recorded is that of an entry which is stored still.
+        order = Order.AFTER if is_same else _bearing(case, record.at, message.stored_at)
+    elif all(entry.recorded_at <= record.at for entry in case.current):
+        order = Order.AFTER
+    else:
+        # Something has become of the sequence since.
+        archived = case.archived
+        stored_at = archived.stored_at if archived and archived.time else _stored_at(case.job, case.queue, case.current)
+        order = _bearing(case, record.at, stored_at) if stored_at else Order.AFTER
+    if order is Order.UNCLEAR and not case.is_named:
+        return case.not_dead(Status.UNCERTAIN, why=UNCLEAR_ENDS)
+    if order is Order.BEFORE or (message and order is Order.UNCLEAR):
+        case.record = None
+    elif message is None and record.action == "redriven":
+        return case.not_dead(Status.REDRIVEN)
+    return None
+
+
+def by_absent_consumer(case: _Case) -> DeadLetter | NotDead | None:
+    """Call a stored job that no consumer takes dead by its entries, or undeliverable.
+
+    Its entries prove the death by the consumer that was. One that exists and takes other subjects now may have
+    forgotten the death as any other.
+    """
+    message = case.message
+    if message is None or case.taker is not None:
+        return None
+    case.since = valid_since(message, None, case.record)
+    case.valid = _valid_entries(case.believed, case.since)
+    deaths = death_entries(case.valid)
+    if not deaths:
+        preserved = any(entry.kind in COPIES and entry.recorded_at >= message.stored_at for entry in case.believed)
+        letter = case.dead(message, BodySource.QUEUE, case.death_without_entry(message, None), preserved=preserved)
+        return _with_copy_sequence(case, letter)
+
+    def still_holds(death: Entry) -> bool:
+        by = case.snapshot.consumers.get(death.consumer or "")
+        if by is None or not by.in_flight:
+            return True
+        return death.recorded_at >= by.created and by.believes(death.recorded_at)
+
+    return None if any(map(still_holds, deaths)) else case.not_dead(Status.UNCERTAIN)
+
+
+def by_numbers(case: _Case) -> NotDead | None:
+    """Call a stored job alive, stale or uncertain that neither its consumer's numbers nor its entries prove dead."""
+    message, consumer = case.message, case.taker
+    if message is None or consumer is None:
+        return None
+    case.since = since = valid_since(message, consumer, case.record)
+    case.valid = valid = _valid_entries(case.believed, since)
+    deaths, consistent = death_entries(valid), consumer.name not in case.queue.inconsistent_consumers
+    # What another consumer, which had the subject before, says of the job doesn't prove that this one is done with it.
+    own = [entry for entry in deaths if entry.consumer in (None, consumer.name)]
+    has_evidence = consistent and bool([entry for entry in own if consumer.believes(entry.recorded_at)])
+    if consumer.proves_death(case.sequence, has_evidence=has_evidence, requeued_at=case.requeued_at):
+        return None
+    is_idle = not consumer.in_flight and not consumer.pending and consumer.delivered < case.sequence
+    if is_idle and case.is_named and case.sequence in case.queue.passed:
+        return None
+    if deaths and not has_evidence and (consistent or consumer.may_have_open(case.sequence)):
+        return case.not_dead(Status.UNCERTAIN)
+    return case.not_dead(Status.ALIVE if valid or not case.believed else Status.STALE)
+
+
+def by_missing_entry(case: _Case) -> NotDead | None:
+    """Call a stored job uncertain that only the numbers call dead, where another consumer's worker may have it.
+
+    It is completed where the server reported its acknowledgement: a stream that sourced the queue kept it, and was
+    deleted before it took the job.
+    """
+    message = case.message
+    if message is None or case.valid:
+        return None
+    if case.sequence in case.queue.disputed:
+        return case.not_dead(Status.UNCERTAIN)
+    if not (acknowledged_at := _known(case.job.acknowledged_at)):
+        return None
+    moment = max(message.stored_at, case.requeued_at or message.stored_at)
+    order = _times(case, acknowledged_at, moment).order(acknowledged_at, moment)
+    if order is Order.BEFORE:
+        return None
+    return case.not_dead(Status.COMPLETED if order is Order.AFTER else Status.UNCERTAIN)
+
+
+def by_death(case: _Case) -> DeadLetter | NotDead | None:
+    """Make a letter of a stored job: queue, audit and entries call it dead."""
+    message = case.message
+    if message is None:
+        return None
+    if case.valid:
+        merged = merged_entries(case.job, case.queue, case.valid, message)
+        preserved = merged.job is not None
+        letter = case.dead(message, BodySource.QUEUE, merged.death, preserved=preserved, origin=merged.origin)
+    else:
+        death = case.death_without_entry(message, case.taker)
+        letter = case.dead(message, BodySource.QUEUE, death, preserved=False)
+    case.letter = _with_copy_sequence(case, letter)
+    return None
+
+
+def by_handler(case: _Case) -> NotDead | None:
+    """Call a letter handled where a handler has reported so, or acknowledged an entry that counts.
+
+    An entry that was removed since the entries were read leaves open whether by a handler: the next scan knows.
+    """
+    letter, job = case.letter, case.job
+    # A redrive that was cut off has to be finished, whatever a handler did meanwhile.
+    if letter is None or letter.copy_sequence is not None:
+        return None
+    # A record of a job that is gone is judged by itself.
+    recorded_at = case.record.at if case.message and case.record and case.record.action == "handled" else None
+    if job.reported_at or recorded_at:
+        orders = {at: _bearing(case, at, case.since) for at in (job.reported_at, recorded_at) if at}
+        if Order.AFTER in orders.values():
+            is_reported = job.reported_at is not None and orders[job.reported_at] is Order.AFTER
+            return case.not_dead(Status.HANDLED, reported=is_reported)
+        if Order.UNCLEAR in orders.values():
+            return None if case.is_named else case.not_dead(Status.UNCERTAIN, why=UNCLEAR_ENDS)
+    if is_handled(case.valid):
+        return case.not_dead(Status.HANDLED, handled=letter if letter.source is BodySource.QUEUE else None)
+    if case.queue.has_handlers and stored_entries(case.valid) and _known(job.has_removed_entries):
+        return case.not_dead(Status.ALIVE)
+    return None
+
+
+def by_unclear_handling(case: _Case) -> NotDead | None:
+    """Call a letter uncertain whose job is gone, where a handler may have handled it or found nothing."""
+    unclear = case.may_be_handled and not case.is_named
+    return case.not_dead(Status.UNCERTAIN, why=UNCLEAR_HANDLING) if unclear else None
+
+
+def by_letter(case: _Case) -> DeadLetter | None:
+    """Return the letter that no rule objects to."""
+    return case.letter
+
+
+def by_request(case: _Case) -> NotDead | None:
+    """Make a letter of an unaccounted job that a request names, where a copy is stored."""
+    if case.sequence not in case.queue.unaccounted:
+        return None
+    record = case.record
+    # A parked one is in the dead letter queue, unless a loss of power took its record from there.
+    if record and record.action in ("redriven", "handled"):
+        return case.not_dead(Status.HANDLED if record.action == "handled" else Status.REDRIVEN)
+    message, source = _known(case.job.archived), BodySource.ARCHIVE
+    created_at = case.snapshot.created_at
+    copies = [entry for entry in case.believed if entry.kind in COPIES and entry.recorded_at >= created_at]
+    if message is None and copies:
+        message, source = merged_entries(case.job, case.queue, copies).job, BodySource.COPY
+    if message is None:
+        return case.not_dead(Status.GONE)
+    message = _with_whole_subject(message, case.job)
+    consumer = case.taker = case.snapshot.consumer_for(message.subject)
+    if consumer and case.job.ends is not None and _own_end(case, consumer.name):
+        return case.not_dead(Status.COMPLETED)
+    death = replace(case.death_without_entry(message, consumer), reason=Reason.UNACCOUNTED)
+    letter = case.dead(message, source, death, preserved=source is BodySource.COPY)
+    if source is BodySource.COPY:
+        letter = replace(letter, foreign_subject=not _may_have_had(case, last_consumer(copies), letter))
+    case.since = record.at if record else message.stored_at
+    case.letter = letter
+    return None
+
+
+def by_age_of_entries(case: _Case) -> NotDead | None:
+    """Call a job stale that is gone, where the stream is younger than all entries."""
+    return case.not_dead(Status.STALE) if case.letter is None and not case.stated else None
+
+
+def by_parked_copy(case: _Case) -> DeadLetter | NotDead | None:
+    """Make a parked letter of a job that is gone, where its record is stored and no requeueing came after that."""
+    for entry in () if case.letter else parked_entries(case.current, case.record):
+        if parked := _parked_record(case, entry):
+            letter = case.dead(
+                *(parked.job, BodySource.COPY, parked.death),
+                preserved=True,
+                parked=parked.parked or "no reason given",
+                origin=parked.origin,
+            )
+            case.letter, case.since = letter, entry.recorded_at
+            break
+    return None
+
+
+def by_entries(case: _Case) -> NotDead | None:
+    """Dismiss a job that is gone, where no entry counts from the audit's last record on, or a handler removed one."""
+    if case.letter:
+        return None
+    record = case.record
+    # A job that was requeued in place may have died again.
+    case.valid = [entry for entry in case.current if record is None or _is_later_death(case, entry, record)]
+    if not case.valid:
+        status = _AUDITED.get(record.action if record else "", Status.REDRIVEN)
+        return case.not_dead(status, why="" if record else FOREIGN_ENDS)
+    if any(entry.kind == EntryKind.TERMINATION for entry in case.valid):
+        # A terminated job leaves the queue: whoever took the advisory that its deliveries were used up may not have
+        # found it there.
+        told = [entry for entry in case.valid if entry.kind != EntryKind.HANDLED]
+        case.may_be_handled = len(told) < len(case.valid)
+        case.valid = told
+    if is_handled(case.valid):
+        return case.not_dead(Status.HANDLED)
+    if record and record.action == "handled":
+        # It died since, and may be one that was handled, and not delivered anew.
+        consumer = case.snapshot.consumers.get(last_consumer(case.valid) or "")
+        case.may_be_handled |= consumer is None or consumer.created < record.at
+    if case.archived is None:
+        case.archived = _known(case.job.archived)
+    case.merged = merged_entries(case.job, case.queue, case.valid, case.archived)
+    return None
+
+
+def by_deletion(case: _Case) -> NotDead | None:
+    """Dismiss a job of which only the server reports that it was deleted in flight, unless it had expired by then."""
+    merged, kinds = case.merged, {entry.kind for entry in case.valid}
+    # A worker that gives up an expired job terminates it. Where only the server reports the deletion, the report may be
+    # wrong.
+    if (
+        merged is None
+        or merged.death.reason is not Reason.EXPIRED
+        or EntryKind.DELETION not in kinds
+        or {EntryKind.PROVEN_COPY, EntryKind.TERMINATION} & kinds
+    ):
+        return None
+    message = case.archived or merged.job
+    if message:
+        return None if _has_expired(case, message, merged.death) else case.not_dead(Status.SPURIOUS)
+    lost = _may_have_expired(case, merged.death)
+    return case.not_dead(Status.LOST, death=merged.death) if lost else case.not_dead(Status.SPURIOUS)
+
+
+def by_copy(case: _Case) -> NotDead | None:
+    """Make a letter of a job that is gone where its death is proved and a copy is stored; else it is lost or gone."""
+    merged = case.merged
+    if merged is None:
+        return None
+    kinds, death = {entry.kind for entry in case.valid}, merged.death
+    message = case.archived or merged.job
+    # A worker stores its record before it terminates the job, and may have been stopped in between: another one may
+    # have finished the job since.
+    is_proved = bool({EntryKind.TERMINATION, EntryKind.PROVEN_COPY} & kinds)
+    expired = death.reason is Reason.EXPIRED and EntryKind.DELETION in kinds
+    if not (is_proved and death.reason in (Reason.TERMINATED, Reason.EXPIRED)) and not expired:
+        if message is None:
+            return case.not_dead(Status.GONE)
+        if not case.queue.vanished:
+            return case.not_dead(Status.VANISHED)
+        # A job that was acknowledged would run a second time.
+        if _known(case.job.acknowledged_at) is not None:
+            return case.not_dead(Status.COMPLETED)
+    if message is None:
+        return case.not_dead(Status.LOST, death=death)
+    # The server's copy before a worker's of the same body and subject, which may have other headers.
+    source = BodySource.COPY if merged.job else BodySource.ARCHIVE
+    message = _with_whole_subject(message, case.job)
+    letter = case.dead(message, source, death, preserved=merged.job is not None, origin=merged.origin)
+    if case.archived is None:
+        letter = replace(letter, foreign_subject=not _may_have_had(case, death.consumer, letter))
+    stored_at = message.stored_at if message.time else case.snapshot.created_at
+    case.since = case.record.at if case.record else stored_at
+    case.letter = letter
+    return None
+
+
+_Rules: TypeAlias = "tuple[Callable[[_Case], DeadLetter | NotDead | None], ...]"
+_RULES_OF_STORED: Final[_Rules] = (
+    *(by_end, by_record, by_absent_consumer, by_numbers, by_missing_entry),
+    *(by_death, by_handler, by_letter),
+)
+_RULES_OF_GONE: Final[_Rules] = (
+    *(by_end, by_request, by_age_of_entries, by_record, by_parked_copy, by_entries, by_deletion, by_copy),
+    *(by_handler, by_unclear_handling, by_letter),
+)
+
+
+def _times(case: _Case, at: datetime, *moments: datetime | None) -> ServerTimes:
+    """Return what is known of the server's clock; since when it has been up is asked for where that decides."""
+    times = ServerTimes.of(case.snapshot)
+    unclear = any(moment and times.order(at, moment) is Order.UNCLEAR for moment in moments)
+    if not unclear or times.clustered or times.up_since:
+        return times
+    return replace(times, up_since=_known(case.queue.up_since))
+
+
+def _bearing(case: _Case, at: datetime, stored_at: datetime) -> Order:
+    return _times(case, at, stored_at).bearing(at, stored_at)
+
+
+def _own_end(case: _Case, consumer: str) -> StoredMessage | None:
+    """Return the last end of the job that workers of a consumer stored."""
+    ends = case.job.ends or {}
+    if consumer not in ends:
+        raise _NotReadError(Unread.ENDS)
+    end = ends[consumer]
+    return end if end and end.stored_at >= case.snapshot.created_at else None
+
+
+def _end(case: _Case) -> tuple[Order, datetime | None, bool]:
+    """Return whether the end of a job is stored, when it was, and whether it is another consumer's.
+
+    It is that of the message that is stored now. Of a job that is gone an end tells, unless something says that another
+    job of its sequence has died since.
+    """
+    job, message, archived = case.job, case.message, case.archived
+    ends = [
+        (end.stored_at, ended_job_time(end.header(MSG_ID) or "", case.sequence))
+        for consumer in dict.fromkeys((case.consumer, case.taker.name if case.taker else None))
+        if consumer and (end := _own_end(case, consumer))
+    ]
+    contradicted = not CONTRADICTING.isdisjoint([entry.kind for entry in case.stated])
+    if message is None and contradicted and not ends and acknowledgement_window(job, case.queue):
+        ends = [(at, None) for at in _known(job.near_acknowledgements)]
+    if not ends:
+        # One of the two consumers didn't have the job, and without its subject it isn't known which.
+        is_ambiguous = message is None and archived is None and contradicted and len(case.snapshot.consumers) > 1
+        if is_ambiguous and (at := _known(job.foreign_end)) and at >= case.snapshot.created_at:
+            return Order.UNCLEAR, at, True
+        return Order.BEFORE, None, False
+    stored_at = message.stored_at if message else None
+    if message is None and contradicted:
+        stored_at = archived.stored_at if archived and archived.time else None
+        stored_at = stored_at or _stored_at(job, case.queue, case.believed)
+    requeued_at = case.requeued_at
+    orders: dict[Order, datetime] = {}
+    for at, job_time in ends:
+        times = _times(case, at, stored_at, requeued_at)
+        order = times.bearing(at, stored_at, job_time) if stored_at else Order.AFTER
+        # One that was requeued in place since has run again.
+        if order is not Order.BEFORE and requeued_at and contradicted:
+            after = times.order(at, requeued_at)
+            order = after if Order.UNCLEAR not in (order, after) or after is Order.BEFORE else Order.UNCLEAR
+        orders.setdefault(order, at)
+    found = next(order for order in (Order.AFTER, Order.UNCLEAR, Order.BEFORE) if order in orders)
+    return found, orders[found], False
+
+
+def acknowledgement_window(job: JobFacts, queue: QueueFacts) -> tuple[datetime, datetime] | None:
+    """Return when a terminated job may have been acknowledged: a slow worker terminates late.
+
+    A job can't have been acknowledged before it was stored.
+
+    :return: ``None`` where it wasn't terminated, or its consumer reports no acknowledgements
+    """
+    ends = [entry for entry in job.entries if entry.kind == EntryKind.TERMINATION]
+    consumer = queue.snapshot.consumers.get(last_consumer(ends) or "")
+    if not ends or (consumer and sampled_percent(consumer.sample_freq) <= 0):
+        return None
+    stop = max(entry.recorded_at for entry in ends)
+    start = _stored_at(job, queue, job.entries) or stop - _UNKNOWN_AGE
+    return start - CLOCK_SKEW, stop + CLOCK_SKEW
+
+
+def _stored_at(job: JobFacts, queue: QueueFacts, entries: Sequence[Entry]) -> datetime | None:
+    """Return when a job that is gone was stored, by its record or the archive; ``None`` where neither is there."""
+    copies = [entry for entry in entries if entry.kind in _RECORDS]
+    message = merged_entries(job, queue, copies).job if copies else None
+    if message is None or not message.time:
+        message = _known(job.archived)
+    return message.stored_at if message and message.time else None
+
+
+def _with_whole_subject(message: StoredMessage, job: JobFacts) -> StoredMessage:
+    """Complete the subject of a job of which the server shows only a part, where the archive has a copy of the job."""
+    if UNKNOWN_BYTE not in message.subject:
+        return message
+    copy = _known(job.archived)
+    return replace(message, subject=copy.subject) if copy and copy.time == message.time else message
+
+
+def _valid_entries(entries: Sequence[Entry], since: datetime) -> list[Entry]:
+    # The job is stored, so an advisory that it was deleted is wrong.
+    return [entry for entry in entries if entry.recorded_at >= since and entry.kind != EntryKind.DELETION]
+
+
+def _is_later_death(case: _Case, entry: Entry, record: LetterRecord) -> bool:
+    """Return whether an entry is about what became of a job after the audit's last record of it."""
+    at = record.at
+    if record.in_place and entry.kind == EntryKind.TERMINATION and ServerTimes.of(case.snapshot).clustered:
+        # What is terminated leaves the queue, and the job was stored when it was requeued: the clock of the queue's
+        # server is behind that of the audit's.
+        at -= CLOCK_SKEW
+    return record.leaves_job and entry.recorded_at >= at
+
+
+def _may_have_had(case: _Case, consumer: str | None, letter: DeadLetter) -> bool:
+    return case.snapshot.may_have_had(consumer, letter.sequence, letter.subject)
+
+
+def _has_expired(case: _Case, message: StoredMessage, death: Death) -> bool:
+    max_age = case.snapshot.max_age
+    if case.snapshot.config.get("allow_msg_ttl") and (ttl := message.header("Nats-TTL")):
+        with suppress(ValueError, OverflowError):
+            nanoseconds = 0 if ttl == "never" else parse_duration(f"{ttl}s" if ttl.isdecimal() else ttl)
+            max_age = timedelta(microseconds=nanoseconds / 1_000)
+    # A difference: the sum may be later than any time.
+    if not message.time or max_age <= timedelta() or death.died_at - message.stored_at < max_age:
+        return False
+    return _known(case.job.acknowledged_at) is None
+
+
+def _may_have_expired(case: _Case, death: Death) -> bool:
+    """Return whether a job without a copy may have expired; its copy in the archive expires as well."""
+    max_age = case.snapshot.max_age
+    by_age = max_age > timedelta() and death.died_at - case.snapshot.created_at >= max_age
+    by_ttl = bool(case.snapshot.config.get("allow_msg_ttl"))
+    return (by_age or by_ttl) and _known(case.job.acknowledged_at) is None
+
+
+def _with_copy_sequence(case: _Case, letter: DeadLetter) -> DeadLetter:
+    """Add the new job's sequence, where a redrive was cut off after it stored the new job."""
+    record = case.record
+    if record is None or record.action != "redriven":
+        return letter
+    if record.new_stream in (None, case.snapshot.queue) and record.new_sequence:
+        # After a loss of power the audit may be newer than the queue. A record is stored after its new job, so whatever
+        # the queue has in that place now tells.
+        message, last = _known(case.job.new_job)
+        is_new_job = message is not None and first(message.headers, REDRIVE_SEQUENCE) == str(case.sequence)
+        if not (is_new_job or (message is None and last >= record.new_sequence)):
+            return letter
+    return replace(letter, copy_sequence=record.new_sequence, copy_stream=record.new_stream)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedEntries:
+    """The entries about one job, merged.
+
+    :param death: the job's death
+    :param job: the job from its copy, if the dead letter queue has one
+    :param origin: the task that published the job, if a copy names it
+    """
+
+    death: Death
+    job: StoredMessage | None = None
+    origin: Origin | None = None
+
+
+def merged_entries(
+    job: JobFacts, queue: QueueFacts, entries: Sequence[Entry], stored: StoredMessage | None = None
+) -> MergedEntries:
+    """Merge some of a job's entries into one description of its death.
+
+    :param entries: at least one
+    :param stored: the job as the queue or the archive stores it, if one does: a record that contradicts this message
+        isn't about the job
+    """
+    snapshot = queue.snapshot
+    if len(entries) == 1 and entries[0].kind == EntryKind.DELIVERIES:
+        # Nearly every letter's: there is nothing to merge it with, and nothing more to read.
+        (entry,) = entries
+        death = Death(
+            *(snapshot.queue, snapshot.created, job.sequence, entry.consumer or None, Reason.MAX_DELIVERIES),
+            entry.recorded_at,
+            deliveries=entry.deliveries or None,
+        )
+        return MergedEntries(death)
+    kinds = {entry.kind for entry in entries}
+    copied, stored_at = _best_record(job, queue, entries, stored)
+    record, message = (copied.death, copied.job) if copied else (None, None)
+    # The server's advisories decide what happened; a record only makes the reason more precise.
+    if EntryKind.TERMINATION in kinds:
+        reason = Reason.EXPIRED if record and record.reason == Reason.EXPIRED else Reason.TERMINATED
+    elif {EntryKind.DELIVERIES, EntryKind.CLAIMED} & kinds:
+        reason = Reason.DEADLINE if record and record.reason == Reason.DEADLINE else Reason.MAX_DELIVERIES
+    else:
+        reason = Reason.EXPIRED if EntryKind.DELETION in kinds else Reason.ORPHAN
+        reason = record.reason if record else reason
+    explanation = record.explanation if record else None
+    if EntryKind.TERMINATION in kinds and not explanation:
+        termination = _known(job.termination)
+        advisory = event_of(termination, snapshot.queue, queue.domain) if termination else None
+        explanation = (advisory.reason or None) if isinstance(advisory, Terminated) else None
+    died_at = max((entry.recorded_at for entry in entries if entry.kind in ADVISORIES), default=None)
+    if died_at is None and record and stored_at:
+        died_at = min(record.died_at, stored_at)
+    death = Death(
+        stream=snapshot.queue,
+        created=snapshot.created,
+        sequence=job.sequence,
+        consumer=last_consumer(entries),
+        reason=reason,
+        died_at=died_at or max(entry.recorded_at for entry in entries),
+        first_failed_at=record.first_failed_at if record else None,
+        deliveries=max(entry.deliveries for entry in entries) or None,
+        explanation=explanation,
+        error_class=record.error_class if record else None,
+        error_message=record.error_message if record else None,
+        traceback_digest=record.traceback_digest if record else None,
+        error_place=record.error_place if record else None,
+    )
+    return MergedEntries(death, message if message and message.subject else None, copied.origin if copied else None)
+
+
+def _best_record(
+    job: JobFacts, queue: QueueFacts, entries: Sequence[Entry], stored: StoredMessage | None
+) -> tuple[Record, datetime] | tuple[None, None]:
+    """Return the most detailed record, the last one where there are several of a kind, and when it was stored.
+
+    Any worker of the consumer may have written any of them. Where the job is stored, one that contradicts it doesn't
+    count; where nothing but records is left, one with a subject that its consumer takes comes before any other.
+    """
+    copies = [entry for entry in entries if entry.kind in _RECORDS]
+    messages = _known(job.records) if copies else {}
+    snapshot = queue.snapshot
+    subjects = snapshot.config.get("subjects") or [">"]
+    other: tuple[Record, datetime] | tuple[None, None] = (None, None)
+    for entry in sorted(copies, key=lambda entry: (_RECORDS.index(entry.kind), -entry.sequence)):
+        message = messages.get(entry.sequence)
+        record = read_record(message, snapshot.queue) if message else None
+        if message is None or record is None:
+            continue
+        if stored:
+            if not _contradicts(record.job, stored):
+                return record, message.stored_at
+        elif covered_by_any(subjects, record.job.subject) and (
+            snapshot.may_have_had(record.death.consumer, record.death.sequence, record.job.subject)
+        ):
+            return record, message.stored_at
+        elif other[0] is None:
+            other = record, message.stored_at
+    return other
+
+
+def _parked_record(case: _Case, entry: Entry) -> Record | None:
+    """Return the record of a parked letter; ``None`` where the entry is gone, or is about another job.
+
+    A later job of its sequence, which the archive has, contradicts no record.
+    """
+    message = _known(case.job.records).get(entry.sequence)
+    record = read_record(message, case.snapshot.queue) if message else None
+    if record is None or not record.job.subject:
+        return None
+    archived = case.archived
+    if archived and archived.time and archived.stored_at <= entry.recorded_at and _contradicts(record.job, archived):
+        return None
+    return record
+
+
+def _contradicts(job: StoredMessage, stored: StoredMessage) -> bool:
+    """Return whether the job of a record isn't the stored one, by its body and the subject that the record states.
+
+    The time that it states doesn't count: workers round it, or write that of the failure.
+    """
+    if job.data != stored.data:
+        return True
+    # A record may have a part of the subject only, and so may what the server shows.
+    is_whole = job.subject and UNKNOWN_BYTE not in job.subject + stored.subject
+    return bool(is_whole) and job.subject != stored.subject

@@ -1,0 +1,389 @@
+"""Reads what :mod:`~airflow_provider_jetstream.jetstream.dead_letters.classify` decides by, many jobs at a time.
+
+The job is read first, then everything else: what ends a job is stored before the job leaves the queue. What few jobs
+need is read once the rules ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_jetstream.jetstream.advisories import AckMetric
+from airflow_provider_jetstream.jetstream.client.bulk_read import first_since
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
+from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
+from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+from airflow_provider_jetstream.jetstream.client.message_reader import (
+    get_message,
+    last_message,
+    next_message,
+    read_range,
+)
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
+from airflow_provider_jetstream.jetstream.contract import (
+    ACK_METRIC,
+    companion_filter,
+    completion_subject,
+    handled_filter,
+    handled_subject,
+    job_completion_filter,
+    letter_audit_subject,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.classify import (
+    JobFacts,
+    QueueFacts,
+    Unread,
+    acknowledgement_window,
+    classify,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, Entry, EntryKind, stored_entries
+from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
+from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+    from datetime import datetime
+    from typing import TypeAlias
+
+    from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.client.connection import Announced, Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+
+    # A job's stream sequence, and the entries about it.
+    Job: TypeAlias = tuple[int, tuple[Entry, ...]]
+
+# Before other tasks of the event loop may run.
+_JUDGED_AT_ONCE = 32
+# Acknowledgements of jobs are read together whose times are so near.
+_NEAR = timedelta(minutes=1)
+_UNREAD: Final = object()
+
+
+class FactReader:
+    """Reads the facts about the jobs of one queue, and has them decided.
+
+    :param queue: what is known of the queue
+    :param dead_letter_queue: the dead letter queue's stream
+    :param acknowledgements: the ack metrics of jobs that are gone, or have no entry
+    :param origins: the tasks that published jobs
+    :param events: the stream of completions, if it exists
+    :param archive: the archive, if it exists
+    :param audit: the audit, if it exists
+    :param reports: the stream of handlers' reports, if it exists
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: QueueFacts,
+        dead_letter_queue: str,
+        *,
+        acknowledgements: Acknowledgements,
+        origins: LetterOrigins,
+        events: str | None = None,
+        archive: ArchiveReader | None = None,
+        audit: AuditLog | None = None,
+        reports: str | None = None,
+    ) -> None:
+        self.queue = queue
+        self.acknowledgements = acknowledgements
+        self._connection = connection
+        self._dead_letter_queue = dead_letter_queue
+        self._origins = origins
+        self._events = events
+        self._archive = archive
+        self._audit = audit
+        self._reports = reports
+        self._read_more: Mapping[Unread, Callable[[list[JobFacts]], Awaitable[None]]] = {
+            Unread.ENDS: self._read_ends,
+            Unread.FOREIGN_END: partial(self._read_each, self._read_foreign_end),
+            Unread.NEAR_ACKNOWLEDGEMENTS: self._read_near_acknowledgements,
+            Unread.ACKNOWLEDGEMENT: self._read_acknowledgements,
+            Unread.ARCHIVED: partial(self._read_each, self._read_archived),
+            Unread.RECORDS: self._read_records,
+            Unread.TERMINATION: partial(self._read_each, self._read_termination),
+            Unread.NEW_JOB: partial(self._read_each, self._read_new_job),
+            Unread.REMOVED_ENTRIES: partial(self._read_each, self._read_removed_entries),
+            Unread.UP_SINCE: self._read_up_since,
+        }
+
+    def update(self, **changes: Any) -> None:
+        """Change what is known of the queue; the fields are those of :class:`~.classify.QueueFacts`."""
+        self.queue = replace(self.queue, **changes)
+
+    async def classify(self, jobs: Sequence[Job]) -> list[DeadLetter | NotDead]:
+        """Decide what jobs are.
+
+        :param jobs: stream sequences in order, and the entries about each
+        """
+        decided: list[DeadLetter | NotDead] = []
+        for start in range(0, len(jobs), MAX_CONCURRENT):
+            facts = await self._read(jobs[start : start + MAX_CONCURRENT])
+            decided += await self._origins.add_to(await self._decide(facts))
+        return decided
+
+    async def _decide(self, jobs: Sequence[JobFacts]) -> list[DeadLetter | NotDead]:
+        decided: dict[int, DeadLetter | NotDead] = {}
+        remaining: Sequence[JobFacts] = jobs
+        while remaining:
+            unread: dict[Unread, list[JobFacts]] = {}
+            for start in range(0, len(remaining), _JUDGED_AT_ONCE):
+                some = remaining[start : start + _JUDGED_AT_ONCE]
+                for job, said in zip(some, classify(some, self.queue), strict=True):
+                    if isinstance(said, Unread):
+                        unread.setdefault(said, []).append(job)
+                    else:
+                        decided[job.sequence] = said
+                await pause_if_due()
+            for fact, undecided in unread.items():
+                await self._read_more[fact](undecided)
+            remaining = [job for undecided in unread.values() for job in undecided]
+        return [decided[job.sequence] for job in jobs]
+
+    async def _read(self, jobs: Sequence[Job]) -> list[JobFacts]:
+        """Read what decides about nearly every job."""
+        empty = await self._empty_streams()
+        has_reports = (
+            self._reports is not None
+            and self._reports not in empty
+            and await next_message(self._connection, self._reports, 1, handled_filter(self.queue.snapshot.queue))
+            is not None
+        )
+        async with self._connection.prefetch(self._read_plans(jobs, empty, has_reports=has_reports)) as announced:
+            facts = [JobFacts(*job) for job in jobs]
+            await self._read_stored(facts, announced)
+            gone = [job for job in facts if job.stored is None]
+            # A job that is gone may have ended, and its end been stored, after the streams were found empty.
+            of_events = gone if self._events in empty else facts
+            of_audit = gone if self._audit and self._audit.stream in empty else facts
+            if self._events and of_events:
+                await self._read_ends(of_events, announced)
+            if self._audit and of_audit:
+                await self._read_audit(self._audit, of_audit, announced)
+            if has_reports and self._reports:
+                reports = await self._last(
+                    self._reports, [self._handled_subject(job.sequence) for job in facts], announced
+                )
+                for job, report in zip(facts, reports, strict=True):
+                    job.reported_at = report.stored_at if report else None
+            with_records = [job for job in facts if _records(job.entries)]
+            await self._read_records(with_records, announced)
+        return facts
+
+    def _read_plans(self, jobs: Sequence[Job], empty: Collection[str], *, has_reports: bool) -> Iterator[ReadPlan]:
+        """Return the messages that :meth:`_read` reads, in its order."""
+        queue, sequences = self.queue.snapshot.queue, [sequence for sequence, _ in jobs]
+        yield ReadPlan(queue, sequences)
+        if self._events and self._events not in empty:
+            ends = {(entry.consumer, sequence): 0 for sequence, entries in jobs for entry in entries if entry.consumer}
+            yield ReadPlan(self._events, subjects=[completion_subject(queue, *pair) for pair in ends])
+        if self._audit and self._audit.stream not in empty:
+            records = [letter_audit_subject(queue, sequence) for sequence in sequences]
+            reports = [self._handled_subject(sequence) for sequence in sequences] if has_reports else []
+            yield ReadPlan(self._audit.stream, subjects=[*records, *reports])
+        yield ReadPlan(self._dead_letter_queue, sorted(entry for _, entries in jobs for entry in _records(entries)))
+
+    def _handled_subject(self, sequence: int) -> str:
+        return handled_subject(self.queue.snapshot.queue, sequence)
+
+    async def _empty_streams(self) -> frozenset[str]:
+        """Return which of the events stream and the audit hold no message now, so that nothing can be read from them.
+
+        One request for a batch in place of two per job. Only streams that were empty in the snapshot are asked for:
+        most never are. What the snapshot says is too old to rely on: another redrive may have recorded jobs since.
+        """
+        snapshot = self.queue.snapshot
+        candidates = snapshot.empty_companions & {self._events, self._audit.stream if self._audit else None}
+        if not candidates:
+            return frozenset()
+        infos = await list_streams(self._connection, companion_filter(snapshot.queue))
+        return frozenset({info["config"]["name"] for info in infos if not info["state"]["messages"]} & candidates)
+
+    async def _last(self, stream: str, subjects: Sequence[str], announced: Announced) -> list[StoredMessage | None]:
+        """Return the last message of each subject that is what the subject is for."""
+        known = announced.get(stream, {})
+        # Nearly all are known, and none stored.
+        unread = [
+            subject
+            for subject in subjects
+            if subject not in known or ((message := known[subject]) is not None and proves_nothing(message))
+        ]
+        if not unread:
+            return [known[subject] for subject in subjects]
+        read = await map_concurrently(partial(last_message, self._connection, stream), unread)
+        found = dict(zip(unread, read, strict=True))
+        return [found[subject] if subject in found else known[subject] for subject in subjects]
+
+    async def _read_stored(self, jobs: Sequence[JobFacts], announced: Announced) -> None:
+        queue = self.queue.snapshot.queue
+        known = announced.get(queue, {})
+        unread = [job for job in jobs if job.sequence not in known]
+        for job in jobs:
+            job.stored = known.get(job.sequence)
+        if unread:
+            await self._read_each(self._read_one, unread)
+
+    async def _read_one(self, job: JobFacts) -> None:
+        job.stored = await get_message(self._connection, self.queue.snapshot.queue, job.sequence)
+
+    async def _read_ends(self, jobs: Sequence[JobFacts], announced: Announced | None = None) -> None:
+        snapshot, wanted = self.queue.snapshot, list[tuple[JobFacts, dict[str, StoredMessage | None], str]]()
+        for job in jobs:
+            # The archive's copy of a job that is gone names another consumer, perhaps, than its entries.
+            known = job.stored or (None if isinstance(job.archived, Unread) else job.archived)
+            taker = snapshot.consumer_for(known.subject) if known else None
+            names = {entry.consumer: 0 for entry in job.entries if entry.consumer}
+            if taker:
+                names[taker.name] = 0
+            known_ends = job.ends = dict(job.ends or {})
+            wanted += [(job, known_ends, name) for name in names if name not in known_ends]
+        subjects = [completion_subject(snapshot.queue, name, job.sequence) for job, _, name in wanted]
+        ends = await self._last(self._events or "", subjects, announced or {})
+        for (_, known_ends, name), end in zip(wanted, ends, strict=True):
+            known_ends[name] = end
+
+    async def _read_audit(self, audit: AuditLog, jobs: Sequence[JobFacts], announced: Announced) -> None:
+        audit = await audit.with_ranges_of(job.sequence for job in jobs)
+        known = announced.get(audit.stream, {})
+        recorded = [
+            job
+            for job in jobs
+            if known.get(letter_audit_subject(audit.queue, job.sequence), _UNREAD) is not None
+            or not audit.has_no_range_of(job.sequence)
+        ]
+        records = await map_concurrently(audit.last_record, [job.sequence for job in recorded])
+        for job, record in zip(recorded, records, strict=True):
+            job.record = record
+
+    async def _read_records(self, jobs: Sequence[JobFacts], announced: Announced | None = None) -> None:
+        known = (announced or {}).get(self._dead_letter_queue, {})
+        unread = [entry for job in jobs for entry in _records(job.entries) if entry not in known]
+        read = await map_concurrently(partial(get_message, self._connection, self._dead_letter_queue), unread)
+        messages: dict[int | str, StoredMessage | None] = {**known, **dict(zip(unread, read, strict=True))}
+        for job in jobs:
+            job.records = {entry: messages[entry] for entry in _records(job.entries)}
+
+    async def _read_each(self, read: Callable[[JobFacts], Coroutine[Any, Any, None]], jobs: Sequence[JobFacts]) -> None:
+        await map_concurrently(read, jobs)
+
+    async def _read_foreign_end(self, job: JobFacts) -> None:
+        end = None
+        if self._events:
+            subject = job_completion_filter(self.queue.snapshot.queue, job.sequence)
+            end = await last_message(self._connection, self._events, subject)
+        job.foreign_end = end.stored_at if end else None
+
+    async def _read_archived(self, job: JobFacts) -> None:
+        job.archived = await self._archive.find(job.sequence) if self._archive else None
+
+    async def _read_termination(self, job: JobFacts) -> None:
+        last = max(entry.sequence for entry in job.entries if entry.kind == EntryKind.TERMINATION)
+        job.termination = await get_message(self._connection, self._dead_letter_queue, last)
+
+    async def _read_new_job(self, job: JobFacts) -> None:
+        queue, record = self.queue.snapshot.queue, job.record
+        sequence = (record.new_sequence if record else None) or 0
+        message, last = await get_message(self._connection, queue, sequence), sequence
+        if message is None:
+            last = int((await stream_info(self._connection, queue))["state"]["last_seq"])
+        job.new_job = message, last
+
+    async def _read_removed_entries(self, job: JobFacts) -> None:
+        entries = [entry.sequence for entry in stored_entries(job.entries)]
+        stored = await map_concurrently(partial(get_message, self._connection, self._dead_letter_queue), entries)
+        job.has_removed_entries = None in stored
+
+    async def _read_near_acknowledgements(self, jobs: Sequence[JobFacts]) -> None:
+        windows = {job.sequence: window for job in jobs if (window := acknowledgement_window(job, self.queue))}
+        found = await self.acknowledgements.within(windows)
+        for job in jobs:
+            job.near_acknowledgements = found.get(job.sequence, ())
+
+    async def _read_acknowledgements(self, jobs: Sequence[JobFacts]) -> None:
+        times = await self.acknowledgements.times()
+        for job in jobs:
+            job.acknowledged_at = times.get(job.sequence)
+
+    async def _read_up_since(self, _: object) -> None:
+        audit, snapshot = self._audit, self.queue.snapshot
+        since = await server_up_since(self._connection, snapshot.companions[audit.stream]) if audit else None
+        self.update(up_since=since)
+
+
+def _records(entries: Sequence[Entry]) -> list[int]:
+    """Return the sequences of the entries that hold a job's copy."""
+    return [entry.sequence for entry in stored_entries(entries) if entry.kind not in ADVISORIES]
+
+
+class Acknowledgements:
+    """The ack metrics of some jobs, read once they are needed.
+
+    :param events: the stream that stores them, if any does
+    :param queue: the work queue
+    :param sequences: the jobs' stream sequences
+    :param since: when the first of the jobs was stored, or earlier
+    :param known: when the last one of each job was stored, where that was read before
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        events: str | None,
+        queue: str,
+        sequences: Collection[int],
+        since: datetime,
+        known: Mapping[int, datetime] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._events = events
+        self._queue = queue
+        self._subject = f"{ACK_METRIC}.{queue}.*"
+        self._sequences = frozenset(sequences)
+        self._since = since
+        self._times = known if events and sequences else known or {}
+        self._reading = asyncio.Lock()
+
+    async def times(self) -> Mapping[int, datetime]:
+        """Return by stream sequence when the last ack metric of each job was stored, for those that have one."""
+        async with self._reading:
+            if self._times is None:
+                info = await stream_info(self._connection, str(self._events))
+                start = await first_since(self._connection, info, self._since)
+                self._times = {sequence: at async for sequence, at in self._read(start) if sequence in self._sequences}
+        return self._times
+
+    async def within(self, windows: Mapping[int, tuple[datetime, datetime]]) -> dict[int, list[datetime]]:
+        """Return when the ack metrics of jobs were stored, each as far as that was between two times.
+
+        :param windows: the two times by the job's stream sequence; those that are near are read together
+        """
+        found: dict[int, list[datetime]] = {}
+        if self._events is None or not windows:
+            return found
+        info = await stream_info(self._connection, self._events)
+        parts: list[list[datetime]] = []
+        for start, stop in sorted(windows.values()):
+            if parts and start <= parts[-1][1] + _NEAR:
+                parts[-1][1] = max(stop, parts[-1][1])
+            else:
+                parts.append([start, stop])
+        for start, stop in parts:
+            async for sequence, at in self._read(await first_since(self._connection, info, start)):
+                if at > stop:
+                    break
+                if sequence in windows:
+                    found.setdefault(sequence, []).append(at)
+        return found
+
+    async def _read(self, start: int) -> AsyncGenerator[tuple[int, datetime]]:
+        async for message in read_range(self._connection, str(self._events), self._subject, start):
+            metric = event_of(message, self._queue, self._connection.domain)
+            if isinstance(metric, AckMetric):
+                yield metric.stream_seq, message.stored_at
