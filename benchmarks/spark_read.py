@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
+from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_options import read_options
 from benchmarks.rounds import Variant, format_rounds, measure, with_earlier_rounds
 from benchmarks.spark_floors import drain
 from benchmarks.spark_memory import MemoryDataSource

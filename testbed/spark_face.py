@@ -6,12 +6,11 @@ from airflow_provider_jetstream.spark.connection_options import VARIABLES, conne
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
-from airflow_provider_jetstream.spark.source.options import write_options
+from airflow_provider_jetstream.spark.source.options import read_options, write_options
 from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from airflow_provider_jetstream.spark.source.publisher import Publisher
 from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder
-from airflow_provider_jetstream.spark.source.source_options import read_options
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 from airflow_provider_jetstream.spark.source.stream_reader import JetStreamStreamReader
 from airflow_provider_jetstream.spark.source.writer import JetStreamStreamWriter

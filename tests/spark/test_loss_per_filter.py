@@ -12,7 +12,7 @@ from spark_streams import delete, make_stream, publish, purge
 
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import JetStreamReader, take_snapshots
-from airflow_provider_jetstream.spark.source.source_options import source_options
+from airflow_provider_jetstream.spark.source.options import source_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable

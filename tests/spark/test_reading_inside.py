@@ -21,7 +21,7 @@ import json, sys
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.partition_planner import Range
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_options import read_options
+from airflow_provider_jetstream.spark.source.options import read_options
 
 raw, names, task = map(json.loads, sys.argv[1:])
 columns = RequestedColumns(tuple(names), (False,) * len(names))

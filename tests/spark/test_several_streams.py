@@ -16,7 +16,7 @@ from airflow_provider_jetstream.spark.source.batch_reader import (
     JetStreamReader,
     take_snapshots,
 )
-from airflow_provider_jetstream.spark.source.source_options import source_options
+from airflow_provider_jetstream.spark.source.options import source_options
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer

@@ -10,16 +10,13 @@ import pytest
 from test_exported_names import _AIRFLOW_NAMES, _FACES
 
 from airflow_provider_jetstream.provider_info import get_provider_info
-from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
-from airflow_provider_jetstream.spark.source.option_texts import OPTION_TEXTS
-from airflow_provider_jetstream.spark.source.options import write_options
-from airflow_provider_jetstream.spark.source.source_options import read_options
+from airflow_provider_jetstream.spark.source.options import OPTIONS, option_names, read_options, write_options
 from tools.reference.arguments import class_arguments
 from tools.reference.docstrings import own_docstring
 from tools.reference.pages import FOLDER, reference_links, reference_pages, reference_problems
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.option_names import Purpose
+    from airflow_provider_jetstream.spark.source.options import Purpose
 
 _PACKAGE = "airflow_provider_jetstream"
 PAGES = reference_pages()
@@ -72,8 +69,8 @@ def test_every_public_name_has_a_section() -> None:
 def test_a_default_of_a_spark_option_is_what_its_absence_means(purpose: Purpose) -> None:
     stream = {"stream": "orders"}
     parse: Any = read_options if purpose.startswith("read") else write_options
-    for name in OPTION_NAMES[purpose]:
-        option = OPTION_TEXTS.get(name)
+    for name in option_names(purpose):
+        option = OPTIONS.get(name)
         if option and option.default:
             assert parse(stream | {name: option.default}, purpose) == parse(stream, purpose), name
 

@@ -36,7 +36,7 @@ from airflow_provider_jetstream.spark.dead_letters import schema
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text, header_values
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, RequestedColumns
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
-from airflow_provider_jetstream.spark.source.source_options import read_options
+from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 from airflow_provider_jetstream.spark.wire.arrow_buffers import constant_column, integer_column, timestamp_column
 

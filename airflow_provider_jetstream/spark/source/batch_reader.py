@@ -14,6 +14,7 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.data_loss import Planned, record_matches
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
+from airflow_provider_jetstream.spark.source.options import source_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
     LATEST,
     Range,
@@ -26,7 +27,6 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     with_share,
 )
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.source_options import source_options
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo, names_of_streams
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from airflow_provider_jetstream.spark.source.options import ReadOptions
-    from airflow_provider_jetstream.spark.source.source_options import SourceOptions
+    from airflow_provider_jetstream.spark.source.options import ReadOptions, SourceOptions
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
-from airflow_provider_jetstream.spark.source.source_options import source_options
+from airflow_provider_jetstream.spark.source.options import source_options
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from airflow_provider_jetstream.spark.source.data_loss import Loss
-    from airflow_provider_jetstream.spark.source.source_options import SourceOptions
+    from airflow_provider_jetstream.spark.source.options import SourceOptions
 
 _STREAMS = "streams"
 # Where the batch that the offset ends begins: the first position of a query, or of a stream that has appeared, is

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+    from airflow_provider_jetstream.spark.source.options import SourceOptions
     from airflow_provider_jetstream.spark.source.partition_planner import Range
-    from airflow_provider_jetstream.spark.source.source_options import SourceOptions
     from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
     Offset = dict[str, Any]

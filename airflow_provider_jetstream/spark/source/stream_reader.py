@@ -19,11 +19,10 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.options import TriggerOptions
+from airflow_provider_jetstream.spark.source.options import TriggerOptions, source_options
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from airflow_provider_jetstream.spark.source.query_offset import write_offset
 from airflow_provider_jetstream.spark.source.query_streams import QueryStreams
-from airflow_provider_jetstream.spark.source.source_options import source_options
 from airflow_provider_jetstream.spark.source.trigger_pace import TriggerPace
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from airflow_provider_jetstream.spark.source.option_names import Purpose
-    from airflow_provider_jetstream.spark.source.options import WriteOptions
+    from airflow_provider_jetstream.spark.source.options import Purpose, WriteOptions
     from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 
 log = logging.getLogger(__name__)

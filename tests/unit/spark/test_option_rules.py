@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.option_names import OPTION_NAMES
-from airflow_provider_jetstream.spark.source.option_parser import OptionParser
 from airflow_provider_jetstream.spark.source.option_values import Bound
-from airflow_provider_jetstream.spark.source.source_options import source_options
+from airflow_provider_jetstream.spark.source.options import option_names, source_options
 from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 from testbed.spark_face import plan_ranges, read_options, write_options
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.option_names import Purpose
+    from airflow_provider_jetstream.spark.source.options import Purpose
 
 _STREAM = {"stream": "orders"}
 
@@ -37,12 +35,10 @@ _INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, fi
         ("readStream", {"kafka.group.id": "x"}, "which is Kafka's: drop it: there is no consumer group"),
         ("read", {"startingOffsetsByTimestamp": "{}"}, "which is Kafka's: give startingTimestamp"),
         ("write", {"topic": "x"}, "which is Kafka's: name the stream with the option stream, and give subject"),
-        ("read", {"nats.host": "x"}, "found 'nats.host', which is nats-spark-connector's: give servers, such as nats:"),
-        ("write", {"nats.stream.subjects": "x"}, "found 'nats.stream.subjects', which is nats-spark-connector's: give"),
         (
             "read",
-            {"nats.other": "x"},
-            "found 'nats.other', which is nats-spark-connector's: the connection's are apiPr",
+            {"nats.host": "x"},
+            "found 'nats.host', which is nats-spark-connector's: its page in the",
         ),
         ("read", {"kafka.security.protocol": "x"}, "which is Kafka's: the connection's are apiPrefix, connection,"),
         ("read", {"maxOffsetsPerTrigger": "1"}, "the option maxOffsetsPerTrigger is for readStream, not for read"),
@@ -123,38 +119,22 @@ _KAFKAS_OPTIONS = """
 """
 
 
-# Those of nats-spark-connector's three versions.
-_CONNECTORS_OPTIONS = """
-    nats.host nats.port nats.credential.file nats.tls.algorithm nats.trust.store.path nats.trust.store.password
-    nats.key.store.path nats.key.store.password nats.ssl.context.factory.class nats.js.api.prefix nats.stream.name
-    nats.pull.subscription.stream.name nats.pull.subscription.durable.name nats.pull.consumer.create
-    nats.pull.consumer.ack.wait nats.pull.consumer.max.ack.pending nats.pull.consumer.max.batch nats.stream.subjects
-    nats.pull.batch.size nats.pull.wait.time nats.pull.batcher.initial.delay nats.pull.batcher.frequency.secs
-    nats.storage.payload-compression nats.msg.ack.wait.secs nats.datetime.format nats.ack.none nats.num.listeners
-    nats.allow.reconnect nats.connection.timeout nats.connection.user.name nats.connection.user.password
-    nats.connection.outgoingqueue.maxmessages nats.ping.interval.secs nats.reconnect.wait.secs
-    nats.msg.receive.wait.millis nats.flush.wait.millis nats.durable.name nats.msg.fetch.batch.size nats.storage.type
-    nats.storage.replicas nats.js.api-prefix nats.js.define-stream nats.js.define-consumer nats.key-store.path
-    nats.key-store.password nats.trust-store.path nats.trust-store.password nats.idle-timeout.minutes
-"""
-
-
 @pytest.mark.parametrize("purpose", ["load", "read", "readStream", "write", "writeStream"])
-@pytest.mark.parametrize("option", [*_KAFKAS_OPTIONS.split(), *_CONNECTORS_OPTIONS.split()])
-def test_an_option_of_another_format_is_known_or_answered_with_a_hint(purpose: Purpose, option: str) -> None:
-    if option in OPTION_NAMES[purpose]:
+@pytest.mark.parametrize("option", _KAFKAS_OPTIONS.split())
+def test_an_option_of_kafkas_source_is_known_or_answered_with_a_hint(purpose: Purpose, option: str) -> None:
+    if option in option_names(purpose):
         return
     # Nothing else is given, as by somebody who has copied a job and changed its format.
+    parse = write_options if purpose.startswith("write") else source_options
     with pytest.raises(SparkOptionError) as caught:
-        OptionParser({option: "x"}, purpose)
-    owner = "nats-spark-connector's" if option in _CONNECTORS_OPTIONS.split() else "Kafka's"
-    hint = str(caught.value).rpartition(f"found {option!r}, which is {owner}: ")[2]
+        parse({option: "x"}, purpose)
+    hint = str(caught.value).rpartition(f"found {option!r}, which is Kafka's: ")[2]
     if hint == str(caught.value):
         assert f"the option {option} is for " in hint
         return
     # What a hint tells to give is an option.
-    known = {name for names in OPTION_NAMES.values() for name in names}
     given = re.match(r"(?:name the stream with the option|give|the connection's are) (\w+)", hint)
+    known = {*option_names("load"), *option_names("write")}
     assert (given and given[1] in known) or hint.startswith("drop it")
 
 
