@@ -44,9 +44,16 @@ class RepairedLettersError(TerminalError, ValueError):
 
 
 class RowsNotStoredError(JetStreamProviderError):
-    """The stream didn't acknowledge some rows of a partition; rows before and after them may be stored."""
+    """The stream didn't acknowledge some rows of a partition; rows before and after them may be stored.
+
+    :param may_pass: whether another attempt can store one of them
+    """
 
     code = "JS510"
+
+    def __init__(self, message: str, *, may_pass: bool = True) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 class SparkSettingsError(TerminalError, ValueError):

@@ -51,7 +51,6 @@ def spark(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.local.dir": str(scratch / "local"),
     }
     builder = SparkSession.builder.master("local[2,4]").appName("tests")

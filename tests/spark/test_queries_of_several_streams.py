@@ -204,15 +204,17 @@ def test_an_offset_of_no_selected_stream_is_refused(pair: list[SourceStream], pa
         query.places()
         _delete(other)
         _make(other, count=1)
-        query.restart(pair_options)
-        with pytest.raises(
-            SparkOptionError, match=f"expected a checkpoint of {one.name}, .*none of these: use another"
-        ):
-            query.places()
-        # One name leaves no doubt whose offset it is.
-        query.restart({"servers": pair_options["servers"], "streams": other.name})
-        with pytest.raises(DataLossError, match="deleted and recreated"):
-            query.places()
+        for again in (pair_options, {"servers": pair_options["servers"], "streams": other.name}):
+            query.restart(again)
+            with pytest.raises(DataLossError, match="deleted and recreated"):
+                query.places()
+        for elsewhere in ({"stream": one.name}, {"streams": one.name}, {"streamPattern": f"{one.name}*"}):
+            query.restart({"servers": pair_options["servers"], **elsewhere})
+            with pytest.raises(
+                SparkOptionError,
+                match=f"expected a checkpoint of .*{one.name}.*, found one of {other.name}: use another",
+            ):
+                query.places()
     with closing(ReaderQuery(pair_options)) as query:
         query.places()
         query.restart({"servers": pair_options["servers"], "streamPattern": "others-*"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from pyspark.errors import PySparkException
@@ -11,6 +12,10 @@ from pyspark.sql import functions as f
 from spark_streams import make_stream, publish_numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from testbed.spark_face import SourceStream
@@ -46,3 +51,56 @@ def test_columns_of_another_type_are_refused_before_anything_is_read_or_written(
     writer = numbers.write.format("jetstream").options(**stream_options, subject=f"{stream.name}.a").mode("append")
     assert "found value bigint: select or cast before writing" in _error(writer.save)
     assert stream.info().last == 10
+
+
+_WRONG = {
+    "an unknown option": ({"startingOffset": "1"}, "did you mean startingOffsets?"),
+    "Kafka's option": ({"subscribe": "orders"}, "which is Kafka's: name the stream with the option stream"),
+    "a wrong value": ({"minPartitions": "few"}, "minPartitions: expected a whole number from 1"),
+    "no stream": ({"stream": "", "streams": "a..b"}, "expected"),
+    "options that exclude each other": ({"streams": "a,b"}, "expected stream or streams, found both"),
+    "two limits in the wrong order": ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "found 9 and 8"),
+    "a connection that isn't there": ({"servers": "", "connection": "nowhere"}, "NATS_NOWHERE_URL"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "cause"), _WRONG.values(), ids=_WRONG)
+def test_the_error_of_a_query_is_that_of_its_options(
+    spark: SparkSession, stream_options: dict[str, str], wrong: dict[str, str], cause: str
+) -> None:
+    options = {name: value for name, value in {**stream_options, **wrong}.items() if value}
+
+    def follow() -> None:
+        # With columns of the user's own, Spark asks for no schema, and the options are first seen by the query.
+        frame = spark.readStream.format("jetstream").options(**options).schema("value binary, seq bigint").load()
+        query = frame.writeStream.format("noop").trigger(availableNow=True).start()
+        try:
+            query.awaitTermination(60)
+        finally:
+            query.stop()
+
+    message = _error(follow)
+    assert cause in message
+    assert "UnboundLocalError" not in message
+
+
+def test_rows_that_can_never_be_stored_are_tried_once(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
+) -> None:
+    make_stream(stream, max_msg_size=200)
+
+    def note(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        (tmp_path / uuid4().hex).touch()
+        yield from batches
+
+    for value, cause in (
+        (f.when(f.col("id") == 3, None).otherwise("x"), "rows 3: its value is null"),
+        (f.when(f.col("id") == 3, f.repeat(f.lit("x"), 300)).otherwise("x"), "rows 3: message size exceeds maximum"),
+    ):
+        rows = spark.range(0, 5, 1, 1).mapInArrow(note, "id bigint").select(value.alias("value"))
+        writer = rows.write.format("jetstream").options(**stream_options, subject=f"{stream.name}.a").mode("append")
+        assert cause in _error(writer.save)
+        assert len(list(tmp_path.iterdir())) == 1
+        for path in tmp_path.iterdir():
+            path.unlink()
+    assert stream.info().last == 8

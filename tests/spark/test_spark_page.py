@@ -49,7 +49,7 @@ def test_the_blocks_of_the_page_run(spark: SparkSession, own_nats: NatsServer, t
             spark.catalog.dropTempView(view)
     assert {row["sum(order.amount AS amount)"] for row in variables["amounts"].collect()} != set()
     assert {name: _stored(own_nats, name) for name in SUBJECTS} == {
-        "orders": 4,
+        "orders": 3,
         "reminders": 2,
         "invoices": 2,
         "backup": 2,
@@ -61,7 +61,7 @@ def test_the_blocks_of_the_page_run(spark: SparkSession, own_nats: NatsServer, t
     assert [row.key for row in variables["changes"].collect()] == ["plum"]
     assert spark.read.parquet(f"{tmp_path}/orders").count() == 2
     assert spark.table("counts").collect() == [("orders", 2)]
-    assert spark.read.parquet(f"{tmp_path}/nightly").count() == 4
+    assert spark.read.parquet(f"{tmp_path}/nightly").count() == 3
 
 
 def _remove_listener(spark: SparkSession, variables: dict[str, Any]) -> None:

@@ -75,3 +75,22 @@ def test_views_are_read_and_inserted_into(
     assert [(row["value"], row["subject"]) for row in read_all(stream_options, first=4)] == [
         (b"1", f"{stream.name}.again")
     ]
+
+
+def test_a_view_of_a_table_reads_what_is_stored_at_each_query(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    make_stream(stream, max_msgs=4)
+    publish_numbers(stream, 3)
+    options = quoted(stream_options)
+    with dropped(spark, "live_jobs_table"):
+        spark.sql("CREATE TABLE live_jobs_table (value BINARY, subject STRING, seq BIGINT) USING jetstream")
+        spark.sql(f"CREATE TEMPORARY VIEW live_jobs AS SELECT * FROM live_jobs_table WITH {options}")
+        assert count_of(spark, "SELECT count(*) FROM live_jobs") == 3
+        spark.sql("CREATE TABLE IF NOT EXISTS new_jobs_table (value BINARY, subject STRING) USING jetstream")
+        with dropped(spark, "new_jobs_table"):
+            spark.sql(f"INSERT INTO new_jobs_table WITH {options} VALUES (CAST('one' AS BINARY), '{stream.name}.new')")
+        assert count_of(spark, "SELECT max(seq) FROM live_jobs") == 4
+        # The stream is full: each message drops the first one.
+        publish_numbers(stream, 2)
+        assert [row.seq for row in spark.sql("SELECT seq FROM live_jobs ORDER BY seq").collect()] == [3, 4, 5, 6]

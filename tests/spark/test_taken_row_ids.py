@@ -48,6 +48,7 @@ class _Write:
     def run(self) -> tuple[int, int]:
         """Return how many rows are stored, and how many of them were before."""
         written = self.writer.write(iter([self._batch]))
+        self.writer.commit([written])
         return written.rows, written.duplicates
 
 

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSock
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.data_loss import Planned, record_matches
+from airflow_provider_jetstream.spark.source.data_loss import record_matches
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
 from airflow_provider_jetstream.spark.source.options import source_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
@@ -26,7 +26,7 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     require_latest,
     with_share,
 )
-from airflow_provider_jetstream.spark.source.partition_reader import read_range
+from airflow_provider_jetstream.spark.source.partition_reader import read_range, require_same
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo, names_of_streams
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from airflow_provider_jetstream.spark.source.options import ReadOptions, SourceOptions
+    from airflow_provider_jetstream.spark.source.options import SourceOptions
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,10 @@ class StreamSnapshot:
     """A stream at the time of loading.
 
     :param version: the server's
-    :param planned: what is stored, as far as a loss has to be told from something else later
     """
 
     info: StreamInfo
     version: tuple[int, ...]
-    planned: Planned
-
-    @classmethod
-    def of(cls, stream: SourceStream, options: ReadOptions) -> StreamSnapshot:
-        """Read the state of a stream behind an open connection."""
-        info = stream.info()
-        starts = range_starts(max(info.first, options.start.sequence or 1), info.last, options)
-        return cls(info, stream.socket.version, record_matches(stream, info, starts, options.filters))
 
 
 def take_snapshots(raw_options: Mapping[str, str], options: SourceOptions) -> dict[str, StreamSnapshot]:
@@ -69,7 +60,7 @@ def take_snapshots(raw_options: Mapping[str, str], options: SourceOptions) -> di
 
 def _snapshots(socket: NatsSocket, options: SourceOptions) -> dict[str, StreamSnapshot]:
     names = options.names or options.matching(names_of_streams(socket))
-    return {name: StreamSnapshot.of(SourceStream(socket, name), options.of(name)) for name in names}
+    return {name: StreamSnapshot(SourceStream(socket, name).info(), socket.version) for name in names}
 
 
 class RangePartition(InputPartition):
@@ -113,12 +104,14 @@ class JetStreamReader(DataSourceReader):
             if self._options.shared.latest:
                 return [RangePartition(self._latest(name, snapshot)) for name, snapshot in snapshots.items()]
             ends = {name: self._ends(SourceStream(socket, name), snapshot) for name, snapshot in snapshots.items()}
-        sizes = {name: max(0, last + 1 - first) for name, (first, last) in ends.items()}
-        tasks: list[Range] = []
-        for name, snapshot in snapshots.items():
-            options = with_share(self._options.of(name), sizes[name], sum(sizes.values()))
-            method = fetch_method(options, snapshot.info, snapshot.version)
-            tasks += plan_ranges(*ends[name], options, snapshot.info, method, options.filters, snapshot.planned)
+            sizes = {name: max(0, last + 1 - first) for name, (first, last, _) in ends.items()}
+            tasks: list[Range] = []
+            for name, snapshot in snapshots.items():
+                options, (first, last, info) = self._options.of(name), ends[name]
+                options = with_share(options, sizes[name], sum(sizes.values()))
+                method, starts = fetch_method(options, info, snapshot.version), range_starts(first, last, options)
+                planned = record_matches(SourceStream(socket, name), info, starts, options.filters)
+                tasks += plan_ranges(first, last, options, info, method, options.filters, planned)
         return [RangePartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -139,9 +132,20 @@ class JetStreamReader(DataSourceReader):
         require_latest(options, info)
         return Range(name, 1, info.last, LATEST, options.filters, info.created, detect_loss=False)
 
-    def _ends(self, stream: SourceStream, snapshot: StreamSnapshot) -> tuple[int, int]:
-        """Return the first and the last sequence to read of a stream."""
+    def _ends(self, stream: SourceStream, snapshot: StreamSnapshot) -> tuple[int, int, StreamInfo]:
+        """Return the first and the last sequence to read of a stream, and its state now.
+
+        What left the stream since the data was loaded isn't lost: nobody was to read it yet.
+
+        :raises DataLossError: the stream was created anew since
+        """
         options, info = self._options.of(stream.name), snapshot.info
         # Refused before anything is asked of the server.
         fetch_method(options, info, snapshot.version)
-        return first_sequence(stream, options, info), last_sequence(stream, options.end, info)
+        first, last, now = (
+            first_sequence(stream, options, info),
+            last_sequence(stream, options.end, info),
+            stream.info(),
+        )
+        require_same(stream, info.created, now)
+        return max(first, now.first), last, now

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
 from airflow_provider_jetstream.spark.source.options import source_options
 
@@ -71,9 +72,12 @@ class JetStreamDataSource(DataSource):
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Make a reader of what is stored from now on."""
-        from airflow_provider_jetstream.spark.source.stream_reader import stream_reader
+        from airflow_provider_jetstream.spark.source.stream_reader import RefusedStreamReader, stream_reader
 
-        return stream_reader(self.options, schema)
+        try:
+            return stream_reader(self.options, schema)
+        except JetStreamProviderError as error:
+            return RefusedStreamReader(error)
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

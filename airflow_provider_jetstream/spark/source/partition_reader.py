@@ -16,7 +16,7 @@ from airflow_provider_jetstream.spark.source.data_loss import find_loss, report_
 from airflow_provider_jetstream.spark.source.fetch_api import ApiFetch
 from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch, PullSize
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
-from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -147,14 +147,22 @@ def scans(task: Range) -> list[tuple[str, ...]]:
 def _require_range(stream: SourceStream, options: ReadOptions, task: Range, first: int) -> int:
     """Report what is lost of a range, and return at which sequence the stream begins."""
     info = stream.info()
-    if info.created != task.created:
-        raise DataLossError(
-            f"expected the stream {stream.name} that was created at {task.created}, found one created at"
-            f" {info.created}: it was deleted and recreated while it was read; read it again"
-        )
+    require_same(stream, task.created, info)
     if loss := find_loss(stream, info, first, options.filters, task.planned, last=task.last):
         report_loss(f"{stream.name} begins at {info.first} now, and {first} was to be read", options, loss)
     return info.first
+
+
+def require_same(stream: SourceStream, created: str, info: StreamInfo) -> None:
+    """Require that a stream is the one that a read was planned for.
+
+    :raises DataLossError: it was created anew since
+    """
+    if info.created != created:
+        raise DataLossError(
+            f"expected the stream {stream.name} that was created at {created}, found one created at"
+            f" {info.created}: it was deleted and recreated while it was read; read it again"
+        )
 
 
 class _Observer:

@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
     UnreachableError,
 )
+from airflow_provider_jetstream.jetstream.publishing.refusals import is_full, is_passing
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
@@ -94,6 +95,7 @@ class Publisher:
         self._retry_at = 0.0
         self._failures: dict[str, _Failure] = {}
         self._failed = 0
+        self._may_pass = False
         self._reconnects = 0
         # The rows that the server has dropped as duplicates, by number, with the sequences of what it has instead; and
         # the frames of those whose message ids somebody else has taken, with how many were.
@@ -141,7 +143,7 @@ class Publisher:
         """
         self._wait_until(0, 0)
         if self._failures:
-            raise RowsNotStoredError(self._report())
+            raise RowsNotStoredError(self._report(), may_pass=self._may_pass)
 
     @property
     def settled(self) -> int:
@@ -315,7 +317,9 @@ class Publisher:
             if error.err_code == WRONG_LAST_SEQUENCE and self._lookup.finds(Row(bytes(self._frame(index)))):
                 self.duplicates += self._acknowledge([index])
                 return
-            self._refuse(index, f"{error.description} (error {error.err_code})")
+            self._refuse(
+                index, f"{error.description} (error {error.err_code})", may_pass=is_full(error) or is_passing(error)
+            )
         except UnreachableError:
             # From another subscriber to the subject; the stream's own answer may still come.
             return
@@ -329,7 +333,8 @@ class Publisher:
         now = time.monotonic()
         if now - self._unanswered_since.setdefault(index, now) > self._options.ack_timeout:
             subject = self._batch_with(index).subject(index).decode()
-            self._refuse(index, f"no stream stores {subject}: {self._options.stream} doesn't, or it is away")
+            reason = f"no stream stores {subject}: {self._options.stream} doesn't, or it is away"
+            self._refuse(index, reason, may_pass=True)
             return
         if not self._unanswered:
             self._retry_at = now + _PAUSE
@@ -367,13 +372,15 @@ class Publisher:
         for index in list(self._in_flight):
             self._remove(index)
             self._count_failure(index, f"no acknowledgement: {error}")
-        raise RowsNotStoredError(self._report()) from None
+        self._may_pass = isinstance(error, TransientError)
+        raise RowsNotStoredError(self._report(), may_pass=self._may_pass) from None
 
     def _too_large(self) -> str:
         return f"body and headers have more than the {self.socket.max_payload} bytes that the server takes"
 
-    def _refuse(self, index: int, reason: str) -> None:
+    def _refuse(self, index: int, reason: str, *, may_pass: bool = False) -> None:
         if self._remove(index):
+            self._may_pass |= may_pass
             self._fail(index, reason)
 
     def _fail(self, index: int, reason: str) -> None:

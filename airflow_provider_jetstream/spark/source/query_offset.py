@@ -39,18 +39,20 @@ class QueryOffset:
     :param positions: by the streams' names
     :param starts: after which positions the batch reads them
     :param unnamed: the position of the only stream, where that is all there is
+    :param stream: the name of that stream, where the offset has it
     """
 
     positions: Mapping[str, StreamPosition]
     starts: Mapping[str, StreamPosition] = field(default_factory=dict)
     unnamed: StreamPosition | None = None
+    stream: str | None = None
 
     @classmethod
     def parse(cls, offset: Mapping[str, Any]) -> QueryOffset:
         """Read an offset of either form."""
         if _STREAMS not in offset:
             starts = {offset[_STREAM]: StreamPosition.of(offset[_START])} if _START in offset else {}
-            return cls({}, starts, StreamPosition.of(offset))
+            return cls({}, starts, StreamPosition.of(offset), offset.get(_STREAM))
         entries: Mapping[str, Mapping[str, Any]] = offset[_STREAMS]
         return cls(
             {name: StreamPosition.of(entry) for name, entry in entries.items()},
@@ -70,6 +72,13 @@ class QueryOffset:
                     " checkpoint"
                 )
             return self.positions
+        if self.stream is not None and not options.selects(self.stream):
+            raise SparkOptionError(
+                f"expected a checkpoint of {options}, found one of {self.stream}: use another checkpoint, or read"
+                f" {self.stream}"
+            )
+        if self.stream is not None:
+            return {self.stream: self.unnamed}
         if len(options.names) == 1:
             return {options.names[0]: self.unnamed}
         for name, created in creations().items():

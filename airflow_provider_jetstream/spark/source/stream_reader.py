@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
+    from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
     from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
 _Result = TypeVar("_Result")
@@ -47,6 +48,34 @@ def stream_reader(raw_options: Mapping[str, str], schema: StructType) -> DataSou
     if given := source_options(raw_options, "readStream").shared.per_trigger.given:
         raise SparkOptionError(f"{given[0]}: expected Spark 4.2 or later, found an earlier one: drop it")
     return JetStreamStreamReader(raw_options, schema)
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Raises an error of the options when the query begins.
+
+    Spark stops the reader that it couldn't make, and its own UnboundLocalError for that hides the cause.
+    """
+
+    def __init__(self, error: JetStreamProviderError) -> None:
+        self._error = error
+
+    @override
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the error; a query with a checkpoint asks for this as well."""
+        raise self._error
+
+    @override
+    def latestOffset(self, *_: object) -> dict[str, Any]:
+        """Raise the error."""
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Raise the error."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Raise the error."""
+        raise self._error
 
 
 class JetStreamStreamReader(DataSourceStreamReader):

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.errors import RowsNotStoredError, SparkOptionError
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.publisher import Publisher
 from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder, check_schema
@@ -41,14 +41,16 @@ _BYTES = 4 << 20
 
 @dataclass
 class WrittenRows(WriterCommitMessage):
-    """How many rows a task stored.
+    """What a task stored.
 
-    :param rows: acknowledged rows
+    :param rows: how many were acknowledged
     :param duplicates: those of them that the stream had already
+    :param problem: which rows no attempt can store, and why; empty where there are none
     """
 
     rows: int
     duplicates: int
+    problem: str = ""
 
 
 class WriteIdentity(NamedTuple):
@@ -108,17 +110,23 @@ class PartitionWriter:
         """Publish a partition.
 
         :param identity: of the write
-        :raises RowsNotStoredError: some aren't known to be stored
+        :return: also where rows can never be stored: a task that failed would be tried again, up to four times
+        :raises RowsNotStoredError: some aren't known to be stored, and another attempt may store them
         """
-        partition, start = partition_number(), time.monotonic()
+        partition, start, problem = partition_number(), time.monotonic(), ""
         with closing(Publisher(self.raw_options, self.options, f"partition {partition}")) as publisher:
             info = self.require_stream(publisher.socket)
             encoder = self.encoder(identity, partition, info)
-            for rows in row_slices(batches):
-                publisher.send(encoder.encode(rows))
-            publisher.wait_for_all()
+            try:
+                for rows in row_slices(batches):
+                    publisher.send(encoder.encode(rows))
+                publisher.wait_for_all()
+            except RowsNotStoredError as error:
+                if error.may_pass:
+                    raise
+                problem = str(error)
         self.warn_if_late(partition, time.monotonic() - start, info.duplicate_window)
-        return WrittenRows(publisher.stored, publisher.duplicates)
+        return WrittenRows(publisher.stored, publisher.duplicates, problem)
 
     def encoder(self, identity: WriteIdentity, partition: int, info: StreamInfo) -> RowEncoder:
         """Return what makes messages of a partition's rows."""
@@ -185,8 +193,14 @@ def row_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch.slice(first, size)
 
 
-def _log_totals(stream: str, messages: list[WriterCommitMessage | None]) -> None:
+def _finish(stream: str, messages: list[WriterCommitMessage | None]) -> None:
+    """Log how many rows were stored.
+
+    :raises RowsNotStoredError: a task has named rows that can't be stored
+    """
     written = [message for message in messages if isinstance(message, WrittenRows)]
+    if problems := [message.problem for message in written if message.problem]:
+        raise RowsNotStoredError("\n".join(problems), may_pass=False)
     log.info(
         "Stored %d rows in %s, %d of which it had already.",
         sum(message.rows for message in written),
@@ -210,8 +224,11 @@ class JetStreamWriter(DataSourceArrowWriter):
         return self._writer.write(self._identity, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Log how many rows were stored."""
-        _log_totals(self._writer.options.stream, messages)
+        """Log how many rows were stored.
+
+        :raises RowsNotStoredError: some can't be
+        """
+        _finish(self._writer.options.stream, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: what is stored stays stored, and a later attempt is detected by its message ids."""
@@ -228,8 +245,11 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
         return self._writer.write(batch_identity(self._writer.options.prefix), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
-        """Log how many rows were stored."""
-        _log_totals(self._writer.options.stream, messages)
+        """Log how many rows were stored.
+
+        :raises RowsNotStoredError: some can't be
+        """
+        _finish(self._writer.options.stream, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
         """Do nothing: what is stored stays stored, and a later attempt is detected by its message ids."""
