@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -32,8 +33,15 @@ _PROGRESS_SECONDS = 10.0
 # Jobs may have ended in time while no triggerer ran, so a trigger reads the streams even after its deadline.
 _MINIMUM_SECONDS = 5.0
 
+_Policy = TypeVar("_Policy", WaitPolicy, StallPolicy)
+
 # Airflow cancels a killed trigger once a second until it has ended, and so interrupts its on_kill.
 _cancellations: set[asyncio.Task[None]] = set()
+
+
+@lru_cache(maxsize=256)
+def _one_of_equal(policy: _Policy) -> _Policy:
+    return policy
 
 
 class JobCompletionTrigger(BaseTrigger):
@@ -73,10 +81,10 @@ class JobCompletionTrigger(BaseTrigger):
         check_times(deadline=deadline, deferred_at=deferred_at)
         check_flags(cancel_on_kill=cancel_on_kill)
         self.nats_conn_id = nats_conn_id
-        # Not as JSON: ten thousand triggers of a process have the same few names in theirs.
-        self.handle = JobsHandle.of(handle)
-        self.policy = WaitPolicy(**tolerance)
-        self.stall_policy = StallPolicy(**stalls or {})
+        # Not as JSON: ten thousand triggers of a process have the same few names in theirs, and equal policies.
+        self.handle = JobsHandle.of(handle).compact()
+        self.policy = _one_of_equal(WaitPolicy(**tolerance))
+        self.stall_policy = _one_of_equal(StallPolicy(**stalls or {}))
         self.cancel_on_kill = cancel_on_kill
         self.limited_by = limited_by
         self.deadline = deadline

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, MutableSet
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.documents import DocumentPart
 
 # What a handle holds itself.
 _MAX_RANGES = 200
@@ -124,6 +125,18 @@ class JobsHandle(BaseModel):
         """Return the handle for an XCom."""
         return self.model_dump(mode="json", exclude_defaults=True) | {"type": self.type}
 
+    def compact(self) -> JobsHandle:
+        """Return an equal handle that shares with others what is empty: a triggerer holds ten thousand of them."""
+        return JobsHandle.model_construct(
+            _FIELDS,
+            type=self.type,
+            cursor=self.cursor,
+            sequences=self.sequences,
+            advised=self.advised or _NO_JOBS,
+            key=self.key,
+            parts=self.parts or _NO_PARTS,
+        )
+
     async def cursor_now(self, connection: Connection) -> Cursor:
         """Return the cursor from which the ends of the jobs are read in the streams as they are now.
 
@@ -171,6 +184,11 @@ class JobsHandle(BaseModel):
                 ranges += some
                 advised = advised | {row[0]: row[1] for row in rows if isinstance(row[0], str)}
         return await report_on(ranges), advised
+
+
+_FIELDS = set(JobsHandle.model_fields)
+_NO_JOBS: dict[str, int] = {}
+_NO_PARTS: list[DocumentPart] = []
 
 
 def _name(cursor: Cursor, key: str) -> DocumentName:
