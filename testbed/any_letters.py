@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream import Origin, WorkQueue, connect, connection_settings, get_message, provision
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.audit.records import (
-    LetterRange,
-    LetterRecord,
-    SimilarLetters,
-    encode_record,
-    letter_range_subject,
-)
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
@@ -119,14 +113,10 @@ async def _add_evidence(scan: Scan, queue: WorkQueue) -> None:
         for sequence in REDRIVEN
     ]
     records += [LetterRecord(sequence=sequence, action="requeued", **common) for sequence in REQUEUED]
+    records += [LetterRecord(sequence=sequence, action="parked", **common) for sequence in PARKED]
     audit = AuditLog(connection, queue.audit.name, queue.name, scan.snapshot.created)
     if any(refusals := await audit.write(records)):
         raise ValueError(f"records were refused: {refusals}")
-    parked = SimilarLetters(
-        subject="x", reason="max_deliveries", fingerprint="x", sequences=((PARKED.start, len(PARKED), PARKED.step),)
-    )
-    record = LetterRange(stream=queue.name, created=scan.snapshot.created, action="parked", groups=(parked,))
-    await store(connection, letter_range_subject(queue.name, PARKED.start, "parked"), encode_record(record))
 
 
 async def publish_raw_subject(server: NatsServer, subject: bytes) -> None:

@@ -364,12 +364,6 @@ TABLE: Final[tuple[Evidence, ...]] = (
                 _is_object("action", "created", stream="queue", sequence="sequence"),
             ),
             (
-                "ranges.<number>.<digest>",
-                _REDRIVERS,
-                "`action`, `groups`, and `stream` as in the subject; letters of that range",
-                _is_object("action", "created", "groups", stream="queue"),
-            ),
-            (
                 "intents.<operation>",
                 _REDRIVERS,
                 "`letters`, `target`, and `stream` and `operation` as in the subject",

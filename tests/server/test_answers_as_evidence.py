@@ -49,7 +49,6 @@ _TARGETS = (
     "parked.shop.worker.{n}",
     "parked.shop._.{n}",
     "audit.shop.letters.{n}",
-    "audit.shop.ranges.0.x{n}",
     "audit.shop.intents.x{n}",
     "audit.shop.runs.x{n}",
     "audit.shop.ledger",

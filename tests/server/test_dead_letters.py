@@ -415,7 +415,6 @@ _SUBJECTS = (
     "parked.{queue}.worker.1",
     "handled.{queue}.1",
     "audit.{queue}.letters.1",
-    "audit.{queue}.ranges.0.x",
     "audit.{queue}.intents.x",
     "audit.{queue}.account",
 )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.audit.records import LetterAction, LetterRecord
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 DIED = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=UTC)
 
@@ -52,3 +56,20 @@ def test_the_headers_of_a_copy_are_encoded_as_all_headers_are(letter: DeadLetter
     assert named["Redrive-Count"] == str(letter.redrives + 1)
     assert [value for name, value in job.headers.items() if name == "Nats-Msg-Id"] == [named["Nats-Msg-Id"]]
     assert named.get("Job-Id") == ("first" if ("Nats-Msg-Id", "first") in letter.headers else None)
+
+
+def read(action: LetterAction) -> LetterRecord:
+    """Return the record that an action stores, as every reader parses it."""
+    body = action.encoded(DIED.isoformat())
+    assert json.loads(body).keys() <= LetterRecord.model_fields.keys()
+    return LetterRecord.model_validate_json(body)
+
+
+def test_a_record_has_what_only_its_letter_has_and_replaces_what_is_not_utf_8(mocker: Any) -> None:
+    records = LetterRecords(mocker.Mock(), RedriveRequest(why='"quoted"'))
+    changes = {"body": {"name": {"before": "ä", "after": "\u2028"}}}
+    action = records.record(
+        dead_letter(), "redriven", new_sequence=18, subject="q.jobs", changes=changes, left_out={"Some": "\udcf6"}
+    )
+    record = read(action)
+    assert (record.why, record.changes, record.left_out) == ('"quoted"', changes, {"Some": "?"})

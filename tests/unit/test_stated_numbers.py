@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_jetstream.assets import task_assets
 from airflow_provider_jetstream.command import exporter_command
 from airflow_provider_jetstream.jetstream import documents, publication
-from airflow_provider_jetstream.jetstream.audit import lease, records
+from airflow_provider_jetstream.jetstream.audit import lease
 from airflow_provider_jetstream.jetstream.inspection import drained, samples
 from airflow_provider_jetstream.jetstream.publishing import outbox
 from airflow_provider_jetstream.jetstream.redrive import (
@@ -98,7 +98,6 @@ STATED = {
         f"the difference of the first {_word(preview._SAMPLE)} letters",
         f"It lasts {lease.LEASE_SECONDS:g} seconds (or {_word(lease.TIME_LIMITS)} times",
         f"Entries are removed {_word(finished_entries._AT_ONCE)} at a time",
-        f"the range of that number has {records.RANGE_WIDTH:,} stream sequences",
         f"updated every {_word(run_progress._PROGRESS_SECONDS)} seconds",
         f"more than {in_place._LATE_SECONDS:g} s beyond its time limit of {in_place._RESET_SECONDS:g} s",
     ],

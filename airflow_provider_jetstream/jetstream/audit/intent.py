@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from airflow_provider_jetstream.jetstream.audit.records import letter_range_filter, parse_range, parse_record
+from airflow_provider_jetstream.jetstream.audit.records import parse_record
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
@@ -234,10 +234,6 @@ async def _last_records(connection: Connection, audit: AuditLog, start: int) -> 
     async for message in read_range(connection, audit.stream, f"{prefix}*", start):
         if not proves_nothing(message):
             records[int(message.subject.removeprefix(prefix))] = message.sequence
-    async for message in read_range(connection, audit.stream, letter_range_filter(audit.queue), start):
-        if (found := parse_range(message)) and found.created == audit.created:
-            for sequence in found.sequences():
-                records[sequence] = max(message.sequence, records.get(sequence, 0))
     return records
 
 

@@ -7,26 +7,17 @@ which letters an earlier try of the same task redrove.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.lease import WRONG_LAST_SEQUENCE
 from airflow_provider_jetstream.jetstream.audit.records import (
     LetterAction,
     LetterRecord,
-    RecordedAction,
     RunRecord,
     encode_record,
-    letter_of,
-    letter_range_filter,
-    letter_range_subject,
-    parse_range,
     parse_record,
-    range_digest,
-    range_of,
-    read_ranges,
-    sorted_by_range,
 )
 from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
@@ -35,17 +26,15 @@ from airflow_provider_jetstream.jetstream.client.store_once import confirmed_onc
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
     MSG_ID,
-    audit_filter,
     letter_audit_subject,
     run_audit_subject,
 )
 from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, NotFoundError, TransientError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.lease import Fence
-    from airflow_provider_jetstream.jetstream.audit.records import RangesOfLetters
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
@@ -64,7 +53,6 @@ class AuditLog:
     :param queue: the work queue
     :param created: when the work queue was created, in the server's own text
     :param fence: the lease without which nothing is stored, for an operation that changes dead letters
-    :param ranges: what was read just now of the records about ranges
     """
 
     def __init__(
@@ -74,14 +62,12 @@ class AuditLog:
         queue: str,
         created: str,
         fence: Fence | None = None,
-        ranges: RangesOfLetters | None = None,
     ) -> None:
         self._connection = connection
         self.stream = stream
         self.queue = queue
         self.created = created
         self.fence = fence
-        self._ranges = ranges
 
     @classmethod
     async def open(cls, connection: Connection, queue: WorkQueue, created: str) -> AuditLog | None:
@@ -122,125 +108,58 @@ class AuditLog:
         if self.fence:
             await self.fence.require()
 
-    async def with_ranges_of(self, sequences: Iterable[int]) -> AuditLog:
-        """Return the same audit with the records about ranges that it has at this moment, for many :meth:`last_record`.
-
-        :param sequences: the jobs' stream sequences
-        """
-        ranges = await self.ranges_of(sequences)
-        return AuditLog(self._connection, self.stream, self.queue, self.created, self.fence, ranges)
-
-    async def ranges_of(self, sequences: Iterable[int]) -> RangesOfLetters:
-        """Read the records about ranges that may be about jobs.
-
-        :param sequences: the jobs' stream sequences
-        """
-        return await read_ranges(self._connection, self.stream, self.queue, self.created, sequences)
-
-    def has_no_range_of(self, sequence: int) -> bool:
-        """Return whether the records about ranges that were read prove that none of them is about a job.
-
-        :param sequence: the job's stream sequence
-        """
-        return self._ranges is not None and self._ranges.covers(sequence) and self._ranges.last(sequence) is None
-
     async def last_record(self, sequence: int) -> LetterRecord | None:
         """Read the last action on a job.
 
         :param sequence: the job's stream sequence
         """
         message = await last_message(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
-        record = parse_record(LetterRecord, message, self.created)
-        ranges = self._ranges
-        if ranges is None or not ranges.covers(sequence):
-            ranges = await self.ranges_of([sequence])
-        found = ranges.last(sequence)
-        if found is None or (record and message and message.sequence > found[0]):
-            return record
-        return letter_of(found[2], sequence)
+        return parse_record(LetterRecord, message, self.created)
 
     async def history(self, sequence: int) -> AsyncGenerator[LetterRecord, None]:
         """Read all actions on a job, oldest first.
 
         :param sequence: the job's stream sequence
         """
-        about = (await self.ranges_of([sequence])).about(sequence)
-        found = [(number, letter_of(record, sequence)) for number, _, record in about]
-        found += [
-            (message.sequence, record)
-            async for message in read_range(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
-            if (record := parse_record(LetterRecord, message, self.created))
-        ]
         first: dict[str, LetterRecord] = {}
-        for _, record in sorted(found, key=itemgetter(0)):
-            first.setdefault(self._message_id(record), record)
+        async for message in read_range(self._connection, self.stream, letter_audit_subject(self.queue, sequence)):
+            if record := parse_record(LetterRecord, message, self.created):
+                first.setdefault(self._message_id(record), record)
         for record in first.values():
             yield record
 
     async def letters(self, start: int = 1) -> AsyncGenerator[LetterRecord, None]:
         """Read what was done to letters, in order, each action once.
 
-        Concurrent redrives of the same letters may find them in other ranges, and record an action once more.
-
         :param start: the first sequence of the audit
         """
         # Their hashes take a tenth of the memory.
         actions: set[int] = set()
-        async for record in self._recorded(start):
-            action = hash(self._message_id(record))
-            if action not in actions:
+        subjects = f"{letter_audit_subject(self.queue, 0)[:-1]}*"
+        async for message in read_range(self._connection, self.stream, subjects, start):
+            record = parse_record(LetterRecord, message, self.created)
+            if record and (action := hash(self._message_id(record))) not in actions:
                 actions.add(action)
                 yield record
-
-    async def _recorded(self, start: int) -> AsyncGenerator[LetterRecord, None]:
-        prefixes = letter_audit_subject(self.queue, 0)[:-1], letter_range_filter(self.queue).removesuffix("*.*")
-        async for message in read_range(self._connection, self.stream, audit_filter(self.queue), start):
-            if message.subject.startswith(prefixes[0]):
-                if record := parse_record(LetterRecord, message, self.created):
-                    yield record
-            elif message.subject.startswith(prefixes[1]):
-                found = parse_range(message)
-                if found and found.created == self.created:
-                    for fields in found.letters():
-                        yield LetterRecord.model_construct(**fields)
 
     async def write(
         self, records: Sequence[LetterRecord] | Sequence[LetterAction]
     ) -> list[ApiError | TransientError | None]:
-        """Store records; return for each ``None``, or why it isn't known to be stored.
-
-        Many of one range, of which nothing is known but what their columns say, become one message.
+        """Store records in joined writes; return for each ``None``, or why it isn't known to be stored.
 
         :raises LeaseLostError: the operation doesn't have its lease any more; not all of them are stored
         """
-        actions = [record if isinstance(record, LetterAction) else RecordedAction(record) for record in records]
-        errors: list[ApiError | TransientError | None] = [None] * len(actions)
-        singles, many = sorted_by_range(actions)
-        messages = [self._range_message([actions[position] for position in positions]) for positions in many]
-        for positions, error in zip(many, await self._store_each(messages), strict=True):
-            if isinstance(error, ApiError):
-                # It may be too large for the stream.
-                singles += positions
-            elif error:
-                for position in positions:
-                    errors[position] = error
-        alone = [actions[position].record() for position in singles]
-        messages = [
-            (
-                letter_audit_subject(self.queue, record.sequence),
-                encode_record(record),
-                ((MSG_ID, self._message_id(record)),),
-            )
-            for record in alone
-        ]
-        for position, error in zip(singles, await self._store_each(messages), strict=True):
-            errors[position] = error
-        return errors
-
-    def _range_message(self, actions: Sequence[LetterAction]) -> _Message:
-        digest = range_digest(actions)
-        subject = letter_range_subject(self.queue, actions[0].sequence, digest)
-        return subject, encode_record(range_of(actions)), ((MSG_ID, f"audit:{self.created}:{digest}"),)
+        at = datetime.now(UTC).isoformat()
+        return await self._store_each(
+            [
+                (
+                    letter_audit_subject(self.queue, record.sequence),
+                    record.encoded(at),
+                    ((MSG_ID, self._message_id(record)),),
+                )
+                for record in records
+            ]
+        )
 
     async def _store_each(self, messages: Sequence[_Message]) -> list[ApiError | TransientError | None]:
         if not messages:
@@ -296,11 +215,11 @@ class AuditLog:
     async def _condition(self) -> tuple[tuple[str, str], ...]:
         return await self.fence.headers() if self.fence else ()
 
-    def _message_id(self, record: LetterRecord) -> str:
+    def _message_id(self, record: LetterRecord | LetterAction) -> str:
         """Return an id that concurrent redrives of the same letter share, so that the action is stored once."""
         # A job that was requeued keeps its sequence: only the time of its death tells one requeue from the next.
         result = record.died_at if record.leaves_job else record.new_sequence
-        place = f"{record.new_stream}:{result}" if record.new_stream else result or record.at
+        place = f"{record.new_stream}:{result}" if record.new_stream else result
         return f"audit:{self.created}:{record.sequence}:{record.action}:{place}"
 
     async def begin_run(self, run: str, who: dict[str, Any], why: str | None, redrive: str | None = None) -> RunRecord:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import republished_message, republishing_stream
 from airflow_provider_jetstream.jetstream.audit.account_checkpoint import ReadPosition
-from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, letter_range_filter, parse_range
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
@@ -87,7 +87,6 @@ class EndEvidence:
             completion_filter(queue).removesuffix(">"): self._ends_by_completion,
             ack_metric_filter(queue).removesuffix("*"): self._ends_by_metric,
             letter_audit_subject(queue, 0).removesuffix("0"): self._ends_by_record,
-            letter_range_filter(queue).removesuffix("*.*"): self._ends_by_range,
             handled_filter(queue).removesuffix("*"): self._ends_by_report,
             entry_copies_filter(queue).removesuffix(">"): lambda copy: self._ends_by_entry(self._read_copy(copy)),
         }
@@ -235,22 +234,10 @@ class EndEvidence:
             return _NOTHING
         if record.action == "parked":
             self._parked.add(record.sequence)
-        return self._acted_on([record.sequence], message, in_place=record.in_place)
-
-    def _ends_by_range(self, message: StoredMessage) -> _Ends:
-        record = parse_range(message)
-        if record is None or record.created != self._snapshot.created:
-            return _NOTHING
-        for sequence in record.sequences() if record.action == "parked" else ():
-            self._parked.add(sequence)
-        return self._acted_on(record.sequences(), message, in_place=record.in_place)
-
-    def _acted_on(self, sequences: Iterable[int], message: StoredMessage, *, in_place: bool) -> _Ends:
-        if not in_place:
-            return None, sequences
-        for sequence in sequences:
-            self._reopened.add(sequence)
-            self._requeued_at[sequence] = message.stored_at
+        if not record.in_place:
+            return None, (record.sequence,)
+        self._reopened.add(record.sequence)
+        self._requeued_at[record.sequence] = message.stored_at
         return _NOTHING
 
     def _ends_by_entry(self, job: tuple[int, Entry] | None) -> _Ends:

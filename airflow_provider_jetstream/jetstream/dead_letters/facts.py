@@ -250,13 +250,9 @@ class FactReader:
             known_ends[name] = end
 
     async def _read_audit(self, audit: AuditLog, jobs: Sequence[JobFacts], announced: Announced) -> None:
-        audit = await audit.with_ranges_of(job.sequence for job in jobs)
         known = announced.get(audit.stream, {})
         recorded = [
-            job
-            for job in jobs
-            if known.get(letter_audit_subject(audit.queue, job.sequence), _UNREAD) is not None
-            or not audit.has_no_range_of(job.sequence)
+            job for job in jobs if known.get(letter_audit_subject(audit.queue, job.sequence), _UNREAD) is not None
         ]
         records = await map_concurrently(audit.last_record, [job.sequence for job in recorded])
         for job, record in zip(recorded, records, strict=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric
-from airflow_provider_jetstream.jetstream.audit.records import letter_range_filter, parse_range
 from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
@@ -100,14 +99,11 @@ async def jobs_with_evidence(
 async def _jobs_in(connection: Connection, info: Mapping[str, Any], start: int, queue: str) -> set[int]:
     completed, metrics = completion_filter(queue).removesuffix(">"), ack_metric_filter(queue).removesuffix("*")
     records, reports = letter_audit_subject(queue, 0).removesuffix("0"), handled_filter(queue).removesuffix("*")
-    ranges = letter_range_filter(queue).removesuffix("*.*")
     jobs: set[int] = set()
     async for message in read_bulk(connection, info, start):
         if message.subject.startswith((completed, records, reports)):
             if not proves_nothing(message):
                 jobs.add(int(message.subject.rpartition(".")[2]))
-        elif message.subject.startswith(ranges):
-            jobs.update(found.sequences() if (found := parse_range(message)) else ())
         elif message.subject.startswith(metrics) and isinstance(metric := event_of(message, queue), AckMetric):
             jobs.add(metric.stream_seq)
     return jobs

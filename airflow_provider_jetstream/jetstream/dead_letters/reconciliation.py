@@ -21,7 +21,6 @@ from array import array
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, sleep
@@ -317,14 +316,14 @@ async def _count_known(
     """Count for each consumer the jobs that have an entry and were dead when the consumer was counted."""
     known = KnownDeaths()
 
-    async def count(records: AuditLog | None, job: tuple[int, tuple[Entry, ...]]) -> None:
+    async def count(job: tuple[int, tuple[Entry, ...]]) -> None:
         sequence, entries = job
         message = await get_message(connection, snapshot.queue, sequence)
         consumer = snapshot.consumer_for(message.subject) if message else None
         if message is None or consumer is None or sequence > consumer.delivered:
             return
         if sequence > consumer.settled:
-            since = valid_since(message, consumer, await records.last_record(sequence) if records else None)
+            since = valid_since(message, consumer, await audit.last_record(sequence) if audit else None)
             entries = believed_entries(snapshot, sequence, message, entries)
             deaths = [entry for entry in death_entries(entries) if since <= entry.recorded_at <= consumer.taken_at]
             if not any(consumer.believes(entry.recorded_at) for entry in deaths):
@@ -344,9 +343,7 @@ async def _count_known(
         jobs = index.jobs(only.settled)
     for some in _batches(jobs, _batch_size(snapshot)):
         async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in some])]):
-            # Read after the jobs.
-            records = await audit.with_ranges_of(sequence for sequence, _ in some) if audit else None
-            await map_concurrently(partial(count, records), some)
+            await map_concurrently(count, some)
     return known
 
 

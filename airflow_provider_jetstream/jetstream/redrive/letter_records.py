@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.records import CommonFields, LetterAction
@@ -26,16 +25,6 @@ _MOST_KNOWN = 1_000
 
 # A letter with a new job, or a parked one, and the record of that.
 Done: TypeAlias = "tuple[DeadLetter, LetterAction]"
-
-
-@dataclass(slots=True, eq=False)
-class _ActionOnLetter(LetterAction):
-    letter: DeadLetter | None = None
-
-    @property
-    def job_id(self) -> str | None:
-        # Only a record about one letter has it.
-        return readable_text(self.letter.job_id)[:_LONGEST_ID] if self.letter else None
 
 
 class LetterRecords:
@@ -71,9 +60,10 @@ class LetterRecords:
         :param left_out: headers for which the new job had no room
         """
         common = self._common(letter, action, subject, new_stream)
-        return _ActionOnLetter(
-            *(common, letter.death.sequence, new_sequence, copied_from(letter), letter.death.died_at),
-            *(changes, left_out, letter),
+        job_id = readable_text(letter.job_id)[:_LONGEST_ID]
+        return LetterAction(
+            *(common, letter.death.sequence, new_sequence, job_id, copied_from(letter), letter.death.died_at),
+            *(changes, left_out),
         )
 
     def _common(self, letter: DeadLetter, action: Action, subject: str, new_stream: str | None) -> CommonFields:

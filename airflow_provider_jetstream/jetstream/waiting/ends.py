@@ -25,8 +25,6 @@ from airflow_provider_jetstream.jetstream.advisories import (
 )
 from airflow_provider_jetstream.jetstream.audit.records import (
     LetterRecord,
-    letter_range_filter,
-    parse_range,
     parse_record,
 )
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -46,7 +44,6 @@ from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reporte
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.stream_tail import TailedMessage
@@ -168,7 +165,7 @@ class EndReader:
         self._handled = handled_subject(queue, 0)[:-1]
         self.events = (completion_filter(queue), f"{ACK_METRIC}.{queue}.*", *cursor.advisory_subjects)
         self.deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
-        self.records = (f"{self._letters}*", letter_range_filter(queue), f"{self._handled}*")
+        self.records = (f"{self._letters}*", f"{self._handled}*")
 
     def read_event(self, message: TailedMessage) -> Iterable[Statement]:
         """Return what a message of the events stream says."""
@@ -201,24 +198,20 @@ class EndReader:
         elif message.subject.startswith(self._letters):
             record = parse_record(LetterRecord, stored)
             if record and self._is_of_queue(record) and message.subject == f"{self._letters}{record.sequence}":
-                fields = {name: getattr(record, name) for name in ("sequence", "new_sequence", "consumer")}
-                yield from self._recorded(record, fields, message)
-        elif (found := parse_range(stored)) and self._is_of_queue(found):
-            for fields in found.letters():
-                yield from self._recorded(found, fields, message)
+                yield from self._recorded(record, message)
 
     def _counts(self, message: TailedMessage) -> bool:
         return message.stored_at >= self._created and not message.is_from_elsewhere
 
-    def _is_of_queue(self, record: Any) -> bool:
+    def _is_of_queue(self, record: LetterRecord) -> bool:
         return (record.stream, record.created) == (self._queue, self._created_text)
 
-    def _recorded(self, record: Any, fields: dict[str, Any], message: TailedMessage) -> Iterator[JobEnd]:
-        action, new, successor = record.action, fields["new_sequence"], None
+    def _recorded(self, record: LetterRecord, message: TailedMessage) -> Iterator[JobEnd]:
+        action, new, successor = record.action, record.new_sequence, None
         if action == "redriven":
             # Of one stream, a copy is stored later than its job: others would lead in a circle.
             stream = record.new_stream or self._queue
-            if not new or (stream == self._queue and new <= fields["sequence"]):
+            if not new or (stream == self._queue and new <= record.sequence):
                 return
             successor = Successor(stream, new)
             note = successor.describe()
@@ -226,9 +219,9 @@ class EndReader:
             note = _ACTIONS.get(action, f"it died and was {action}") + (f": {record.why}" if record.why else "")
         yield JobEnd(
             EndKind.DEAD,
-            fields["sequence"],
+            record.sequence,
             message.sequence,
-            fields["consumer"] or "",
+            record.consumer or "",
             note,
             stored_at=message.stored_at,
             successor=successor,

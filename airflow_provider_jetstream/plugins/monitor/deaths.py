@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.records import (
     LetterRecord,
-    letter_range_filter,
-    parse_range,
     parse_record,
 )
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
@@ -79,12 +77,6 @@ async def _redriven(
         record = parse_record(LetterRecord, message)
         if record and record.created == audit.created and record.died_at:
             yield record.sequence, record.died_at
-    async for message in read_range(connection, audit.stream, letter_range_filter(audit.queue), start):
-        found = parse_range(message)
-        if found and found.created == audit.created:
-            for letter in found.letters():
-                if letter["died_at"]:
-                    yield letter["sequence"], letter["died_at"]
 
 
 async def _first_since(connection: Connection, stream: str, since: datetime) -> int:

@@ -283,7 +283,6 @@ class _TaskRun:
     ) -> None:
         if audit := self._audit:
             redriven = [job.sequence for job in dismissed if job.status == Status.REDRIVEN]
-            audit = await audit.with_ranges_of(redriven)
             for record in await map_concurrently(audit.last_record, redriven):
                 if record and record.run == self._task.request.run:
                     # By an earlier attempt of this task, or by another one at this moment.

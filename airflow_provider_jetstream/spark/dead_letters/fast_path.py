@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_jetstream.jetstream.audit.records import read_ranges
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -230,9 +229,6 @@ class FastPath:
         if audit and audit.name in self._snapshot.companions and _has_messages(connection, audit.name):
             look_up(audit.name, [letter_audit_subject(queue, sequence) for sequence in sequences])
             look_up(audit.name, [handled_subject(queue, sequence) for sequence in sequences])
-            ranges = read_ranges(connection, audit.name, queue, self._snapshot.created, sequences)
-            recorded = connection.run(ranges).letters()
-            has_evidence |= np.array([sequence in recorded for sequence in sequences], np.bool_)
         return has_evidence
 
 
