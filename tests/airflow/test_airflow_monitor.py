@@ -74,6 +74,7 @@ def test_the_cookie_of_a_browser_is_a_session(airflow: Airflow) -> None:
         answer = browser.get(f"{airflow.url}/jetstream/api/me")
         assert answer.status_code == 200, answer.text
         # The page also uses it to trigger the DAG.
+        airflow.wait_for_dags("jetstream_redrive")
         assert browser.get(f"{airflow.url}/api/v2/dags/jetstream_redrive").status_code == 200
 
 
