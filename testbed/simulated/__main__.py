@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
 
-from testbed.simulated.shrinking import changes, shrink
-from testbed.simulated.world import drawn_plan, play_world
+from testbed.simulated.shrinking import shrink
+from testbed.simulated.world import play_world
 
 _MOST_FINDINGS = 10
 _CALM = 4
@@ -36,7 +37,7 @@ def main(seeds: str, seconds: float = 0.0) -> int:
             findings += 1
             small = shrink(outcome)
             print("\n".join([*small.story, f"seed {seed}: {'; '.join(outcome.problems)}"]))
-            print(f"({seed}, {calm}, {changes(small.plan, drawn_plan(seed, calm=calm))}),", flush=True)
+            print(json.dumps({"what": "", "seed": seed, "plan": small.plan.fields()}), flush=True)
             if findings == _MOST_FINDINGS:
                 break
     pace = counts["worlds"] * 60 / (time.process_time() - began)

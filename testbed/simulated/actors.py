@@ -34,6 +34,8 @@ from airflow_provider_jetstream.jetstream.origin import TaskTry
 from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
+    import random
+
     from testbed.simulated.connection import SimulatedConnection
     from testbed.simulated.stage import Stage
 
@@ -155,7 +157,7 @@ class Actors:
 
     async def waiter(self, name: str, publisher: str) -> None:
         """Wait for a publisher's jobs, as a trigger does that is moved and begun anew now and then."""
-        world, rng = self.world, self.world.rng
+        world, rng = self.world, self.world.draws.of(name)
         await asyncio.sleep(rng.uniform(0.0, world.plan.seconds))
         handle, jobs = await asyncio.shield(self._published(publisher))
         report: WaitReport | None = None
@@ -305,7 +307,7 @@ class Actors:
             body = message.data.decode()
             world.account.running[body] += 1
             try:
-                await asyncio.sleep(world.rng.uniform(0.0, 0.3))
+                await asyncio.sleep(world.draws.of("handler", body).uniform(0.0, 0.3))
                 world.account.done[body] += 1
                 self.note_done(body)
                 world.account.handled.add(sequence)
@@ -320,9 +322,9 @@ class Actors:
 
     # People.
 
-    async def operator(self, _name: str) -> None:
+    async def operator(self, name: str) -> None:
         """Cancel jobs and park letters now and then."""
-        world, rng = self.world, self.world.rng
+        world, rng = self.world, self.world.draws.of(name)
         while True:
             await asyncio.sleep(rng.uniform(0.5, world.plan.seconds))
             stored = sorted(world.account.stored)
@@ -337,9 +339,9 @@ class Actors:
                 else:
                     await world.redrive("parking", RedriveRequest(max_redrives=0))
 
-    def redrive_request(self) -> RedriveRequest:
+    def redrive_request(self, rng: random.Random) -> RedriveRequest:
         """Draw a redrive: by any protocol that the server has."""
-        world, rng = self.world, self.world.rng
+        world = self.world
         protocols = [Protocol.AUTO, Protocol.AUTO, Protocol.COPY]
         if world.server.level >= _RESET_LEVEL:
             protocols.append(Protocol.IN_PLACE)

@@ -51,6 +51,7 @@ class SimulatedConnection(Connection):
         self.timeout = timeout
         self.api_level = server.level
         self.delay = _MOST_DELAY
+        self._draw = server.loop.draws.of("connection", self.owner)
         self._answers = AnswerInbox(self)
         self._listeners: list[Listener] = []
         self._inboxes = 0
@@ -128,7 +129,7 @@ class SimulatedConnection(Connection):
     def _call_after(self, earliest: float, call: Callable[..., None], *arguments: Any) -> float:
         """Call a function a little later, after what was sent before; not if the connection is lost meanwhile."""
         loop, generation = self.server.loop, self._generation
-        at = max(loop.time() + loop.rng.uniform(_LEAST_DELAY, self.delay), earliest + 1e-7)
+        at = max(loop.time() + self._draw.uniform(_LEAST_DELAY, self.delay), earliest + 1e-7)
 
         def unless_lost() -> None:
             if generation == self._generation:

@@ -7,6 +7,7 @@ end may not be known, and which are gone since the server, or a person, has remo
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,7 @@ _UNREPLICATED: Final = 0.3
 
 async def play_faults(world: Stage) -> None:
     """Play a world's faults, one after the other, until the task is cancelled."""
-    plays: dict[str, Callable[[Stage], Awaitable[None]]] = {
+    plays: dict[str, Callable[[Stage, random.Random], Awaitable[None]]] = {
         "actor": _kill_actor,
         "connection": _cut_connection,
         "server": _kill_server,
@@ -42,43 +43,43 @@ async def play_faults(world: Stage) -> None:
         "delete": _delete,
         "recreate": _recreate,
     }
-    while world.plan.faults:
-        await asyncio.sleep(world.rng.expovariate(world.plan.faults))
-        kind = world.rng.choice(world.plan.kinds)
-        world.account.counts[f"fault {kind}"] += 1
+    began = world.server.loop.time()
+    for fault in world.plan.faults:
+        await asyncio.sleep(max(0.0, began + fault.at - world.server.loop.time()))
+        world.account.counts[f"fault {fault.kind}"] += 1
         # An edit may be refused, or have no answer.
         with suppress(JetStreamProviderError, ApiError, TimeoutError):
-            await plays[kind](world)
+            await plays[fault.kind](world, random.Random(fault.pick))  # noqa: S311
 
 
 # Of programs and connections.
 
 
-async def _kill_actor(world: Stage) -> None:
-    name = world.rng.choice(sorted(world.tasks))
+async def _kill_actor(world: Stage, rng: random.Random) -> None:
+    name = rng.choice(sorted(world.tasks))
     world.tell(f"{name} is killed")
     world.kill(name)
 
 
-async def _cut_connection(world: Stage) -> None:
+async def _cut_connection(world: Stage, rng: random.Random) -> None:
     if not world.connections:
         return
-    connection = world.rng.choice(world.connections)
+    connection = rng.choice(world.connections)
     world.tell("a connection is lost")
     world.excuse_running()
     connection.lose()
-    world.server.loop.call_later(world.rng.uniform(0.01, 3.0), world.restore, connection)
+    world.server.loop.call_later(rng.uniform(0.01, 3.0), world.restore, connection)
 
 
 # Of the server.
 
 
-async def _kill_server(world: Stage) -> None:
+async def _kill_server(world: Stage, rng: random.Random) -> None:
     """Kill the server: it forgets the last moments of its consumers, and what clients had asked for."""
     server = world.server
     states = {name: _consumer_states(world, name) for name in server.streams}
     before = world.bodies_done_twice_if_back()
-    await asyncio.sleep(world.rng.uniform(0.0, _FORGOTTEN))
+    await asyncio.sleep(rng.uniform(0.0, _FORGOTTEN))
     world.tell("the server is killed")
     world.account.excuse(before)
 
@@ -86,15 +87,15 @@ async def _kill_server(world: Stage) -> None:
         for name, state in states.items():
             _go_back(world, name, state)
 
-    await _restart(world, go_back)
+    await _restart(world, rng, go_back)
 
 
-async def _lose_power(world: Stage) -> None:
+async def _lose_power(world: Stage, rng: random.Random) -> None:
     """Turn the server off: each stream has what it stored up to a moment of its own."""
     server, began = world.server, world.server.now()
     copies: dict[str, Any] = {}
-    longest = world.rng.choice(_UNSYNCED)
-    moments = sorted((world.rng.uniform(0.0, longest), name) for name in server.streams)
+    longest = rng.choice(_UNSYNCED)
+    moments = sorted((rng.uniform(0.0, longest), name) for name in server.streams)
     now = 0.0
     before = world.bodies_done_twice_if_back()
     for moment, name in moments:
@@ -125,27 +126,27 @@ async def _lose_power(world: Stage) -> None:
         world.account.removed |= {body for body in gone if not world.account.done[body]}
         world.account.excuse(now - was)
 
-    await _restart(world, go_back)
+    await _restart(world, rng, go_back)
 
 
-async def _restart(world: Stage, go_back: Callable[[], object]) -> None:
+async def _restart(world: Stage, rng: random.Random, go_back: Callable[[], object]) -> None:
     world.excuse_running()
     world.server.kill()
     for connection in world.connections:
         connection.lose()
     go_back()
-    await asyncio.sleep(world.rng.uniform(0.1, 2.0))
+    await asyncio.sleep(rng.uniform(0.1, 2.0))
     world.server.start()
     for connection in world.connections:
         world.restore(connection)
 
 
-async def _change_leader(world: Stage) -> None:
+async def _change_leader(world: Stage, rng: random.Random) -> None:
     """Have a stream without a leader for a while; the next one lacks the last moments of its consumers."""
-    name = world.rng.choice(sorted(world.server.streams))
+    name = rng.choice(sorted(world.server.streams))
     stream, states = world.server.streams[name], _consumer_states(world, name)
     before = world.bodies_done_twice_if_back()
-    await asyncio.sleep(world.rng.uniform(0.0, _UNREPLICATED))
+    await asyncio.sleep(rng.uniform(0.0, _UNREPLICATED))
     world.tell(f"{name} has no leader")
     stream.led = False
     if name == f"{world.queue.name}-archive":
@@ -154,10 +155,10 @@ async def _change_leader(world: Stage) -> None:
     world.excuse_running()
     if name == world.queue.name:
         world.account.excuse(before)
-    await asyncio.sleep(world.rng.uniform(0.1, 3.0))
+    await asyncio.sleep(rng.uniform(0.1, 3.0))
     if stream.led:
         return
-    leader = world.rng.choice([other for other in NAMES if other != stream.leader[0]])
+    leader = rng.choice([other for other in NAMES if other != stream.leader[0]])
     stream.ahead = world.server.clocks[leader]
     stream.leader = leader, stream.now()
     world.excuse_running()
@@ -183,14 +184,14 @@ def _bodies(messages: Iterable[Message], since: int = 0) -> set[str]:
 # Another tool.
 
 
-async def _move_filter(world: Stage) -> None:
+async def _move_filter(world: Stage, rng: random.Random) -> None:
     """Move a consumer's subject to the other one, as somebody does who doesn't know what that means."""
     if len(world.queue.consumers) == 1:
         return
-    (one, filters), (other, others) = world.rng.sample(sorted(world.filters.items()), 2)
+    (one, filters), (other, others) = rng.sample(sorted(world.filters.items()), 2)
     if not filters:
         return
-    moved = world.rng.choice(sorted(filters))
+    moved = rng.choice(sorted(filters))
     world.tell(f"another tool moves {moved} from {one} to {other}")
     world.excuse_running()
     world.filters |= {one: filters - {moved}, other: others | {moved}}
@@ -203,14 +204,14 @@ async def _move_filter(world: Stage) -> None:
         await _edit_consumer(world, consumer, filter_subjects=wanted)
 
 
-async def _change_deliveries(world: Stage) -> None:
-    consumer, most = world.rng.choice(world.queue.consumers).name, world.rng.randint(1, 4)
+async def _change_deliveries(world: Stage, rng: random.Random) -> None:
+    consumer, most = rng.choice(world.queue.consumers).name, rng.randint(1, 4)
     world.tell(f"another tool sets max_deliver of {consumer} to {most}")
     await _edit_consumer(world, consumer, max_deliver=most)
 
 
-async def _stop_metrics(world: Stage) -> None:
-    consumer = world.rng.choice(world.queue.consumers).name
+async def _stop_metrics(world: Stage, rng: random.Random) -> None:
+    consumer = rng.choice(world.queue.consumers).name
     world.tell(f"another tool takes sample_freq of {consumer} back")
     world.account.without_metrics = True
     world.excuse_running()
@@ -229,7 +230,7 @@ async def _edit_consumer(world: Stage, consumer: str, **changes: Any) -> None:
         await connection.api(f"CONSUMER.CREATE.{name}.{consumer}", request)
 
 
-async def _stop_copies(world: Stage) -> None:
+async def _stop_copies(world: Stage, _rng: random.Random) -> None:
     name = world.queue.name
     world.tell("another tool takes the republishing back")
     world.account.without_copies = True
@@ -239,17 +240,17 @@ async def _stop_copies(world: Stage) -> None:
         await connection.api(f"STREAM.UPDATE.{name}", config)
 
 
-async def _purge(world: Stage) -> None:
+async def _purge(world: Stage, rng: random.Random) -> None:
     name = world.queue.name
-    subject = world.rng.choice([f"{name}.jobs.>", *world.subjects])
+    subject = rng.choice([f"{name}.jobs.>", *world.subjects])
     await _remove_by_hand(world, f"STREAM.PURGE.{name}", {"filter": subject}, subject)
 
 
-async def _delete(world: Stage) -> None:
+async def _delete(world: Stage, rng: random.Random) -> None:
     name = world.queue.name
     if not (stored := sorted(world.server.streams[name].messages)):
         return
-    sequence = world.rng.choice(stored)
+    sequence = rng.choice(stored)
     await _remove_by_hand(world, f"STREAM.MSG.DELETE.{name}", {"seq": sequence}, sequence)
 
 
@@ -275,16 +276,16 @@ async def _remove_by_hand(world: Stage, request: str, body: dict[str, Any], what
                     account.deleted.add(message.sequence)
 
 
-async def _recreate(world: Stage) -> None:
+async def _recreate(world: Stage, rng: random.Random) -> None:
     """Delete a consumer and make it anew: it delivers every stored job, also those that are dead."""
-    name, consumer = world.queue.name, world.rng.choice(world.queue.consumers).name
+    name, consumer = world.queue.name, rng.choice(world.queue.consumers).name
     world.tell(f"another tool deletes {consumer} and makes it anew")
     world.account.excuse(_bodies(world.server.streams[name].messages.values()))
     world.excuse_running()
     async with world.connected() as connection:
         config = (await connection.api(f"CONSUMER.INFO.{name}.{consumer}", {}))["config"]
         await connection.api(f"CONSUMER.DELETE.{name}.{consumer}", {})
-        await asyncio.sleep(world.rng.uniform(0.0, 0.5))
+        await asyncio.sleep(rng.uniform(0.0, 0.5))
         world.account.excuse(_bodies(world.server.streams[name].messages.values()))
         request = {"stream_name": name, "config": config, "action": "create"}
         await connection.api(f"CONSUMER.CREATE.{name}.{consumer}", request)

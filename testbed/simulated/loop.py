@@ -13,6 +13,7 @@ import random
 import selectors
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -30,6 +31,19 @@ BEGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 # Of real time.
 _THREAD_SECONDS: Final = 10.0
 _BEGIN_NANOSECONDS: Final = int(BEGIN.timestamp()) * 10**9
+
+
+class Draws:
+    """Random numbers by what they are for: what is drawn for one thing doesn't depend on what others draw."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._uses: Counter[tuple[object, ...]] = Counter()
+
+    def of(self, *what: object) -> random.Random:
+        """Return the numbers for something, the next ones each time."""
+        self._uses[what] += 1
+        return random.Random(f"{self._seed} {what} {self._uses[what]}")  # noqa: S311
 
 
 class StalledError(RuntimeError):
@@ -72,13 +86,13 @@ class _Selector(selectors.SelectSelector):
 class SimulatedLoop(asyncio.SelectorEventLoop):
     """An event loop in simulated time; functions that other loops run in threads are run at once.
 
-    :param rng: what the world's faults and delays are drawn from
+    :param draws: what choices and delays are drawn from
     """
 
-    def __init__(self, simulated: SimulatedTime, rng: random.Random) -> None:
+    def __init__(self, simulated: SimulatedTime, draws: Draws) -> None:
         super().__init__(_Selector(simulated))
         self.simulated_time = simulated
-        self.rng = rng
+        self.draws = draws
         self._clock_resolution = 1e-9
 
     @override
@@ -104,14 +118,13 @@ def run_simulated(world: Callable[[], Coroutine[Any, Any, _T]], seed: int) -> _T
     :param seed: also what :func:`os.urandom` and :mod:`random` are made of while it runs
     :raises StalledError: the coroutine waits for what never comes
     """
-    rng = random.Random(seed)  # noqa: S311
     state, thresholds = random.getstate(), gc.get_threshold()
     random.seed(seed)
     # A world is small, and all of it is garbage at its end.
     gc.set_threshold(50_000, 50, 100)
     try:
         with _simulated_clocks() as simulated, _seeded(random.Random(~seed)):  # noqa: S311
-            loop = SimulatedLoop(simulated, rng)
+            loop = SimulatedLoop(simulated, Draws(seed))
             try:
                 asyncio.set_event_loop(loop)
                 return _run(loop, world())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Sequence
 
 NAMES: Final = ("n1", "n2", "n3")
 EDITS: Final = ("filters", "max_deliver", "sample_freq", "republish", "purge", "delete", "recreate")
@@ -18,6 +19,19 @@ _LOSING: Final = {"power", "purge", "delete", "republish"}
 _ROUGH = 0.6
 _PACE = 0.3
 _SLOW = 3.0
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong.
+
+    :param at: when, in seconds
+    :param kind: what
+    :param pick: what its details are drawn from
+    """
+
+    at: float
+    kind: str
+    pick: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +47,7 @@ class Plan:
     :param people: how many cancel jobs and park letters
     :param pace: the longest time that work takes, in seconds
     :param consumers: how many consumers the queue has, each with subjects of its own
-    :param faults: the share of seconds in which something goes wrong; 0 in a calm world
-    :param kinds: what may go wrong
+    :param faults: what goes wrong, in order; nothing in a calm world
     :param clocks: of a cluster by how many nanoseconds each server's clock is ahead; empty for one server
     :param full: the stream that takes few messages; empty where none does
     :param handlers: how many programs handle entries of the dead letter queue
@@ -55,8 +68,7 @@ class Plan:
     watchers: int
     people: int
     consumers: int
-    faults: float
-    kinds: tuple[str, ...]
+    faults: tuple[Fault, ...]
     clocks: dict[str, int]
     full: str
     room: int
@@ -65,18 +77,31 @@ class Plan:
     later: str = ""
     pace: float = _PACE
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What goes wrong."""
+        return frozenset(fault.kind for fault in self.faults)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the plan as JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Plan:
+        """Return the plan of such fields."""
+        tuples = {name: tuple(fields[name]) for name in ("version", "jobs")}
+        return cls(**fields | tuples | {"faults": tuple(Fault(*fault) for fault in fields["faults"])})
+
     @classmethod
     def draw(cls, rng: random.Random, *, calm: bool = False) -> Plan:
         """Draw a plan."""
         # Waits, people and what they may be told aren't judged yet where power, leaders, consumers or limits change.
         rough = rng.random() < _ROUGH
         clustered = rough and rng.random() < _CLUSTERED
-        kinds = [*rng.choices(["actor", "connection"], k=3), "leader" if clustered else "server"]
-        if rough and not clustered:
-            kinds += rng.choice([["power"], ["power", "power"], []])
-        if rough:
-            kinds += rng.choice([[], rng.sample(EDITS, 2), rng.sample(EDITS, 3)])
+        kinds = _kinds(rng, rough=rough, clustered=clustered)
         tasks, most = (rng.randint(2, 6), 6) if rough else (rng.randint(1, 3), 12)
+        # A loss of power takes its time, and jobs are to come after it.
+        seconds = rng.uniform(12.0, 25.0) if "power" in kinds else rng.uniform(3.0, 20.0)
         plan = cls(
             version=rng.choice([(2, 15, 0), (2, 15, 0), (2, 12, 8)]),
             jobs=tuple(rng.randint(1, most) for _ in range(tasks)),
@@ -91,19 +116,36 @@ class Plan:
             watchers=0 if rough else rng.choice([0, 1]),
             people=0 if rough else rng.choice([0, 0, 1]),
             consumers=2 if "filters" in kinds else rng.choice([1, 1, 2]) if rough else 1,
-            faults=0.0 if calm else rng.choice([0.1, 0.3, 0.6]),
-            kinds=tuple(kinds),
+            faults=() if calm else _faults(rng, kinds, seconds),
             clocks={name: round(rng.uniform(-CLOCK, CLOCK) * 1e9) for name in NAMES} if clustered else {},
             full="" if calm or not rough else rng.choice(["", "", "", "queue", "dead_letters", "events", "audit"]),
             room=rng.randint(3, 12),
-            seconds=rng.uniform(3.0, 20.0),
+            seconds=seconds,
             handlers=0 if rough else rng.choice([0, 0, 1]),
             pace=rng.choice([_PACE, _PACE, _SLOW]) if rough else _PACE,
         )
-        if plan.full or _LOSING.intersection(kinds):
+        if plan.full or _LOSING & plan.kinds:
             # What comes later has the bodies of what was before: the two aren't told apart where jobs are lost.
             return plan
         return replace(plan, later=rng.choice(["", "", "clear", "rerun"]))
+
+
+def _kinds(rng: random.Random, *, rough: bool, clustered: bool) -> list[str]:
+    """Draw what may go wrong: few kinds, so that each of them happens often enough to meet the others."""
+    server = "leader" if clustered else "server"
+    plain = rng.sample(["actor", "connection", server], rng.randint(1, 3))
+    if not rough:
+        return plain
+    rare = [*EDITS, "filters", *(() if clustered else ["power", "power", "power"])]
+    return [*plain[: rng.randint(0, 2)], *rng.sample(rare, rng.randint(1, 2))]
+
+
+def _faults(rng: random.Random, kinds: Sequence[str], seconds: float) -> tuple[Fault, ...]:
+    """Draw what goes wrong: the more often the worse the world is."""
+    share, at, faults = rng.choice([0.2, 0.4, 0.8]), 0.0, list[Fault]()
+    while (at := at + rng.expovariate(share)) < seconds:
+        faults.append(Fault(round(at, 3), rng.choice(kinds), rng.getrandbits(32)))
+    return tuple(faults)
 
 
 @dataclass

@@ -280,7 +280,7 @@ class SimulatedServer:
         self._check_subjects(name, request)
         stream: Stream[Consumer] = Stream.create(self, request)
         if self.clocks:
-            leader = self.loop.rng.choice(sorted(self.clocks))
+            leader = self.loop.draws.of("leader", name).choice(sorted(self.clocks))
             stream.ahead = self.clocks[leader]
             stream.leader, stream.created = (leader, stream.now()), stream.now()
         self.streams[name] = stream

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from testbed.simulated.world import play_world
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _MOST_TRIES: Final = 80
 _SHORTEST: Final = 2.0
+_NUMBER: Final = re.compile(r"(\bp\d+-\d+|\b(?:waiter|watcher) \d+)|\d[\d.:+-]*")
+_LIST: Final = re.compile(r"#(, #)+")
 
 
 def shrink(outcome: Outcome, tries: int = _MOST_TRIES) -> Outcome:
@@ -36,29 +38,25 @@ def shrink(outcome: Outcome, tries: int = _MOST_TRIES) -> Outcome:
             return outcome
 
 
-def changes(plan: Plan, drawn: Plan) -> dict[str, object]:
-    """Return the fields of a plan that aren't as they were drawn."""
-    names = [field.name for field in fields(plan)]
-    return {name: getattr(plan, name) for name in names if getattr(plan, name) != getattr(drawn, name)}
-
-
 def _kinds(outcome: Outcome) -> set[str]:
-    """Return the problems of a world without the names and numbers in them."""
-    return {re.sub(r"\bp?\d[\d.-]*", "#", problem) for problem in outcome.problems}
+    """Return the problems of a world without the numbers in them: those of jobs and actors stay."""
+    return {_LIST.sub("#", _NUMBER.sub(lambda found: found[1] or "#", problem)) for problem in outcome.problems}
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:
-    """Return plans with one thing less each."""
-    less: list[dict[str, Any]] = [
-        {name: 0} for name in ("waits", "watchers", "people", "foreign") if getattr(plan, name)
-    ]
+    """Return plans with less each: much of what goes wrong first, and of the jobs."""
+    less: list[dict[str, Any]] = []
+    size = len(plan.faults)
+    while size:
+        starts = range(0, len(plan.faults), size)
+        less += [{"faults": (*plan.faults[:start], *plan.faults[start + size :])} for start in starts]
+        size //= 2
+    less += [{name: 0} for name in ("waits", "watchers", "people", "foreign", "handlers") if getattr(plan, name)]
     for number, count in enumerate(plan.jobs):
-        before, after = plan.jobs[:number], plan.jobs[number + 1 :]
-        less += [{"jobs": (*before, *after)}] if before or after else []
-        less += [{"jobs": (*before, count // 2, *after)}] if count > 1 else []
-    kinds = getattr(plan, "kinds", ())
-    less += [{"kinds": (*kinds[:number], *kinds[number + 1 :])} for number in range(len(kinds)) if len(kinds) > 1]
-    less += [{name: 0.0} for name in ("fails", "terminates", "outlasts", "faults") if getattr(plan, name)]
+        # The others keep their names.
+        fewer = sorted({0, count // 2} - {count})
+        less += [{"jobs": (*plan.jobs[:number], some, *plan.jobs[number + 1 :])} for some in fewer]
+    less += [{name: 0.0} for name in ("fails", "terminates", "outlasts") if getattr(plan, name)]
     less += [{"workers": 1}] if plan.workers > 1 else []
     less += [{"seconds": plan.seconds / 2}] if plan.seconds > _SHORTEST else []
-    return (replace(plan, **change) for change in less)
+    return (replace(plan, **change) for change in less if any(change.get("jobs", plan.jobs)))

@@ -1,66 +1,125 @@
-"""What actors and faults may use of the world that they are in."""
+"""What actors and faults use of the world that they are in."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_jetstream.jetstream import RedriveRequest, WorkQueue, redrive_dead_letters
+from testbed.simulated.connection import SimulatedConnection
+from testbed.simulated.plan import Account, Plan
 
 if TYPE_CHECKING:
     import asyncio
-    import random
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream import RedriveRequest, WorkQueue
-    from testbed.simulated.connection import SimulatedConnection
-    from testbed.simulated.plan import Account, Plan
+    from testbed.simulated.loop import Draws
     from testbed.simulated.server import SimulatedServer
 
+QUEUE: Final = "q"
+SUBJECTS: Final = ("a", "b", "c")
 
-class Stage(Protocol):
-    """A world, as far as they need it."""
+
+@dataclass
+class Stage:
+    """The state of a world, and what happens on it."""
 
     plan: Plan
-    rng: random.Random
+    draws: Draws
     server: SimulatedServer
     queue: WorkQueue
-    account: Account
-    connections: list[SimulatedConnection]
-    tasks: dict[str, asyncio.Task[Any]]
-    filters: dict[str, set[str]]
+    account: Account = field(default_factory=Account)
+    connections: list[SimulatedConnection] = field(default_factory=list)
+    tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    filters: dict[str, set[str]] = field(default_factory=dict)
+    settling: bool = False
+    story: list[str] = field(default_factory=list)
+
+    def tell(self, what: str) -> None:
+        """Add to the story of the world."""
+        self.story.append(f"{self.server.loop.time():9.4f} {what}")
+
+    def problem(self, text: str) -> None:
+        """Note what must not be."""
+        if text not in self.account.problems:
+            self.tell(f"PROBLEM: {text}")
+            self.account.problems.append(text)
 
     @property
     def subjects(self) -> list[str]:
         """The subjects of its jobs."""
+        return [f"{QUEUE}.jobs.{token}" for token in SUBJECTS]
 
     @property
     def is_calm(self) -> bool:
         """Whether nothing is killed or cut off, and nobody is slower than the ack wait."""
-
-    def tell(self, what: str) -> None:
-        """Add to the story of the world."""
-
-    def problem(self, text: str) -> None:
-        """Note what must not be."""
+        return not self.plan.faults and not self.plan.outlasts
 
     def touch(self, *bodies: str) -> None:
         """Note that something happens to bodies."""
+        self.account.touched |= dict.fromkeys(bodies, self.server.now())
 
-    def connected(self) -> AbstractAsyncContextManager[SimulatedConnection]:
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[SimulatedConnection]:
         """Open a connection, which a fault may cut."""
-
-    async def redrive(self, name: str, request: RedriveRequest | None = None) -> None:
-        """Redrive once."""
+        connection = SimulatedConnection(self.server)
+        if not self.server.is_up:
+            connection.lose()
+        self.connections.append(connection)
+        try:
+            yield connection
+        finally:
+            connection.close()
+            self.connections.remove(connection)
 
     def restore(self, connection: SimulatedConnection) -> None:
         """Restore a connection that was lost, if its server is there."""
-
-    def kill(self, name: str) -> None:
-        """Kill an actor and run it anew."""
+        if not connection.is_closed and not connection.is_connected and self.server.is_up:
+            connection.restore()
 
     def excuse_running(self) -> None:
         """Excuse another delivery of what is running, or was done and isn't acknowledged."""
+        self.account.excuse({body for body, count in self.account.running.items() if count > 0})
+        self.account.excuse(self.bodies_done_twice_if_back())
 
     def bodies_done_twice_if_back(self) -> set[str]:
         """Return the bodies that are stored, and running or done."""
+        return {body for body in self._bodies_in(QUEUE) if self.account.done[body] or self.account.running[body] > 0}
 
     def bodies_stored(self) -> set[str]:
         """Return the bodies of which the server has a copy."""
+        return self._bodies_in(QUEUE) | self._bodies_in(f"{QUEUE}-archive") | self._bodies_in(f"{QUEUE}-dead")
+
+    def _bodies_in(self, stream: str) -> set[str]:
+        found = self.server.streams.get(stream)
+        return {message.data.decode("utf-8", "replace") for message in found.messages.values()} if found else set()
+
+    def kill(self, name: str) -> None:
+        """Kill an actor and run it anew."""
+        raise NotImplementedError
+
+    @property
+    def died(self) -> frozenset[int]:
+        """The jobs that have died."""
+        return frozenset(self.server.streams[QUEUE].died)
+
+    def check_death(self, sequence: int, what: str, died: frozenset[int]) -> None:
+        """Check that what is called dead has died."""
+        # A copy may have got the sequence of a letter whose job a loss of power took.
+        if sequence not in died | self.died | self.account.passed:
+            self.problem(f"{sequence} is {what}, and never died")
+
+    async def redrive(self, name: str, request: RedriveRequest | None = None) -> None:
+        """Redrive once."""
+        died = self.died
+        async with self.connected() as connection:
+            report = await redrive_dead_letters(connection, self.queue, request or RedriveRequest())
+        self.account.counts["redrives"] += 1
+        self.tell(
+            f"{name} redrives {dict(report.redriven)}, parked {list(report.parked)}, failed {report.failed}, by"
+            f" {report.protocol.value}"
+        )
+        if request is None:
+            for sequence in report.redriven:
+                self.check_death(sequence, "redriven", died)

@@ -119,6 +119,7 @@ class Batch:
     timer: asyncio.TimerHandle | None = None
 
 
+@lru_cache(4096)
 def header(block: bytes, name: str) -> str | None:
     """Return the first value of a header."""
     wanted = name.encode()
@@ -128,6 +129,7 @@ def header(block: bytes, name: str) -> str | None:
     return None
 
 
+@lru_cache(4096)
 def ttl_of(headers: bytes) -> int | None:
     """Return after how many nanoseconds a message is to be removed: 0 where nothing says it, -1 for never.
 

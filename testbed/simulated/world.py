@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from typing_extensions import override
+
 from airflow_provider_jetstream.jetstream import (
     Job,
     JobAccount,
@@ -28,15 +30,15 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     provision,
     publish_with_handle,
-    redrive_dead_letters,
 )
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.simulated import faults
 from testbed.simulated.actors import ERRORS, Actors, PublishingTask, pull_one
 from testbed.simulated.connection import OWNER, SimulatedConnection
 from testbed.simulated.loop import run_simulated, simulated_loop
-from testbed.simulated.plan import CLOCK, Account, Plan
+from testbed.simulated.plan import CLOCK, Plan
 from testbed.simulated.server import SimulatedServer
+from testbed.simulated.stage import QUEUE, SUBJECTS, Stage
 from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
@@ -45,10 +47,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 
-QUEUE = "q"
 CONSUMER = "worker"
 _WAITS_END_WITHIN = 120.0
-_SUBJECTS = ("a", "b", "c")
 _SETTLED_WITHIN = 300.0
 _SETTLING_PACE = 10
 # Of a world's time: jobs come before and after what goes wrong.
@@ -58,50 +58,14 @@ _PATIENCE = 4
 
 
 @dataclass
-class World:
+class World(Stage):
     """One world."""
 
-    plan: Plan
-    rng: random.Random
-    server: SimulatedServer
-    queue: WorkQueue
-    account: Account = field(default_factory=Account)
-    connections: list[SimulatedConnection] = field(default_factory=list)
-    tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
-    filters: dict[str, set[str]] = field(default_factory=dict)
-    settling: bool = False
-    story: list[str] = field(default_factory=list)
     actors: Actors = field(init=False)
 
     def __post_init__(self) -> None:
         self.actors = Actors(self)
         self.server.on_reset = self._check_reset
-
-    def tell(self, what: str) -> None:
-        """Add to the story of the world."""
-        self.story.append(f"{self.server.loop.time():9.4f} {what}")
-
-    @property
-    def subjects(self) -> list[str]:
-        """The subjects of its jobs."""
-        return [f"{QUEUE}.jobs.{token}" for token in _SUBJECTS]
-
-    def touch(self, *bodies: str) -> None:
-        """Note that something happens to bodies."""
-        self.account.touched |= dict.fromkeys(bodies, self.server.now())
-
-    @asynccontextmanager
-    async def connected(self) -> AsyncIterator[SimulatedConnection]:
-        """Open a connection, which a fault may cut."""
-        connection = SimulatedConnection(self.server)
-        if not self.server.is_up:
-            connection.lose()
-        self.connections.append(connection)
-        try:
-            yield connection
-        finally:
-            connection.close()
-            self.connections.remove(connection)
 
     # Actors.
 
@@ -109,20 +73,20 @@ class World:
         """Publish a task's jobs, try by try, in another order each time; the task may be cleared, or made again."""
         task = self.actors.tasks.setdefault(name, PublishingTask(name, [f"{name}-{number}" for number in range(count)]))
         if not task.tries:
-            await asyncio.sleep(self.rng.uniform(0.0, self.plan.seconds * _PUBLISHED_WITHIN))
+            await asyncio.sleep(self.draws.of(name, "begins").uniform(0.0, self.plan.seconds * _PUBLISHED_WITHIN))
         await self._publish(task)
         if self.plan.later and not task.is_later:
-            await asyncio.sleep(self.rng.uniform(0.0, 5.0))
+            await asyncio.sleep(self.draws.of(name, "goes on").uniform(0.0, 5.0))
             task.go_on(self.plan.later)
             self.tell(f"{name} goes on: {self.plan.later}")
             await self._publish(task)
 
     async def _publish(self, task: PublishingTask) -> None:
-        subject = f"{QUEUE}.jobs.{_SUBJECTS[int(task.name[1:]) % len(_SUBJECTS)]}"
-        failed = 0
+        subject = f"{QUEUE}.jobs.{SUBJECTS[int(task.name[1:]) % len(SUBJECTS)]}"
+        failed, rng = 0, self.draws.of(task.name, "publishes")
         while True:
             task.tries += 1
-            jobs = [Job(body.encode(), id=body) for body in self.rng.sample(task.bodies, len(task.bodies))]
+            jobs = [Job(body.encode(), id=body) for body in rng.sample(task.bodies, len(task.bodies))]
             try:
                 async with self.connected() as connection:
                     report = await publish_with_handle(
@@ -174,8 +138,8 @@ class World:
             await self._handle(name, delivery)
 
         settings = connection_settings({"servers": ("nats://simulated:4222",), "timeout": 5})
-        consumer = self._consumer_of(name)
-        await Worker(self.queue, consumer, handle, settings, concurrency=self.rng.randint(1, 3), name=name).run()
+        consumer, slots = self._consumer_of(name), self.draws.of(name).randint(1, 3)
+        await Worker(self.queue, consumer, handle, settings, concurrency=slots, name=name).run()
 
     def _consumer_of(self, name: str) -> str:
         return self.queue.consumers[int(name.partition(" ")[2]) % len(self.queue.consumers)].name
@@ -184,9 +148,10 @@ class World:
         body = delivery.body.decode()
         self.account.running[body] += 1
         self.touch(body)
-        chance = 1.0 if self.settling else self.rng.random()
+        rng = self.draws.of("attempt", body)
+        chance = 1.0 if self.settling else rng.random()
         try:
-            await asyncio.sleep(self.rng.uniform(0.0, self.plan.pace))
+            await asyncio.sleep(rng.uniform(0.0, self.plan.pace))
             if chance < self.plan.terminates + self.plan.fails:
                 self.actors.note_failed(body)
             if chance < self.plan.terminates:
@@ -217,19 +182,16 @@ class World:
         self.account.running[body] += 1
         self.touch(body)
         try:
-            outlasts = not self.settling and self.rng.random() < self.plan.outlasts
-            late = self.plan.ack_wait * self.rng.uniform(1.0, 3.0) if outlasts else 0.0
-            await asyncio.sleep(self.rng.uniform(0.0, 0.2) + late)
-            chance = 1.0 if self.settling else self.rng.random()
-            if outlasts or chance < self.plan.terminates + self.plan.fails:
+            rng = self.draws.of("attempt", body)
+            outlasts = not self.settling and rng.random() < self.plan.outlasts
+            late = self.plan.ack_wait * rng.uniform(1.0, 3.0) if outlasts else 0.0
+            await asyncio.sleep(rng.uniform(0.0, 0.2) + late)
+            answer = self._foreign_answer(rng, outlasts=outlasts)
+            if outlasts or answer != b"+ACK":
                 self.actors.note_failed(body)
-            answer = b"+ACK"
-            if chance < self.plan.terminates:
-                answer = b"+TERM broken"
+            if answer.startswith(b"+TERM"):
                 self.account.given_up.add(int(reply.split(".")[5]))
-            elif chance < self.plan.terminates + self.plan.fails:
-                answer = b"-NAK"
-            else:
+            elif answer == b"+ACK":
                 self.account.done[body] += 1
                 self.actors.note_done(body)
                 self.account.ends[int(reply.split(".")[5])] = body
@@ -246,11 +208,21 @@ class World:
         finally:
             self.account.running[body] -= 1
 
+    def _foreign_answer(self, rng: random.Random, *, outlasts: bool) -> bytes:
+        """Draw how an attempt ends: one that took too long in any way."""
+        chance, answers = rng.random(), (b"+TERM broken", b"-NAK", b"+ACK")
+        if outlasts:
+            return rng.choice(answers)
+        if self.settling or chance >= self.plan.terminates + self.plan.fails:
+            return b"+ACK"
+        return answers[chance >= self.plan.terminates]
+
     async def scanner(self, name: str) -> None:
         """Look for dead letters again and again: none of them is done."""
+        rng = self.draws.of(name)
         while True:
-            await self._pause()
-            done, died, handled = self._surely_done(), self._died, frozenset(self.account.handled)
+            await self._pause(rng)
+            done, died, handled = self._surely_done(), self.died, frozenset(self.account.handled)
             with suppress(*ERRORS):
                 async with self.connected() as connection:
                     found = await find_dead_letters(connection, self.queue)
@@ -261,26 +233,18 @@ class World:
                         self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was done")
                     if letter.sequence in handled and letter.body.decode() not in self.account.unproved:
                         self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was handled")
-                    self._check_death(letter.sequence, "called dead", died)
+                    self.check_death(letter.sequence, "called dead", died)
                 if found.uncertain and self.is_calm and not self.plan.clocks:
                     self.problem(f"{found.uncertain} jobs are uncertain in a calm world")
 
-    async def _pause(self) -> None:
-        await asyncio.sleep(self.rng.uniform(0.1, 2.0) * (_SETTLING_PACE if self.settling else 1))
-
-    @property
-    def _died(self) -> frozenset[int]:
-        return frozenset(self.server.streams[QUEUE].died)
-
-    def _check_death(self, sequence: int, what: str, died: frozenset[int]) -> None:
-        # A copy may have got the sequence of a letter whose job a loss of power took.
-        if sequence not in died | self._died | self.account.passed:
-            self.problem(f"{sequence} is {what}, and never died")
+    async def _pause(self, rng: random.Random) -> None:
+        await asyncio.sleep(rng.uniform(0.1, 2.0) * (_SETTLING_PACE if self.settling else 1))
 
     async def accountant(self, name: str) -> None:
         """Make accounts again and again: no job is gone without evidence."""
+        rng = self.draws.of(name)
         while True:
-            await self._pause()
+            await self._pause(rng)
             await self.make_account(name)
 
     async def make_account(self, name: str) -> JobAccount | None:
@@ -291,8 +255,8 @@ class World:
                 account = await account_for_jobs(connection, self.queue)
             self.account.counts["accounts"] += 1
             self.tell(f"{name} accounts {account.unaccounted} {account.unknown}")
-            if (account.unaccounted or account.unknown) and not self.plan.faults and not self.plan.full:
-                self.problem(f"{account.unaccounted} {account.unknown} are unaccounted in a world without faults")
+            if (account.unaccounted or account.unknown) and self.is_calm and not self.plan.full:
+                self.problem(f"{account.unaccounted} {account.unknown} are unaccounted in a calm world")
             for first, last in account.unaccounted:
                 for sequence in range(first, last + 1):
                     if sequence in done and sequence in self._surely_done():
@@ -302,49 +266,13 @@ class World:
 
     async def redriver(self, name: str) -> None:
         """Redrive again and again."""
+        rng = self.draws.of(name)
         while True:
-            await asyncio.sleep(self.rng.uniform(0.1, self.plan.seconds / 2))
+            await asyncio.sleep(rng.uniform(0.1, self.plan.seconds / 2))
             with suppress(*ERRORS):
-                await self.redrive(name, self.actors.redrive_request())
+                await self.redrive(name, self.actors.redrive_request(rng))
 
-    async def redrive(self, name: str, request: RedriveRequest | None = None) -> None:
-        """Redrive once."""
-        died = self._died
-        async with self.connected() as connection:
-            report = await redrive_dead_letters(connection, self.queue, request or RedriveRequest())
-        self.account.counts["redrives"] += 1
-        self.tell(
-            f"{name} redrives {dict(report.redriven)}, parked {list(report.parked)}, failed {report.failed}, by"
-            f" {report.protocol.value}"
-        )
-        if request is None:
-            for sequence in report.redriven:
-                self._check_death(sequence, "redriven", died)
-
-    # What faults need.
-
-    def restore(self, connection: SimulatedConnection) -> None:
-        """Restore a connection that was lost, if its server is there."""
-        if not connection.is_closed and not connection.is_connected and self.server.is_up:
-            connection.restore()
-
-    def excuse_running(self) -> None:
-        """Excuse another delivery of what is running, or was done and isn't acknowledged."""
-        self.account.excuse({body for body, count in self.account.running.items() if count > 0})
-        self.account.excuse(self.bodies_done_twice_if_back())
-
-    def bodies_done_twice_if_back(self) -> set[str]:
-        """Return the bodies that are stored, and running or done."""
-        return {body for body in self._bodies_in(QUEUE) if self.account.done[body] or self.account.running[body] > 0}
-
-    def bodies_stored(self) -> set[str]:
-        """Return the bodies of which the server has a copy."""
-        return self._bodies_in(QUEUE) | self._bodies_in(f"{QUEUE}-archive") | self._bodies_in(f"{QUEUE}-dead")
-
-    def _bodies_in(self, stream: str) -> set[str]:
-        found = self.server.streams.get(stream)
-        return {message.data.decode("utf-8", "replace") for message in found.messages.values()} if found else set()
-
+    @override
     def kill(self, name: str) -> None:
         """Kill an actor and run it anew: what it was about to send is never sent."""
         self.excuse_running()
@@ -357,13 +285,14 @@ class World:
 
     def _start(self, name: str) -> None:
         kind, _, number = name.partition(" ")
+        publishers = [f"p{index}" for index, count in enumerate(self.plan.jobs) if count]
         actors: dict[str, Callable[[], Awaitable[None]]] = {
             "worker": lambda: self.worker(name),
             "foreign": lambda: self.foreign(name),
             "scanner": lambda: self.scanner(name),
             "accountant": lambda: self.accountant(name),
             "redriver": lambda: self.redriver(name),
-            "waiter": lambda: self.actors.waiter(name, f"p{int(number) % len(self.plan.jobs)}"),
+            "waiter": lambda: self.actors.waiter(name, publishers[int(number) % len(publishers)]),
             "watcher": lambda: self.actors.watcher(name),
             "operator": lambda: self.actors.operator(name),
             "handler": lambda: self.actors.handler(name),
@@ -396,18 +325,12 @@ class World:
             if record is None or b'"action":"requeue' not in record.data:
                 self.problem(f"{sequence} is delivered again by a reset, which no record says")
 
-    def problem(self, text: str) -> None:
-        """Note what must not be."""
-        if text not in self.account.problems:
-            self.tell(f"PROBLEM: {text}")
-            self.account.problems.append(text)
-
     async def live(self) -> None:
         """Run the actors, then settle, and judge."""
         names = [f"worker {number}" for number in range(max(self.plan.workers, self.plan.consumers))]
         names += [f"foreign {number}" for number in range(self.plan.foreign)]
         names += ["scanner", "accountant", "redriver", "redriver 2"]
-        names += [f"publisher {number}" for number in range(len(self.plan.jobs))]
+        names += [f"publisher {number}" for number, count in enumerate(self.plan.jobs) if count]
         waits = [f"waiter {number}" for number in range(self.plan.waits)]
         names += [*waits, *(f"watcher {number}" for number in range(self.plan.watchers))]
         names += [f"operator {number}" for number in range(self.plan.people)]
@@ -551,11 +474,6 @@ class World:
         if left := self._jobs_left():
             self.problem(f"{left} are still stored")
 
-    @property
-    def is_calm(self) -> bool:
-        """Whether nothing is killed or cut off, and nobody is slower than the ack wait."""
-        return not self.plan.faults and not self.plan.outlasts
-
     def _jobs_left(self) -> list[int]:
         messages = self.server.streams[QUEUE].messages.values()
         left = [message.sequence for message in messages if message.subject.startswith(f"{QUEUE}.jobs.")]
@@ -583,7 +501,7 @@ def _declared(plan: Plan, *, is_full: bool) -> WorkQueue:
 
     :param is_full: whether one of its streams takes few messages
     """
-    subjects = [f"{QUEUE}.jobs.{token}" for token in _SUBJECTS]
+    subjects = [f"{QUEUE}.jobs.{token}" for token in SUBJECTS]
     names = [CONSUMER, "other"][: plan.consumers]
     shares = [subjects[:2], subjects[2:]] if plan.consumers > 1 else [[]]
     few = {"max_msgs": plan.room if is_full else -1, "discard": "old" if plan.full == "events" else "new"}
@@ -628,7 +546,7 @@ def play_world(seed: int, *, calm: bool = False, plan: Plan | None = None) -> Ou
     async def play() -> Outcome:
         server = SimulatedServer(plan.version, plan.clocks)
         queue = _declared(plan, is_full=True)
-        world = World(plan, simulated_loop().rng, server, queue)
+        world = World(plan, simulated_loop().draws, server, queue)
         world.filters = {consumer.name: set(consumer.filter_subjects) for consumer in queue.consumers}
         async with world.connected() as connection:
             await provision(connection, queue)

@@ -5,42 +5,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from testbed.simulated.loop import Draws
+from testbed.simulated.plan import Fault, Plan
 from testbed.simulated.shrinking import shrink
 from testbed.simulated.world import Outcome, drawn_plan, play_world
 
-if TYPE_CHECKING:
-    from testbed.simulated.plan import Plan
-
-# Worlds that have failed once, as the generator prints them: seed, whether calm, and what was left out of their plans.
-REGRESSIONS: list[tuple[int, bool, dict[str, Any]]] = [
-    # A redrive in place delivered jobs again that had died while it waited, and recorded them nowhere.
-    (1, False, {"jobs": (1, 11, 1)}),
-    # A watch of dead letters ended with a TypeError where a job was uncertain and the server's start isn't known.
-    (100_001, False, {}),
-    (100_002, False, {}),
-    # A worker acknowledged a job that a loss of power had taken, and with it another one that had got its sequence.
-    (
-        331_000_150,
-        False,
-        {
-            "jobs": (1, 1, 1, 1),
-            "outlasts": 0.0,
-            "kinds": ("connection", "connection", "server", "power", "power"),
-        },
-    ),
-    # The archive had no leader when jobs were stored, which another program terminated: nothing has their bodies.
-    (331_000_370, False, {}),
-]
+# Worlds that have failed once, as the generator prints them, and what was wrong: they need no generator, since all that
+# it draws stands in their plans. `tools/mutations` has each defect, which is noticed here.
+KEPT = [json.loads(line) for line in (Path(__file__).parent / "worlds.jsonl").read_text().splitlines()]
 FIRST, LAST = map(int, os.environ.get("SEEDS", "0:8").split(":"))
 
 
@@ -63,10 +47,18 @@ def test_one_seed_makes_one_world() -> None:
     assert first.story == second.story
 
 
-def test_worlds_that_have_failed_once_fail_no_more() -> None:
-    for seed, calm, changes in REGRESSIONS:
-        outcome = play_world(seed, plan=replace(drawn_plan(seed, calm=calm), **changes))
-        assert not outcome.problems, "\n".join([*outcome.story, *outcome.problems])
+@pytest.mark.parametrize("world", KEPT, ids=lambda world: world["seed"])
+def test_a_world_that_has_failed_once_fails_no_more(world: dict[str, Any]) -> None:
+    outcome = play_world(world["seed"], plan=Plan.of(world["plan"]))
+    assert not outcome.problems, "\n".join([world["what"], *outcome.story, *outcome.problems])
+
+
+def test_what_one_actor_draws_does_not_depend_on_the_others() -> None:
+    draws = Draws(7)
+    first = draws.of("worker 1").random()
+    again = Draws(7)
+    assert again.of("worker 2").random() != first
+    assert (again.of("worker 1").random(), again.of("worker 1").random() != first) == (first, True)
 
 
 @pytest.mark.slow
@@ -86,10 +78,20 @@ def test_a_world_that_fails_is_made_smaller_as_long_as_it_fails_in_the_same_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing(seed: int, *, plan: Plan) -> Outcome:
-        problems = ("5 (p0-1) was lost",) if sum(plan.jobs) > 1 and plan.workers else ("another",)
+        lost, kinds = plan.jobs[1] > 1 and plan.workers, plan.kinds
+        problems = (f"{seed} (p1-1) was lost",) if lost and "power" in kinds else ("9 (p0-1) was lost",)
         return Outcome(seed, plan, problems, Counter(), ())
 
     monkeypatch.setattr("testbed.simulated.shrinking.play_world", failing)
-    plan = replace(drawn_plan(7), jobs=(5, 3), workers=3, waits=4, watchers=1, people=1)
-    smallest = shrink(Outcome(7, plan, ("7 (p1-2) was lost",), Counter(), ())).plan
-    assert (smallest.jobs, smallest.workers, smallest.waits, smallest.people) == ((3,), 1, 0, 0)
+    faults = tuple(Fault(at, kind, 1) for at, kind in enumerate(("server", "power", "actor", "connection", "power")))
+    plan = replace(drawn_plan(7), jobs=(5, 3), workers=3, waits=4, watchers=1, people=1, faults=faults)
+    smallest = shrink(Outcome(7, plan, ("8 (p1-1) was lost",), Counter(), ())).plan
+    # Another job that is lost is another problem.
+    assert (smallest.jobs, smallest.workers, smallest.waits, smallest.people) == ((0, 3), 1, 0, 0)
+    assert [fault.kind for fault in smallest.faults] == ["power"]
+
+
+def test_a_plan_is_kept_as_a_line() -> None:
+    for seed in range(20):
+        plan = drawn_plan(seed)
+        assert Plan.of(json.loads(json.dumps(plan.fields()))) == plan
