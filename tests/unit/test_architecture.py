@@ -81,6 +81,8 @@ _DEEP = {
     # What becomes of each row in flight, and of the connection under it.
     "spark.source.publisher": 450,
     "spark.source.row_encoder": 400,
+    # The table of the options, half of it their texts, and what a reader or a writer makes of it.
+    "spark.source.options": 660,
     # One table, with the rule of each row.
     "jetstream.evidence": 450,
     # The tree of the core's errors.
