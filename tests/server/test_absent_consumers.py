@@ -452,6 +452,7 @@ async def test_letters_with_entries_come_back_through_the_consumer_that_has_pass
     assert [m.data for m in await pull_jobs(connection, queue, 2, consumer=OTHER)] == [b"1", b"2"]
 
 
+@pytest.mark.slow
 async def test_a_job_that_a_consumer_without_jobs_passed_is_named_and_comes_back_by_its_sequence(
     connection: NatsPyConnection, name: str
 ) -> None:

@@ -25,10 +25,14 @@ def _package_modules() -> Iterator[ModuleType]:
 
 
 def _exceptions_of(module: ModuleType) -> dict[str, type[BaseException]]:
+    """Collect the errors that a caller may see; a private class is a signal within its module."""
     return {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == module.__name__
+        if isinstance(value, type)
+        and issubclass(value, BaseException)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
     }
 
 

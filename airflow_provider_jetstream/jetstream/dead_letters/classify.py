@@ -165,6 +165,8 @@ def classify(jobs: Iterable[JobFacts], queue: QueueFacts) -> list[DeadLetter | N
 
 
 class _NotReadError(Exception):
+    """Ends the rules of a job for want of a fact; never leaves :func:`classify`."""
+
     def __init__(self, fact: Unread) -> None:
         self.fact = fact
 
