@@ -204,7 +204,7 @@ class World(Stage):
             self.tell(f"{name} answers {answer.decode()} to {body}, {reply}{', too late' if outlasts else ''}")
             await connection.request(reply, answer)
             if answer.startswith(b"+TERM"):
-                self.account.terminated.add(body)
+                self.account.terminated[body] = int(reply.split(".")[5])
         finally:
             self.account.running[body] -= 1
 
@@ -404,6 +404,7 @@ class World(Stage):
             if account := await self.make_account("settled"):
                 break
         self._check_deleted(account)
+        await self._check_lost()
 
     async def _bring_back(self, account: JobAccount | None) -> None:
         """Redrive what is left by its sequences, as a person does who has looked at it."""
@@ -444,18 +445,40 @@ class World(Stage):
         """Return whether a job that the scan can't decide about is one that is to be done yet."""
         return job.status in (Status.UNCERTAIN, Status.VANISHED) and bool(self.actors.bodies_of(job.sequence) & missing)
 
-    def _missing(self) -> set[str]:
+    def _missing(self, *, even_lost: bool = False) -> set[str]:
         """Return the bodies that are to be done yet, but for those of which every copy was removed.
 
-        The archive has the limits of its queue, and no copies of what is published while the queue doesn't republish.
+        The archive has the limits of its queue, and no copies of what is published while the queue doesn't republish,
+        or just before a loss of power.
+
+        :param even_lost: whether to return those too that a scan is to name as lost
         """
         missing = {body for body in self.account.stored if self.account.done[body] < self.account.rounds[body]}
         missing -= self.account.removed | self.actors.cancelled
         if self.account.without_copies:
-            missing -= self.account.terminated
+            missing -= self.account.terminated.keys()
         if self.plan.full == "queue":
-            missing -= (self.account.terminated | self.account.again) - self.bodies_stored()
-        return missing
+            missing -= (self.account.terminated.keys() | self.account.again) - self.bodies_stored()
+        return missing if even_lost else missing - self._lost().keys()
+
+    def _lost(self) -> dict[str, int]:
+        """Return the bodies that were terminated when nothing had a copy of them any more, and the sequence of each."""
+        uncopied = self.account.uncopied - self.server.streams[QUEUE].messages.keys()
+        return {
+            body: sequence
+            for body in sorted(self._missing(even_lost=True) & self.account.terminated.keys())
+            if (sequence := self.account.terminated[body]) in uncopied and body not in self.actors.bodies_of(sequence)
+        }
+
+    async def _check_lost(self) -> None:
+        """Check that a scan names them."""
+        if lost := self._lost():
+            async with self.connected() as connection:
+                found = await find_dead_letters(connection, self.queue)
+            named = {job.sequence for job in found.dismissed if job.status is Status.LOST}
+            for body, sequence in lost.items():
+                if sequence not in named:
+                    self.problem(f"{sequence} ({body}) was terminated without a copy, and no scan names it")
 
     def _check_deleted(self, account: JobAccount | None) -> None:
         if account is None:

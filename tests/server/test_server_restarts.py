@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.contract import MSG_ID, late_ack_subject
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.dead_letters import request_for
@@ -614,6 +614,38 @@ async def _wait_for(connection: NatsPyConnection, entries: int) -> None:
         return await stored_count(connection, "q-dead") >= entries
 
     await eventually(entered)
+
+
+@pytest.mark.parametrize(("death", "archive"), [("terminated", True), ("used up", True), ("used up", False)])
+async def test_a_parked_job_whose_death_a_restarted_server_announces_again_is_brought_back(
+    server: NatsServer, *, death: str, archive: bool
+) -> None:
+    async with connect(settings_of(server)) as connection:
+        queue = await make_queue(connection, "q", archive=archive)
+        await publish_jobs(connection, queue, ["job"])
+        (message,) = await pull_jobs(connection, queue, 1)
+        await (message.term() if death == "terminated" else message.nak())
+        await probe(connection, queue)
+        await _wait_for(connection, 1)
+    server.kill()
+    server.start()
+    async with connect(settings_of(server)) as connection:
+        parked = await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+        assert list(parked.parked) == [1]
+        advisory = {
+            "type": "io.nats.jetstream.advisory.v1.max_deliver",
+            "timestamp": datetime.now(UTC).isoformat(),
+            "stream": "q",
+            "consumer": CONSUMER,
+            "stream_seq": 1,
+            "deliveries": 1,
+        }
+        subject = f"{MAX_DELIVERIES}.q.{CONSUMER}"
+        await connection.client.jetstream().publish(subject, json.dumps(advisory).encode())
+        found = await find_dead_letters(connection, queue)
+        assert (found.letters, found.dismissed) == ((), ())
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(parked=True)))
+        assert dict(report.redriven) == {1: 2}
 
 
 # Ends of deliveries from before a loss of power: they are nobody else's, although another job has the sequence.

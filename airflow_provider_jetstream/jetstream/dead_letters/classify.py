@@ -344,7 +344,7 @@ def by_record(case: _Case) -> NotDead | None:
         )
         # The death that a redrive recorded is that of an entry which is stored still.
         order = Order.AFTER if is_same else _bearing(case, record.at, message.stored_at)
-    elif all(entry.recorded_at <= record.at for entry in case.current):
+    elif all(entry.recorded_at <= record.at for entry in case.current) or _is_parked_still(case, record):
         order = Order.AFTER
     else:
         # Something has become of the sequence since.
@@ -514,16 +514,15 @@ def by_age_of_entries(case: _Case) -> NotDead | None:
 
 def by_parked_copy(case: _Case) -> DeadLetter | NotDead | None:
     """Make a parked letter of a job that is gone, where its record is stored and no requeueing came after that."""
-    for entry in () if case.letter else parked_entries(case.current, case.record):
-        if parked := _parked_record(case, entry):
-            letter = case.dead(
-                *(parked.job, BodySource.COPY, parked.death),
-                preserved=True,
-                parked=parked.parked or "no reason given",
-                origin=parked.origin,
-            )
-            case.letter, case.since = letter, entry.recorded_at
-            break
+    if case.letter is None and (found := _parked_copy(case)):
+        entry, parked = found
+        case.letter = case.dead(
+            *(parked.job, BodySource.COPY, parked.death),
+            preserved=True,
+            parked=parked.parked or "no reason given",
+            origin=parked.origin,
+        )
+        case.since = entry.recorded_at
     return None
 
 
@@ -864,6 +863,23 @@ def _best_record(
         elif other[0] is None:
             other = record, message.stored_at
     return other
+
+
+def _parked_copy(case: _Case) -> tuple[Entry, Record] | None:
+    """Return the last record of a parked letter that counts, and its entry."""
+    for entry in parked_entries(case.current, case.record):
+        if parked := _parked_record(case, entry):
+            return entry, parked
+    return None
+
+
+def _is_parked_still(case: _Case, record: LetterRecord) -> bool:
+    """Return whether a job is what the audit says was parked: its parked record states when the job was stored.
+
+    The server may announce a death once more after that, though the job is gone from its queue.
+    """
+    found, archived = _parked_copy(case) if record.action == "parked" else None, case.archived
+    return found is not None and (archived is None or found[1].job.time == archived.time)
 
 
 def _parked_record(case: _Case, entry: Entry) -> Record | None:
