@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import (
     Job,
+    Origin,
     WaitPolicy,
     cancel,
     find_dead_letters,
@@ -77,7 +78,9 @@ async def _store_cancelled_end(
 async def _publish_scheduled(connection: NatsPyConnection, queue: WorkQueue, *jobs: Job) -> None:
     subject = f"{queue.name}.jobs.a"
     for job in jobs:
-        prepared = prepare_jobs([job], subject=subject, origin=None, batch=uuid4().hex, queue=queue)
+        # Each by a run of its own: ids are unique among the jobs of one.
+        origin = Origin("shop", uuid4().hex, "send")
+        prepared = prepare_jobs([job], subject=subject, origin=origin, batch="", queue=queue)
         (await publish_prepared(connection, prepared)).raise_for_failures()
 
 

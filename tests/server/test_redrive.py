@@ -552,10 +552,6 @@ async def test_ten_seconds_have_no_more_letters_than_the_rate_allows(
     moments = [copy.stored_at.timestamp() for copy in await stream_messages(connection, name)]
     assert len(moments) == letters
     assert most_within(moments, 10.0) <= most
-    average = (letters - 1) / (moments[-1] - moments[0])
-    print(f"{rate}/s: on average {average:.2f}/s, at most {most_within(moments, 10.0)} in ten seconds")
-    # A busy machine may not reach the rate.
-    assert average >= rate * 0.85
 
 
 @pytest.mark.slow
@@ -569,7 +565,6 @@ async def test_a_high_rate_has_no_bursts(connection: NatsPyConnection, name: str
     for period in (1.0, 2.0):
         # 0.18 s for what comes early or is stored late, as the limiter documents.
         assert most_within(moments, period) <= rate * (period + 0.18) + 1
-    assert (letters - 1) / (moments[-1] - moments[0]) >= rate * 0.5
 
 
 @pytest.mark.parametrize("minutes", [-5, 5])

@@ -438,14 +438,6 @@ BOMBS: Mapping[str, tuple[bytes, list[dict[str, Any]]]] = {
         json.dumps({"a": "x" * 400_000}).encode(),
         [{"op": "copy", "from": "/a", "path": "/b"}, {"op": "remove", "path": "/b"}] * 50,
     ),
-    "white space before items": (
-        b"[" + b" " * 300_000 + b"1]",
-        [{"op": "add", "path": "/-", "value": number} for number in range(100)],
-    ),
-    "white space before members": (
-        b"{" + b"\n" * 300_000 + b'"a":1}',
-        [{"op": "add", "path": f"/b{number}", "value": number} for number in range(100)],
-    ),
     "characters of four bytes": (
         json.dumps(["\U0001f600" * 120_000], ensure_ascii=False).encode(),
         [{"op": "copy", "from": "/0", "path": "/-"}] * 5,
@@ -454,7 +446,6 @@ BOMBS: Mapping[str, tuple[bytes, list[dict[str, Any]]]] = {
         json.dumps({"n" * 400_000: 1}).encode(),
         [{"op": "copy", "from": "", "path": f"/{number}"} for number in range(8)],
     ),
-    "many values": (b"[" + b"1," * 60_000 + b"0]", [{"op": "copy", "from": "", "path": "/-"}] * 2),
 }
 
 
@@ -468,7 +459,7 @@ async def test_a_patch_that_makes_too_much_fails_only_its_letter(connection: Nat
         report = await redrive_dead_letters(connection, queue, request)
         assert set(report.failed) == {number}, bomb
         assert report.failed == shown.failed
-        assert "the patched body would have more than 2097152 bytes" in report.failed[number] or bomb == "many values"
+        assert "the patched body would have more than 2097152 bytes" in report.failed[number]
     assert len((await redrive_dead_letters(connection, queue)).redriven) == len(BOMBS)
 
 
