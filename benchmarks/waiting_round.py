@@ -124,7 +124,7 @@ async def _prepare(url: str, count: int) -> dict[str, Any]:
     return {
         "nats_conn_id": "nats_default",
         "handle": JobsHandle(cursor=cursor, sequences=[(1, 1)]).as_json(),
-        "tolerance": {"max_dead": 0, "max_cancelled": 0, "max_vanished": 0, "min_completed": None},
+        "tolerance": {"max_dead": 0, "max_cancelled": 0, "max_unaccounted": 0, "min_completed": None},
         "deadline": time.time() + HOUR,
         # In the past, so that no event is delayed by the guard against early events.
         "deferred_at": time.time() - HOUR,

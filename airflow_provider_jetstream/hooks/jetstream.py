@@ -193,7 +193,7 @@ class JetStreamHook(ConnectedHook):
 
         :param reports: the XCom ``job_reports`` of that task, which also a failed task has; or what it returned with
             ``returns="jobs"``, or one item of that; or a list of these
-        :param states: the wanted ones of ``completed``, ``dead``, ``cancelled``, ``vanished`` and ``awaited``; all
+        :param states: the wanted ones of ``completed``, ``dead``, ``cancelled``, ``unaccounted`` and ``awaited``; all
             where absent
         :raises ArgumentError: it is none of these
         :raises JobReportsGoneError: the events stream doesn't store a part of them any more
@@ -236,7 +236,7 @@ class JetStreamHook(ConnectedHook):
         *,
         max_dead: int | None = 0,
         max_cancelled: int | None = 0,
-        max_vanished: int | None = 0,
+        max_unaccounted: int | None = 0,
         min_completed: int | None = None,
         wait_timeout: timedelta | float | str = DEFAULT_WAIT,
         reconcile: timedelta | float | str = DEFAULT_RECONCILE,
@@ -249,7 +249,7 @@ class JetStreamHook(ConnectedHook):
             report of :meth:`publish`
         :param max_dead: dead letters to tolerate; ``None`` for any number
         :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
-        :param max_vanished: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
+        :param max_unaccounted: jobs to tolerate that are gone without evidence of their end; ``None`` for any number
         :param min_completed: how many jobs have to complete, however the others end; not together with the three above
         :param wait_timeout: how long to wait: a duration or seconds
         :param reconcile: how long the queue has to be gone, or a job without a consumer that delivers it, until that is
@@ -258,7 +258,7 @@ class JetStreamHook(ConnectedHook):
         :param cancel_on_failure: cancel the jobs that haven't ended when the wait fails
         :return: how the jobs ended
         :raises ArgumentError: an argument can't be used
-        :raises TerminalError: more jobs became dead letters, were cancelled or vanished than tolerated
+        :raises TerminalError: more jobs became dead letters, were cancelled or are unaccounted for than tolerated
         :raises JobsStalledError: no consumer delivers one of the jobs
         :raises DeadlineError: jobs haven't ended within ``wait_timeout``
         """

@@ -26,7 +26,7 @@
     │   ├── RedriveRequestError            also ValueError
     │   ├── JobsDeadError
     │   ├── JobsCancelledError
-    │   ├── JobsVanishedError
+    │   ├── JobsUnaccountedError
     │   ├── JobsIncompleteError
     │   ├── QueueGoneError                 also LookupError
     │   ├── JobReportsGoneError            also LookupError
@@ -278,7 +278,7 @@ class JobsCancelledError(TerminalError):
     code = "JS134"
 
 
-class JobsVanishedError(TerminalError):
+class JobsUnaccountedError(TerminalError):
     """Awaited jobs are gone, and no stored event says how they ended."""
 
     code = "JS135"

@@ -255,8 +255,8 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> TaskResult:
         """Resume after the trigger.
 
-        :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated, or waiting was
-            impossible
+        :raises AirflowFailException: more jobs died, were cancelled or are unaccounted for than tolerated, or waiting
+            was impossible
         :raises DeadlineError: jobs are still running after ``wait_timeout``, or after the ``execution_timeout``
         :raises JobsStalledError: no consumer delivers one of the jobs
         """
@@ -282,17 +282,17 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         :param summary: the result before waiting
         :param report: how the jobs ended, as JSON
         :return: both, or the reports on the jobs if ``returns`` says so
-        :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated
+        :raises AirflowFailException: more jobs died, were cancelled or are unaccounted for than tolerated
         """
         self.note_work({**summary, **report})
         reports = self._job_reports or plain_reports(load_queue(self.work_queue, self).name, report, None, "not read")
         push_job_reports(reports)
         self.log.info(
-            "%d jobs completed, %d became dead letters, %d were cancelled, %d vanished",
+            "%d jobs completed, %d became dead letters, %d were cancelled, %d are unaccounted for",
             report["completed"],
             report["dead"],
             report["cancelled"],
-            report["vanished"],
+            report["unaccounted"],
         )
         if left_out := report.get("results_left_out"):
             self.log.warning("%d results are too large together for an XCom; the events stream has them", left_out)

@@ -77,7 +77,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
     :param wait_for_completion: wait until every job ended; not possible with scheduled jobs
     :param max_dead: dead letters to tolerate while waiting; ``None`` for any number
     :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
-    :param max_vanished: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
+    :param max_unaccounted: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
     :param min_completed: how many jobs have to complete, 1 for any of them, however the others end; not together with
         the three above
     :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
@@ -100,7 +100,16 @@ class JetStreamPublishOperator(JobWaitingOperator):
 
     template_fields_renderers: ClassVar[dict[str, str]] = {"work_queue": "json", "jobs": "json"}
     ui_color = "#d9ecf5"
-    event_fields = ("published", "duplicates", "scheduled", "sequences", "completed", "dead", "cancelled", "vanished")
+    event_fields = (
+        "published",
+        "duplicates",
+        "scheduled",
+        "sequences",
+        "completed",
+        "dead",
+        "cancelled",
+        "unaccounted",
+    )
 
     def __init__(
         self,
@@ -183,8 +192,8 @@ class JetStreamPublishOperator(JobWaitingOperator):
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> TaskResult:
         """Resume after the trigger.
 
-        :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated, or waiting was
-            impossible
+        :raises AirflowFailException: more jobs died, were cancelled or are unaccounted for than tolerated, or waiting
+            was impossible
         :raises DeadlineError: jobs are still running after ``wait_timeout``
         """
         if event and event["status"] == "ended":

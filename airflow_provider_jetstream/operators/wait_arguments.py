@@ -38,7 +38,7 @@ class WaitArguments(NamedMissingValues, BaseOperator):
 
     :param max_dead: dead letters to tolerate; ``None`` for any number
     :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
-    :param max_vanished: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
+    :param max_unaccounted: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
     :param min_completed: how many jobs have to complete, 1 for any of them, however the others end; not together with
         the three above
     :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
@@ -59,7 +59,7 @@ class WaitArguments(NamedMissingValues, BaseOperator):
         *,
         max_dead: int | str | None = 0,
         max_cancelled: int | str | None = 0,
-        max_vanished: int | str | None = 0,
+        max_unaccounted: int | str | None = 0,
         min_completed: int | str | None = None,
         cancel_on_kill: bool = False,
         cancel_on_failure: bool = False,
@@ -73,7 +73,7 @@ class WaitArguments(NamedMissingValues, BaseOperator):
         check_flags(cancel_on_kill=cancel_on_kill, cancel_on_failure=cancel_on_failure)
         self.max_dead = max_dead
         self.max_cancelled = max_cancelled
-        self.max_vanished = max_vanished
+        self.max_unaccounted = max_unaccounted
         self.min_completed = min_completed
         self.cancel_on_kill = cancel_on_kill
         self.cancel_on_failure = cancel_on_failure

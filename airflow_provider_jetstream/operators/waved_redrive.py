@@ -68,7 +68,7 @@ class WavedRedriveOperator(SparkRedrivingOperator):
     }
     event_fields = (
         *("redriven", "parked", "redrive", "from_sequences", "to_sequences"),
-        *("completed", "dead", "cancelled", "vanished"),
+        *("completed", "dead", "cancelled", "unaccounted"),
     )
     wave_fields: Sequence[str] = ("waves", "stop_when")
 
@@ -167,7 +167,7 @@ class WavedRedriveOperator(SparkRedrivingOperator):
     def finish(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> TaskResult:
         """Send what became of the redriven jobs to Airflow's stats, and turn it into the outcome of the task.
 
-        :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated
+        :raises AirflowFailException: more jobs died, were cancelled or are unaccounted for than tolerated
         """
         send_redrive_metrics(load_queue(self.work_queue, self).name, summary)
         return super().finish(summary, report)

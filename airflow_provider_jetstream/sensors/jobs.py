@@ -62,7 +62,8 @@ class JetStreamJobsSensor(JobWaitingOperator):
     def execute(self, context: Context) -> Any:
         """Wait until the jobs have ended.
 
-        :raises AirflowFailException: there is no handle, or more jobs died, were cancelled or vanished than tolerated
+        :raises AirflowFailException: there is no handle, or more jobs died, were cancelled or are unaccounted for
+            than tolerated
         :raises DeadlineError: jobs are still running after ``wait_timeout``
         :raises JobsStalledError: no consumer delivers one of the jobs
         """

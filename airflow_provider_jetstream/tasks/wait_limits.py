@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 DEFAULT_WAIT: Final = timedelta(days=1)
 DEFAULT_RECONCILE: Final = timedelta(seconds=RECONCILE_SECONDS)
 WAIT_FIELDS: Final = (
-    *("max_dead", "max_cancelled", "max_vanished", "min_completed", "wait_timeout"),
+    *("max_dead", "max_cancelled", "max_unaccounted", "min_completed", "wait_timeout"),
     *("reconcile", "on_stall"),
 )
 # Those of an operator that waits.
 WAIT_ARGUMENTS: Final = (*WAIT_FIELDS, "defer_after")
 
-_TOLERATED = ("max_dead", "max_cancelled", "max_vanished")
+_TOLERATED = ("max_dead", "max_cancelled", "max_unaccounted")
 _LEAST = dict.fromkeys(_TOLERATED, 0) | {"min_completed": 1}
 _WHERE_ABSENT: Mapping[str, object] = {
     "max_dead": 0,
     "max_cancelled": 0,
-    "max_vanished": 0,
+    "max_unaccounted": 0,
     "min_completed": None,
     "wait_timeout": DEFAULT_WAIT,
     "reconcile": DEFAULT_RECONCILE,
@@ -85,7 +85,7 @@ def check_wait_limits(values: Mapping[str, Any]) -> None:
     """
     if values["min_completed"] is not None and any(values[name] != 0 for name in _TOLERATED):
         raise ArgumentError(
-            "expected min_completed alone, found it with max_dead, max_cancelled or max_vanished: how the other jobs"
+            "expected min_completed alone, found it with max_dead, max_cancelled or max_unaccounted: how the other jobs"
             " end doesn't matter then; leave those out"
         )
     known = {name: _WHERE_ABSENT[name] if is_templated(value) else value for name, value in values.items()}

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from testbed.simulated.stage import Stage
 
 ERRORS: Final = (JetStreamProviderError, TimeoutError)
-_ALL: Final = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
+_ALL: Final = WaitPolicy(max_dead=None, max_cancelled=None, max_unaccounted=None)
 _RESET_LEVEL: Final = 4
 # Seconds: how often a watcher looks by itself, and how late it may be.
 _LOOKS: Final = 5.0
@@ -183,13 +183,13 @@ class Actors:
         world.account.counts["waits"] += 1
         world.tell(
             f"{name} ends: completed {sorted(report.completed)}, dead {dict(report.dead)}, cancelled"
-            f" {sorted(report.cancelled)}, vanished {sorted(report.vanished)}, copies {dict(report.copies)}"
+            f" {sorted(report.cancelled)}, unaccounted {sorted(report.unaccounted)}, copies {dict(report.copies)}"
         )
         self.finished.add(name)
         self._check_report(name, report, jobs)
 
     def _check_report(self, name: str, report: WaitReport, jobs: dict[int, str]) -> None:
-        told = [*report.completed, *report.dead, *report.cancelled, *report.vanished, *report.awaited]
+        told = [*report.completed, *report.dead, *report.cancelled, *report.unaccounted, *report.awaited]
         if sorted(told) != sorted(jobs):
             self.world.problem(f"{name} waited for {sorted(jobs)} and was told of {sorted(told)}")
             return
@@ -204,8 +204,8 @@ class Actors:
             elif sequence in report.dead:
                 if self.world.is_calm and body not in self.failed:
                     self.world.problem(f"{name} is told that {sequence} ({body}) is dead, and no attempt has failed")
-            elif sequence in report.vanished and self.world.is_calm and body not in account.unproved:
-                self.world.problem(f"{name} is told that {sequence} ({body}) has vanished")
+            elif sequence in report.unaccounted and self.world.is_calm and body not in account.unproved:
+                self.world.problem(f"{name} is told that {sequence} ({body}) is unaccounted for")
 
     # Watchers of dead letters.
 

@@ -414,10 +414,10 @@ class World(Stage):
                 found = await find_dead_letters(connection, self.queue)
             undecided = {job.sequence: job.status for job in found.dismissed if self._is_undecided(job, missing)}
             named |= {sequence for sequence, status in undecided.items() if status is Status.UNCERTAIN}
-            if vanished := {sequence for sequence, status in undecided.items() if status is Status.VANISHED}:
-                self.tell(f"a person names {sorted(vanished)}, which have vanished")
+            if unaccounted := {sequence for sequence, status in undecided.items() if status is Status.UNACCOUNTED}:
+                self.tell(f"a person names {sorted(unaccounted)}, which are unaccounted for")
                 self.excuse_running()
-                selection = Selection(sequences=sorted(vanished), vanished=True)
+                selection = Selection(sequences=sorted(unaccounted), unaccounted=True)
                 await self.redrive("a person", RedriveRequest(selection))
             for sequence in undecided:
                 missing -= self.actors.bodies_of(sequence)
@@ -443,7 +443,9 @@ class World(Stage):
 
     def _is_undecided(self, job: NotDead, missing: set[str]) -> bool:
         """Return whether a job that the scan can't decide about is one that is to be done yet."""
-        return job.status in (Status.UNCERTAIN, Status.VANISHED) and bool(self.actors.bodies_of(job.sequence) & missing)
+        return job.status in (Status.UNCERTAIN, Status.UNACCOUNTED) and bool(
+            self.actors.bodies_of(job.sequence) & missing
+        )
 
     def _missing(self, *, even_lost: bool = False) -> set[str]:
         """Return the bodies that are to be done yet, but for those of which every copy was removed.

@@ -65,8 +65,8 @@ def test_the_task_succeeds_once_enough_jobs_completed(
 def test_the_task_fails_once_too_few_jobs_can_complete(airflow: Airflow) -> None:
     wait_for_states(airflow, "enough", RUN, {"three_of_three": "failed"})
     assert (
-        "expected at least 3 jobs to complete, found 0; 1 became dead letters, 0 were cancelled, 0 vanished: fix the"
-        " cause, then redrive"
+        "expected at least 3 jobs to complete, found 0; 1 became dead letters, 0 were cancelled, 0 are unaccounted"
+        " for: fix the cause, then redrive"
     ) in log_text(airflow, "enough", RUN, "three_of_three")
 
 

@@ -121,7 +121,7 @@ async def test_a_request_from_a_dag_with_long_names_is_converted_or_dies_and_is_
     try:
         async with asyncio.timeout(60):
             ends = await wait(connection, cursor, report.sequences, policy=WaitPolicy(max_dead=2))
-        assert (ends.completed, set(ends.dead), ends.vanished) == (set(converted), {late, poison}, set())
+        assert (ends.completed, set(ends.dead), ends.unaccounted) == (set(converted), {late, poison}, set())
 
         assert sorted(advised) == [(late, 5), (poison, 5)]
         letters = {letter.sequence: letter for letter in (await find_dead_letters(connection, queue)).letters}

@@ -288,9 +288,9 @@ async def test_a_dead_letter_that_was_deleted_counts_until_it_is_reported(
     queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-    for vanished in (True, False):
-        found = await find_dead_letters(connection, queue, Selection(vanished=vanished))
-        assert {letter.sequence for letter in found.letters} == ({1, 2} if vanished else {2})
+    for selected in (True, False):
+        found = await find_dead_letters(connection, queue, Selection(unaccounted=selected))
+        assert {letter.sequence for letter in found.letters} == ({1, 2} if selected else {2})
     assert await unaccounted(connection, queue) == [(1, 1)]
     await connection.request(handled_subject(name, 1), b"{}")
     assert (await summarise_dead_letters(connection, queue)).dead == 1

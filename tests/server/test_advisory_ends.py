@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, PublishReport, WaitReport, WorkQueue
     from testbed.face import NatsPyConnection
 
-ANY = WaitPolicy(max_dead=None, max_vanished=None)
+ANY = WaitPolicy(max_dead=None, max_unaccounted=None)
 
 
 async def advised_queue(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:

@@ -168,10 +168,10 @@ async def test_letters_of_a_backup_are_done_once_in_a_cluster_that_may_drop_them
             findings = await find_dead_letters(connection, queue)
             gone = {letter.sequence: letter.status for letter in findings.dismissed}
             assert {letter.sequence for letter in findings.letters} | gone.keys() == {1, 2, 3}
-            # Vanished where the stream keeps its creation, else stale.
-            assert set(gone.values()) <= {Status.STALE, Status.VANISHED}
+            # Unaccounted where the stream keeps its creation, else stale.
+            assert set(gone.values()) <= {Status.STALE, Status.UNACCOUNTED}
             await publish_what_is_stale(connection, queue)
-            await redrive_dead_letters(connection, queue, RedriveRequest(Selection(vanished=True)))
+            await redrive_dead_letters(connection, queue, RedriveRequest(Selection(unaccounted=True)))
             assert await process_all(connection, queue) == dict.fromkeys("abcd", 1)
 
 

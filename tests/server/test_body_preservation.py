@@ -49,7 +49,7 @@ HEADERS = (
 
 async def keep(connection: NatsPyConnection, queue: WorkQueue, selection: Selection | None = None) -> tuple[int, int]:
     chosen = selection or Selection()
-    scan = await Scan.begin(connection, queue, vanished=chosen.vanished)
+    scan = await Scan.begin(connection, queue, unaccounted=chosen.unaccounted)
     keeper = BodyPreserver(connection, scan)
     async for page in scan.pages(chosen):
         await keeper.preserve(page.letters)
@@ -96,8 +96,8 @@ async def test_each_body_is_copied_once_and_unchanged(connection: NatsPyConnecti
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert {job.status for job in findings.dismissed} == {Status.VANISHED}
-    back = await letters(connection, queue, Selection(vanished=True))
+    assert {job.status for job in findings.dismissed} == {Status.UNACCOUNTED}
+    back = await letters(connection, queue, Selection(unaccounted=True))
     for original, letter in zip(before, back, strict=True):
         assert (letter.source, letter.preserved) == (BodySource.COPY, True)
         assert (letter.body, letter.subject, letter.time) == (original.body, original.subject, original.time)
@@ -208,7 +208,7 @@ async def test_a_job_finished_late_after_it_was_copied_is_no_letter(connection: 
     await keep(connection, queue)
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     findings = await find_dead_letters(connection, queue)
-    assert (findings.letters, [job.status for job in findings.dismissed]) == ((), [Status.VANISHED])
+    assert (findings.letters, [job.status for job in findings.dismissed]) == ((), [Status.UNACCOUNTED])
 
 
 async def test_a_forged_record_does_not_take_the_place_of_a_body(connection: NatsPyConnection, name: str) -> None:
@@ -219,7 +219,7 @@ async def test_a_forged_record_does_not_take_the_place_of_a_body(connection: Nat
     await connection.client.jetstream().publish(f"dead.{name}.x", b"forged", headers={"Nats-Msg-Id": forged[MSG_ID]})
     assert await keep(connection, queue) == (1, 0)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-    assert [letter.body for letter in await letters(connection, queue, Selection(vanished=True))] == [b"a"]
+    assert [letter.body for letter in await letters(connection, queue, Selection(unaccounted=True))] == [b"a"]
 
 
 # The record of a dead letter through a real server: built, stored, read.

@@ -235,8 +235,8 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Na
         "cancelled": 1,
         "cancelled_sequences": [(1, 1)],
         "cancelled_reasons": {1: "ann: wrong price"},
-        "vanished": 0,
-        "vanished_sequences": [],
+        "unaccounted": 0,
+        "unaccounted_sequences": [],
         "results": {},
         "results_left_out": 0,
         "details": {

@@ -274,13 +274,13 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         assert (
             set(dismissed.values())
             <= {
-                "metrics": {Status.SPURIOUS, Status.VANISHED},
+                "metrics": {Status.SPURIOUS, Status.UNACCOUNTED},
                 "completions": {Status.COMPLETED},
-                "nothing": {Status.SPURIOUS, Status.VANISHED},
+                "nothing": {Status.SPURIOUS, Status.UNACCOUNTED},
             }[told_by]
         )
         if told_by == "metrics":
-            again = await find_dead_letters(connection, queue, Selection(vanished=True))
+            again = await find_dead_letters(connection, queue, Selection(unaccounted=True))
             assert [letter.sequence for letter in again.letters] == letters
 
 
@@ -308,7 +308,7 @@ async def test_dead_letters_are_uncertain_while_deliveries_of_jobs_that_are_gone
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("archive", "verdict"), [(True, Status.VANISHED), (False, Status.GONE)])
+@pytest.mark.parametrize(("archive", "verdict"), [(True, Status.UNACCOUNTED), (False, Status.GONE)])
 async def test_a_slow_worker_finished_the_job_after_its_death(
     connection: NatsPyConnection, name: str, *, archive: bool, verdict: Status
 ) -> None:
@@ -316,10 +316,10 @@ async def test_a_slow_worker_finished_the_job_after_its_death(
     await make_dead_letters(connection, queue, "ab")
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     assert summary(await find_dead_letters(connection, queue)) == ([2], {1: verdict})
-    again = await find_dead_letters(connection, queue, Selection(vanished=True))
+    again = await find_dead_letters(connection, queue, Selection(unaccounted=True))
     assert summary(again) == ([1, 2] if archive else [2], {} if archive else {1: verdict})
     await store_completion(connection, queue, 1)
-    for selection in (Selection(), Selection(vanished=True)):
+    for selection in (Selection(), Selection(unaccounted=True)):
         findings = await find_dead_letters(connection, queue, selection)
         assert summary(findings) == ([2], {1: Status.COMPLETED})
 
@@ -388,8 +388,8 @@ async def test_a_worker_was_stopped_between_its_copy_and_the_termination(
     assert await one_dismissed(connection, queue) == Status.ALIVE
     # Another worker gets the job and finishes it without a completion.
     await message.ack_sync()
-    assert await one_dismissed(connection, queue) == Status.VANISHED
-    letter = await one_letter(connection, queue, Selection(vanished=True))
+    assert await one_dismissed(connection, queue) == Status.UNACCOUNTED
+    letter = await one_letter(connection, queue, Selection(unaccounted=True))
     assert (letter.body, letter.source) == (b"kept", BodySource.COPY)
 
 
@@ -407,7 +407,7 @@ async def test_without_captured_terminations_a_workers_copy_proves_no_terminatio
     await completed.ack_sync()
     await eventually(lambda: gone(connection, queue, 1))
     findings = await find_dead_letters(connection, queue)
-    assert summary(findings) == ([], {1: Status.VANISHED, 2: Status.VANISHED})
+    assert summary(findings) == ([], {1: Status.UNACCOUNTED, 2: Status.UNACCOUNTED})
     assert not (await redrive_dead_letters(connection, queue)).redriven
     assert any(risk.name == "terminations-uncaptured" for risk in findings.risks)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("short_interval")
 
 NO_ADVISORY = "used up its deliveries without an advisory"
-ANY = WaitPolicy(max_dead=None, max_vanished=None)
+ANY = WaitPolicy(max_dead=None, max_unaccounted=None)
 
 
 @pytest.fixture
@@ -50,12 +50,12 @@ async def test_a_job_whose_completion_is_stored_after_it_is_gone_is_completed(
     await looks.next_msg(timeout=10)
     await store_completion(connection, queue, job)
     (report,) = await wait_reports([waiter])
-    assert (set(report.completed), report.vanished) == ({job}, set())
+    assert (set(report.completed), report.unaccounted) == ({job}, set())
 
 
 @pytest.mark.parametrize("how", ["purged", "purged in part", "deleted", "expired"])
 @pytest.mark.parametrize("delivered", [False, True])
-async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
+async def test_jobs_that_leave_the_queue_while_they_are_waited_for_are_unaccounted(
     connection: NatsPyConnection, name: str, how: str, *, delivered: bool
 ) -> None:
     expiring = {"max_age": "1s", "duplicate_window": "1s"} if how == "expired" else {}
@@ -73,7 +73,7 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
         for job in jobs:
             await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
     (report,) = await wait_reports([waiter])
-    assert (report.vanished, report.dead) == (set(jobs), {})
+    assert (report.unaccounted, report.dead) == (set(jobs), {})
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ async def test_a_job_that_is_gone_is_found_although_another_consumer_has_many_pe
     for message in await pull_jobs(connection, queue, 2, consumer="quiet"):
         await message.ack_sync()
     (report,) = await wait_reports([waiter])
-    assert (report.vanished, len(report.awaited)) == ({jobs[0]}, 200)
+    assert (report.unaccounted, len(report.awaited)) == ({jobs[0]}, 200)
 
 
 async def test_a_death_without_an_entry_is_found(connection: NatsPyConnection, name: str) -> None:
@@ -111,7 +111,7 @@ async def test_a_death_without_an_entry_is_found(connection: NatsPyConnection, n
     await connection.api(f"STREAM.PURGE.{name}-dead")
     waiter = start_waiting(connection, cursor, jobs, WaitPolicy(max_dead=1))
     (report,) = await wait_reports([waiter])
-    assert (report.dead, report.vanished) == ({1: NO_ADVISORY, 2: NO_ADVISORY}, set())
+    assert (report.dead, report.unaccounted) == ({1: NO_ADVISORY, 2: NO_ADVISORY}, set())
 
 
 async def test_advisories_that_are_due_while_no_worker_pulls_are_triggered(
@@ -172,7 +172,7 @@ async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: NatsPyCo
 
 
 @pytest.mark.slow
-async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
+async def test_a_job_whose_completion_is_stored_is_not_unaccounted_however_long_reading_takes(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.01)
@@ -187,12 +187,12 @@ async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_re
     now = await take_cursor(connection, queue)
     holding = start_waiting(connection, now, [99])
     reports = await wait_reports([start_waiting(connection, cursor, [job]) for job in jobs])
-    assert [report.vanished for report in reports] == [set()] * len(jobs)
+    assert [report.unaccounted for report in reports] == [set()] * len(jobs)
     assert [report.completed for report in reports] == [{job} for job in jobs]
     holding.task.cancel()
 
 
-async def test_a_late_completion_of_a_vanished_job_counts(connection: NatsPyConnection, name: str) -> None:
+async def test_a_late_completion_of_an_unaccounted_job_counts(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"sample_freq": "0"})
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")
@@ -204,4 +204,4 @@ async def test_a_late_completion_of_a_vanished_job_counts(connection: NatsPyConn
     await eventually(lambda: waiter.remaining == [1, 1])
     await store_completion(connection, queue, jobs[1])
     (report,) = await wait_reports([waiter])
-    assert (report.completed, report.vanished) == (set(jobs), set())
+    assert (report.completed, report.unaccounted) == (set(jobs), set())

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 METRICS = "$JS.EVENT.METRIC.CONSUMER.ACK"
-ANY = WaitPolicy(max_vanished=None)
+ANY = WaitPolicy(max_unaccounted=None)
 INTERVAL = seams.COMPARISON_INTERVAL
 
 
@@ -133,7 +133,7 @@ async def test_a_wait_names_sample_freq_where_a_worker_has_reset_it_and_does_not
     await eventually(lambda: warning in caplog.text, within=2)
     await acknowledge(connection, queue, 2)
     (report,) = await wait_reports([waiter])
-    assert report.vanished == set(jobs)
+    assert report.unaccounted == set(jobs)
     assert report.as_json()["unsampled_consumers"] == {CONSUMER: "its sample_freq is unset"}
     for policy in (WaitPolicy(), WaitPolicy(min_completed=1)):
         error = str(policy.violation(report.as_json()))
@@ -181,7 +181,7 @@ async def test_sampling_that_is_reset_during_a_wait_is_noticed(
     await reset(connection, name)
     await acknowledge(connection, queue, 1)
     (report,) = await wait_reports([waiter])
-    assert (report.completed, report.vanished) == ({jobs[0]}, {jobs[1]})
+    assert (report.completed, report.unaccounted) == ({jobs[0]}, {jobs[1]})
     assert report.unsampled_consumers == {CONSUMER: "its sample_freq is unset"}
 
 
@@ -208,11 +208,11 @@ async def test_what_was_acknowledged_while_a_consumer_was_not_sampled_is_not_to_
     else:
         await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     (report,) = await wait_reports([waiter])
-    assert report.vanished == set(jobs)
+    assert report.unaccounted == set(jobs)
     assert "publishing them again would run them twice" in str(WaitPolicy().violation(report.as_json()))
 
 
-async def test_where_workers_store_completions_no_sampling_is_missed_until_a_job_vanishes(
+async def test_where_workers_store_completions_no_sampling_is_missed_until_a_job_is_unaccounted(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(INTERVAL, 0.3)
@@ -223,12 +223,12 @@ async def test_where_workers_store_completions_no_sampling_is_missed_until_a_job
     waiter = start_waiting(connection, cursor, jobs, ANY)
     await acknowledge(connection, queue, 2)
     (report,) = await wait_reports([waiter])
-    assert (report.completed, report.vanished) == ({jobs[0]}, {jobs[1]})
+    assert (report.completed, report.unaccounted) == ({jobs[0]}, {jobs[1]})
     assert report.unsampled_consumers == {CONSUMER: "its sample_freq is 0"}
     assert "may go unseen" not in caplog.text
 
 
-async def test_a_job_that_vanishes_although_every_acknowledgement_is_reported_may_be_done_all_the_same(
+async def test_a_job_that_is_unaccounted_although_every_acknowledgement_is_reported_may_be_done_all_the_same(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(INTERVAL, 0.3)
@@ -345,7 +345,7 @@ async def test_a_server_killed_during_many_acknowledgements_leaves_no_waiter_beh
         queue = await measured(connection, name, ack_wait="2s", max_deliver=20, max_ack_pending=JOBS)
         mark = await take_cursor(connection, queue)
         jobs = await publish_jobs(connection, queue, map(str, range(JOBS)))
-        waiters = [start_waiting(connection, mark, [job], WaitPolicy(max_vanished=None)) for job in jobs]
+        waiters = [start_waiting(connection, mark, [job], WaitPolicy(max_unaccounted=None)) for job in jobs]
         messages = await pull_jobs(worker, queue, JOBS)
 
         for message in messages[:FIRST]:
@@ -363,11 +363,11 @@ async def test_a_server_killed_during_many_acknowledgements_leaves_no_waiter_beh
         working = asyncio.create_task(acknowledge_all(worker, queue))
         reports = await wait_reports(waiters, within=30)
         again = await working
-        vanished = set().union(*(report.vanished for report in reports))
+        unaccounted = set().union(*(report.unaccounted for report in reports))
         completed = set().union(*(report.completed for report in reports))
         # Depending on the moment of the kill: 0 to 550 whose metrics were lost, and 0 to 360 to be done again.
-        print(f"of {JOBS} jobs {len(vanished)} lost their metric with the server, {again} were done again")
-        assert completed | vanished == set(jobs)
+        print(f"of {JOBS} jobs {len(unaccounted)} lost their metric with the server, {again} were done again")
+        assert completed | unaccounted == set(jobs)
         assert all(not report.awaited and not report.dead for report in reports)
         assert len(completed) >= FIRST
         assert await stored_count(connection, name) == 0
@@ -389,14 +389,14 @@ async def acknowledge_all(connection: NatsPyConnection, queue: WorkQueue) -> int
 
 
 @pytest.mark.slow
-async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
+async def test_metrics_that_were_lost_leave_jobs_unaccounted_not_awaited(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.2)
     queue = await measured(connection, name)
     mark = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(400)))
-    waiter = start_waiting(connection, mark, jobs, WaitPolicy(max_vanished=None))
+    waiter = start_waiting(connection, mark, jobs, WaitPolicy(max_unaccounted=None))
     messages = await pull_jobs(connection, queue, 400)
     for message in messages[:100]:
         await message.ack_sync()
@@ -413,8 +413,8 @@ async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
     for job in jobs[300:]:
         await store_completion(connection, queue, job)
     (report,) = await wait_reports([waiter])
-    assert report.vanished == {message.metadata.sequence.stream for message in messages[100:200]}
-    assert report.completed == set(jobs) - report.vanished
+    assert report.unaccounted == {message.metadata.sequence.stream for message in messages[100:200]}
+    assert report.completed == set(jobs) - report.unaccounted
 
 
 # Workers that outrun their ack wait run jobs twice, which nobody can prevent: everybody who looks is warned.

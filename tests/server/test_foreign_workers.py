@@ -163,7 +163,7 @@ async def test_a_done_job_that_another_consumers_worker_terminates_is_not_run_ag
     assert (findings.letters, [job.status for job in findings.dismissed]) == ((), [status])
     assert ("foreign-ends" in [risk.name for risk in findings.risks]) == (status == "uncertain")
     assert await _redriven(admin, queue) == []
-    assert await _redriven(admin, queue, vanished=True) == []
+    assert await _redriven(admin, queue, unaccounted=True) == []
 
 
 async def test_whoever_names_such_a_job_brings_back_what_the_archive_has(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
 
-ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
+ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_unaccounted=None)
 
 
 class AddressError(Exception):
@@ -142,18 +142,18 @@ async def test_jobs_that_havent_ended_are_reported_as_awaited_with_the_id_that_t
     assert reports == {1: JobReport("ada", 1, "awaited")}
 
 
-async def test_cancelled_and_vanished_jobs_are_reported_with_the_reason(
+async def test_cancelled_and_unaccounted_jobs_are_reported_with_the_reason(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
-    report = WaitReport(set(), cancelled={1: "ann: wrong price"}, vanished={2}, attempts={1: 0})
+    report = WaitReport(set(), cancelled={1: "ann: wrong price"}, unaccounted={2}, attempts={1: 0})
     await store_completion(
         connection, queue, 1, type="io.airflow.jetstream.v1.cancelled", job_id="ada", why="wrong price", by="ann"
     )
     assert await reports_of(connection, cursor, report) == {
         1: JobReport("ada", 1, "cancelled", None, None, "ann: wrong price"),
-        2: JobReport(None, 2, "vanished", None, None, "it is gone without a stored end"),
+        2: JobReport(None, 2, "unaccounted", None, None, "it is gone without a stored end"),
     }
 
 
@@ -270,7 +270,7 @@ async def test_few_reports_are_a_list_and_many_are_parts_in_the_events_stream(
         "job job-3 (sequence 3): shop.BankError: busy 3; job job-6 (sequence 6): shop.BankError: busy 6;"
     )
     assert large.describe("dead").endswith("(sequence 15): shop.BankError: busy 15; and 1661 more")
-    assert large.describe("vanished") == ""
+    assert large.describe("unaccounted") == ""
 
 
 async def test_a_part_that_is_gone_or_isnt_one_is_refused(connection: NatsPyConnection, name: str) -> None:

@@ -171,7 +171,7 @@ async def test_the_origin_outlives_the_tasks_record_in_a_scans_copy(connection: 
     }
     # Also once the job itself is gone.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-    (letter,) = await letters(connection, queue, Selection(vanished=True, dag_id=DAG))
+    (letter,) = await letters(connection, queue, Selection(unaccounted=True, dag_id=DAG))
     assert (letter.origin, letter.body) == (SHOP, b"publish")
 
 

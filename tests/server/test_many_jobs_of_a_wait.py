@@ -40,4 +40,4 @@ async def test_waits_for_many_and_for_few_jobs_get_the_ends_of_their_jobs(
     gone = set(jobs[20:])
     for report, of in zip(reports, (jobs, jobs[:3], jobs[2:20], jobs[25:], jobs[1:29]), strict=True):
         assert report.completed == set(of) - gone
-        assert report.vanished == set(of) & gone
+        assert report.unaccounted == set(of) & gone

@@ -450,13 +450,13 @@ async def test_a_server_that_goes_away_while_a_call_waits_for_room_ends_the_call
     ).encode()
     answers = 0
 
-    async def answer_as_a_stream_that_vanishes(message: Msg) -> None:
+    async def answer_as_a_stream_that_goes(message: Msg) -> None:
         nonlocal answers
         answers += 1
         if answers <= 3:
             await message.respond(full)
 
-    await connection.client.subscribe(f"{name}.>", cb=answer_as_a_stream_that_vanishes)
+    await connection.client.subscribe(f"{name}.>", cb=answer_as_a_stream_that_goes)
     jobs = prepare_jobs("abc", subject=f"{name}.a", origin=None, batch=name)
     report = await publish_prepared(connection, jobs, ack_timeout=0.1, attempts=2, room_timeout=30)
     assert [failure.certain for failure in sorted(report.failures, key=lambda failure: failure.index)] == [

@@ -174,8 +174,8 @@ async def test_a_request_with_sequences_that_are_no_dead_letters_redrives_nothin
     await connection.request(late_ack_subject(name, "worker", 2), b"+ACK")
     expected = (
         f"expected dead letters of {name}, found otherwise for 2 of 3 sequences (2: its job is no longer stored,"
-        " though a copy is stored (finished late by a slow worker, or lost by the server); select vanished to bring it"
-        " back all the same; 99: no entry in the dead letter queue); nothing was redriven:"
+        " though a copy is stored (finished late by a slow worker, or lost by the server); select unaccounted to bring"
+        " it back all the same; 99: no entry in the dead letter queue); nothing was redriven:"
         " leave them out, or redrive all"
     )
     with pytest.raises(DeadLetterGoneError, match=f"^{re.escape(expected)}$"):

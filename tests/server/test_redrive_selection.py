@@ -139,12 +139,14 @@ async def test_sequences_that_the_rest_of_the_selection_excludes_are_named(
 
 
 @pytest.mark.slow
-async def test_vanished_letters_come_back_only_when_they_are_selected(connection: NatsPyConnection, name: str) -> None:
+async def test_unaccounted_letters_come_back_only_when_they_are_selected(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     # As if the server had lost it.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-    selected = RedriveRequest(Selection(vanished=True))
+    selected = RedriveRequest(Selection(unaccounted=True))
     assert (await preview(connection, queue, RedriveRequest())).redriven == 1
     assert (await preview(connection, queue, selected)).redriven == 2
     report = await redrive_dead_letters(connection, queue)

@@ -96,7 +96,7 @@ async def test_a_record_of_any_date_neither_stops_nor_delays_anything(
             await publish_raw(nats, f"{head}.{name}.{CONSUMER}.{sequence}", headers, b"forged")
     await publish_advisory(connection, queue, "terminated", 3, timestamp, reason="Unacknowledged message was deleted")
     async with asyncio.timeout(10):
-        for selection in (Selection(), Selection(parked=True), Selection(vanished=True)):
+        for selection in (Selection(), Selection(parked=True), Selection(unaccounted=True)):
             await find_dead_letters(connection, queue, selection)
         report = await redrive_dead_letters(connection, queue)
     assert 1 in report.redriven

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsCancelledError,
     JobsDeadError,
     JobsIncompleteError,
-    JobsVanishedError,
+    JobsUnaccountedError,
     TerminalError,
 )
 from airflow_provider_jetstream.worker import Worker
@@ -146,24 +146,24 @@ async def test_one_completion_of_many_is_enough_and_the_others_are_not_awaited(
     assert both.completed == set(jobs[3:])
 
 
-async def test_dead_and_vanished_jobs_beyond_the_limit_end_the_wait(
+async def test_dead_and_unaccounted_jobs_beyond_the_limit_end_the_wait(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.2)
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abcd")
-    strict = start_waiting(connection, cursor, jobs, WaitPolicy(max_vanished=1))
-    lenient = start_waiting(connection, cursor, jobs, WaitPolicy(max_vanished=None, max_dead=0))
+    strict = start_waiting(connection, cursor, jobs, WaitPolicy(max_unaccounted=1))
+    lenient = start_waiting(connection, cursor, jobs, WaitPolicy(max_unaccounted=None, max_dead=0))
     for job in jobs[:2]:
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
-    (vanished,) = await wait_reports([strict])
-    assert (len(vanished.vanished), len(vanished.awaited)) == (2, 2)
-    assert type(WaitPolicy(max_vanished=1).violation(vanished.as_json())) is JobsVanishedError
+    (unaccounted,) = await wait_reports([strict])
+    assert (len(unaccounted.unaccounted), len(unaccounted.awaited)) == (2, 2)
+    assert type(WaitPolicy(max_unaccounted=1).violation(unaccounted.as_json())) is JobsUnaccountedError
     await exhaust_deliveries(connection, queue, 2)
     (dead,) = await wait_reports([lenient])
     assert len(dead.dead) >= 1
-    assert type(WaitPolicy(max_vanished=None).violation(dead.as_json())) is JobsDeadError
+    assert type(WaitPolicy(max_unaccounted=None).violation(dead.as_json())) is JobsDeadError
 
 
 async def test_a_wait_whose_outcome_is_decided_reads_nothing(connection: NatsPyConnection, name: str) -> None:

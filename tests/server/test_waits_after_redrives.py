@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import (
     JobsDeadError,
-    JobsVanishedError,
+    JobsUnaccountedError,
     Protocol,
     RedriveRequest,
     Selection,
@@ -47,7 +47,7 @@ SOON = 10.0
 async def ended(
     connection: NatsPyConnection, cursor: Cursor, sequences: list[int], policy: WaitPolicy | None = None
 ) -> WaitReport:
-    """Return the report of a wait that ends long before jobs that are gone count as vanished."""
+    """Return the report of a wait that ends long before jobs that are gone count as unaccounted."""
     return await asyncio.wait_for(wait(connection, cursor, sequences, policy=policy), SOON)
 
 
@@ -258,7 +258,7 @@ async def test_without_an_audit_a_redriven_job_is_gone_as_before(
     await exhaust_deliveries(connection, queue, 1)
     await redrive(connection, queue)
     await connection.api(f"STREAM.DELETE.{name}-audit")
-    with pytest.raises(JobsVanishedError):
+    with pytest.raises(JobsUnaccountedError):
         await asyncio.wait_for(wait_by_handle(connection, published.handle), SOON)
     assert f"Whether jobs of {name} were redriven isn't known" in caplog.text
 

@@ -468,8 +468,8 @@ async def test_the_record_of_an_expired_job_proves_nothing_where_terminations_ar
         await eventually(settled_deadlines(connection, queue))
     # The worker may have been stopped after it had stored the record, and another kind of worker done the job.
     found = await find_dead_letters(connection, queue)
-    assert (found.letters, [job.status for job in found.dismissed]) == ((), [Status.VANISHED])
-    (letter,) = (await find_dead_letters(connection, queue, Selection(vanished=True))).letters
+    assert (found.letters, [job.status for job in found.dismissed]) == ((), [Status.UNACCOUNTED])
+    (letter,) = (await find_dead_letters(connection, queue, Selection(unaccounted=True))).letters
     assert (letter.death.reason, letter.body) == (Reason.EXPIRED, b"late")
 
 

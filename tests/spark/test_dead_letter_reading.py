@@ -60,7 +60,7 @@ def mixed(nats: NatsServer) -> WorkQueue:
     [
         {},
         {"parked": True},
-        {"reasons": frozenset(Reason), "vanished": True},
+        {"reasons": frozenset(Reason), "unaccounted": True},
         {"error_class": "printing.PaperError"},
         {"dag_id": "prints/nightly", "sequences": [4, 5, 11, 12, 13]},
         {"dag_id": KEYED.dag_id, "run_id": KEYED.run_id, "task_id": KEYED.task_id},

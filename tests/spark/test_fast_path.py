@@ -165,7 +165,7 @@ def check_any_entries(queue: ScannedQueue, data: st.DataObject) -> None:
     entries, context = data.draw(any_entries(queue)), data.draw(any_context(queue))
     jobs = job_batches(entries, data.draw(st.sets(st.integers(1, JOBS + 3), max_size=5)))
     inconsistent = frozenset(data.draw(st.sets(st.sampled_from(["till", "press"]))))
-    selection = data.draw(st.sampled_from([Selection(), Selection(consumer="press"), Selection(vanished=True)]))
+    selection = data.draw(st.sampled_from([Selection(), Selection(consumer="press"), Selection(unaccounted=True)]))
     task = ClassifyTask(queue.options, context, inconsistent, selection, lost=data.draw(st.booleans()))
     classified = by_classifier_alone(task, jobs)
     assert letter_rows(task.classify(iter(jobs))) == classified

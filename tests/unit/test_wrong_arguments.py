@@ -242,7 +242,7 @@ FIELDS = [
 LIMITS = [
     *(
         Row(WAIT, {name: value}, found)
-        for name in ("max_dead", "max_cancelled", "max_vanished")
+        for name in ("max_dead", "max_cancelled", "max_unaccounted")
         for value, found in ((-1, "found -1"), (1.5, "found 1.5"), ("many", "found 'many'"), (True, "found True"))
     ),
     *(
@@ -285,7 +285,7 @@ LIMITS = [
         for name, value in {
             "max_dead": 3,
             "max_cancelled": None,
-            "max_vanished": "{{ params.n }}",
+            "max_unaccounted": "{{ params.n }}",
             "min_completed": 1,
             "wait_timeout": "2h",
             "cancel_on_kill": True,

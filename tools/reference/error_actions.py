@@ -41,7 +41,7 @@ ACTIONS: Final = {
     "RedriveRequestError": "Change the request as the message says. Nothing was done.",
     "JobsDeadError": "Read the errors that the message quotes, repair the cause, then redrive the letters.",
     "JobsCancelledError": "Ask who cancelled them, by the message. Raise `max_cancelled` where that is expected.",
-    "JobsVanishedError": (
+    "JobsUnaccountedError": (
         "Find out whether the jobs were done before you publish them again. Declare `sample_freq` `100%`, or let the"
         " workers store completions."
     ),

@@ -139,7 +139,7 @@ class RedriveOutcomes(_RedrivePart):
             completed=report["completed"] + report.get("cancelled", 0),
             died_again=report["dead"],
             still_running=report["awaited"],
-            unknown=report.get("vanished", 0),
+            unknown=report.get("unaccounted", 0),
         )
 
 

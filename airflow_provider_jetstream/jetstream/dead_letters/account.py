@@ -363,7 +363,7 @@ class _Accounting:
             handled = await self._evidence.jobs_with_removed_entries(self._audit, with_entries, self._read_jobs)
             accounted |= handled & gone
         if in_doubt := (gone & deleted) - accounted:
-            reader = await ScanContext(self._queue, snapshot, vanished=False, handlers=handlers).reader(
+            reader = await ScanContext(self._queue, snapshot, with_unaccounted=False, handlers=handlers).reader(
                 *(self._connection, index),
                 archive=await self._archive(),
                 audit=AuditLog.from_snapshot(self._connection, self._queue, snapshot),
@@ -466,7 +466,7 @@ def _skew(queue: Mapping[str, Any], companion: Mapping[str, Any]) -> timedelta:
 
 def _is_open(job: object) -> bool:
     """Return whether the entries of a job that is gone leave open how it ended."""
-    return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.STALE, Status.VANISHED)
+    return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.STALE, Status.UNACCOUNTED)
 
 
 def _count(pairs: tuple[tuple[int, int], ...]) -> int:

@@ -128,7 +128,7 @@ class QueueFacts:
     :param domain: the JetStream domain of its server
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state: the server forgot a death
         in a crash
-    :param vanished: whether a job that vanished counts as a dead letter
+    :param with_unaccounted: whether an unaccounted job with a copy counts as a dead letter
     :param has_handlers: whether consumers of the dead letter queue remove entries by acknowledging them
     :param disputed: jobs without an entry that another consumer's worker may have
     :param passed: jobs without an entry that their idle consumer has neither delivered nor is about to deliver
@@ -140,7 +140,7 @@ class QueueFacts:
     snapshot: QueueSnapshot
     domain: str = ""
     inconsistent_consumers: Collection[str] = ()
-    vanished: bool = False
+    with_unaccounted: bool = False
     has_handlers: bool = False
     disputed: Collection[int] = ()
     passed: Collection[int] = ()
@@ -587,8 +587,8 @@ def by_copy(case: _Case) -> NotDead | None:
     if not (is_proved and death.reason in (Reason.TERMINATED, Reason.EXPIRED)) and not expired:
         if message is None:
             return case.not_dead(Status.GONE)
-        if not case.queue.vanished:
-            return case.not_dead(Status.VANISHED)
+        if not case.queue.with_unaccounted:
+            return case.not_dead(Status.UNACCOUNTED)
         # A job that was acknowledged would run a second time.
         if _known(case.job.acknowledged_at) is not None:
             return case.not_dead(Status.COMPLETED)

@@ -177,7 +177,7 @@ async def diagnose_dead_letters(
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection = selection or Selection()
-    scan = await Scan.begin(connection, queue, vanished=selection.vanished)
+    scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted)
     scan.page_size = _PAGE
     groups = CauseGroups()
     async for page in scan.pages(selection):

@@ -57,7 +57,7 @@ async def find_dead_letters(
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection = selection or Selection()
-    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census)
+    scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted, census=census)
     letters: list[DeadLetter] = []
     dismissed: list[NotDead] = []
     async for page in scan.pages(selection):
@@ -184,14 +184,14 @@ async def summarise_dead_letters(
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection, fields = selection or Selection(), group_fields(group_by)
-    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census)
+    scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted, census=census)
     # Other tasks of the event loop run between pages.
     scan.page_size = _PAGE
     preserver = BodyPreserver(connection, scan)
     summary = Summary(scan.now, fields)
     # The bodies of letters that aren't counted are copied, too.
     read_all = not selection.parked and Reason.UNDELIVERABLE not in (selection.reasons or ())
-    async for page in scan.pages(Selection(vanished=selection.vanished) if read_all else selection):
+    async for page in scan.pages(Selection(unaccounted=selection.unaccounted) if read_all else selection):
         await scan.record_handled()
         await preserver.preserve(page.letters)
         now = scan.now

@@ -226,7 +226,7 @@ async def watch_arrivals(
 ) -> AsyncIterator[ArrivalWatch]:
     """Watch the letters of a queue; all who wait for letters of one queue on a connection share its one follower."""
     watch = ArrivalWatch(queue.name, criteria, interval, reported, only_new_groups=only_new_groups)
-    async with shared_follower(connection, queue, vanished=criteria.selection.vanished) as follower:
+    async with shared_follower(connection, queue, unaccounted=criteria.selection.unaccounted) as follower:
         follower.add(watch)
         try:
             yield watch

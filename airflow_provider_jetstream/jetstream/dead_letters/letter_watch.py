@@ -113,13 +113,13 @@ class LetterWatch:
 class LetterFollower:
     """Follows the dead letters of one queue for its watches.
 
-    :param vanished: whether a job that vanished counts as a dead letter
+    :param unaccounted: whether an unaccounted job with a copy counts as a dead letter
     """
 
-    def __init__(self, connection: Connection, queue: WorkQueue, *, vanished: bool) -> None:
+    def __init__(self, connection: Connection, queue: WorkQueue, *, unaccounted: bool) -> None:
         self._connection = connection
         self._queue = queue
-        self._vanished = vanished
+        self._unaccounted = unaccounted
         self._fields: frozenset[GroupField] = frozenset()
         self._letters: TrackedLetters | None = None
         self._proof: asyncio.Task[TrackedLetters] | None = None
@@ -228,7 +228,7 @@ class LetterFollower:
         return letters
 
     async def _proved(self, *, in_background: bool) -> TrackedLetters:
-        options = {"vanished": self._vanished, "in_background": in_background}
+        options = {"unaccounted": self._unaccounted, "in_background": in_background}
         return await TrackedLetters.prove(self._connection, self._queue, tuple(self._fields), **options)
 
     async def _wait_for_bell(self, seconds: float) -> None:
@@ -271,13 +271,15 @@ _followers: WeakKeyDictionary[Connection, dict[str, LetterFollower]] = WeakKeyDi
 
 
 @asynccontextmanager
-async def shared_follower(connection: Connection, queue: WorkQueue, *, vanished: bool) -> AsyncIterator[LetterFollower]:
+async def shared_follower(
+    connection: Connection, queue: WorkQueue, *, unaccounted: bool
+) -> AsyncIterator[LetterFollower]:
     """Use a connection's one follower of a queue; it stops with its last watch."""
     followers = _followers.setdefault(connection, {})
-    key = f"{vanished} {queue.model_dump_json()}"
+    key = f"{unaccounted} {queue.model_dump_json()}"
     follower = followers.get(key)
     if follower is None or follower.has_failed:
-        follower = followers[key] = LetterFollower(connection, queue, vanished=vanished)
+        follower = followers[key] = LetterFollower(connection, queue, unaccounted=unaccounted)
         follower.start()
     try:
         yield follower
@@ -297,7 +299,7 @@ async def wait_for_dead_letters(
     :raises JetStreamProviderError: as :func:`~.find.summarise_dead_letters` does
     """
     watch = LetterWatch(criteria, interval)
-    async with shared_follower(connection, queue, vanished=criteria.selection.vanished) as follower:
+    async with shared_follower(connection, queue, unaccounted=criteria.selection.unaccounted) as follower:
         follower.add(watch)
         try:
             return await watch.finished

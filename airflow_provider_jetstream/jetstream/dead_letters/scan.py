@@ -117,13 +117,13 @@ class Scan:
         connection: Connection,
         queue: WorkQueue,
         *,
-        vanished: bool = False,
+        unaccounted: bool = False,
         census: bool = False,
         since: Scan | None = None,
     ) -> Scan:
         """Read the queue as a whole.
 
-        :param vanished: whether a job that vanished counts as a dead letter
+        :param unaccounted: whether an unaccounted job with a copy counts as a dead letter
         :param census: whether to pause consumers for a moment so that more is certain; needs an event loop
         :param since: an earlier scan, which began as a whole; entries that it has read aren't read again
         :raises QueueDeclarationError: the queue declares no dead letter queue
@@ -131,12 +131,12 @@ class Scan:
         :raises UnsuitableQueueError: its dead letters can't be told from other jobs
         :raises ServerTooOldError: a census needs nats-server 2.11
         """
-        scan = await cls._begin(connection, queue, vanished=vanished, census=census, since=since)
+        scan = await cls._begin(connection, queue, unaccounted=unaccounted, census=census, since=since)
         for _ in range(COMPARISONS - 1):
             if not any(scan.reconciliation.unnamed.values()):
                 break
             await sleep(REMOVAL_DELAY)
-            before, scan = scan, await cls._begin(connection, queue, vanished=vanished, census=census, since=scan)
+            before, scan = scan, await cls._begin(connection, queue, unaccounted=unaccounted, census=census, since=scan)
             if scan.confirms(before):
                 break
         numbers, findings = scan.reconciliation, len(scan.reconciliation.findings)
@@ -148,13 +148,13 @@ class Scan:
 
     @classmethod
     async def _begin(
-        cls, connection: Connection, queue: WorkQueue, *, vanished: bool, census: bool, since: Scan | None
+        cls, connection: Connection, queue: WorkQueue, *, unaccounted: bool, census: bool, since: Scan | None
     ) -> Scan:
         """Read the queue once, and compare its entries with the numbers that were read before them."""
         dead_letter_queue, loaded_at = require_dead_letters(queue).name, time.monotonic()
         reconnects = connection.reconnects
         snapshot = await take_snapshot(connection, queue, census=census)
-        context = ScanContext(queue, snapshot, vanished)
+        context = ScanContext(queue, snapshot, unaccounted)
         require_no_refusal(queue.name, queue_findings(snapshot, queue))
         many = context.dead_letter_queue["state"]["messages"] > _FEW_ENTRIES
         connection = await read_announced(connection, {snapshot.queue, *snapshot.companions}, batches=many)

@@ -35,7 +35,7 @@ class ScanContext:
 
     :param queue: the work queue
     :param snapshot: its stream, companions and consumers
-    :param vanished: whether a job that vanished counts as a dead letter
+    :param with_unaccounted: whether an unaccounted job with a copy counts as a dead letter
     :param handlers: the consumers of the dead letter queue that remove entries by acknowledging them
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the dead letter queue doesn't exist
@@ -43,7 +43,7 @@ class ScanContext:
 
     queue: WorkQueue
     snapshot: QueueSnapshot
-    vanished: bool
+    with_unaccounted: bool
     handlers: tuple[DeadLetterHandler, ...] = ()
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class ScanContext:
                 self.snapshot,
                 connection.domain,
                 inconsistent_consumers,
-                vanished=self.vanished,
+                with_unaccounted=self.with_unaccounted,
                 has_handlers=bool(self.handlers),
             ),
             letters,
@@ -154,7 +154,9 @@ class ScanContext:
         orphans: Collection[int],
         known: Mapping[int, datetime] | None,
     ) -> Acknowledgements:
-        sequences = {sequence for sequence, _ in index.jobs()} if self.vanished else {*index.deleted_in_flight()}
+        sequences = (
+            {sequence for sequence, _ in index.jobs()} if self.with_unaccounted else {*index.deleted_in_flight()}
+        )
         sequences.update(orphans)
         first = await archive.find(min(sequences)) if archive and sequences and known is None else None
         since = first.stored_at if first and first.time else self.snapshot.created_at

@@ -36,7 +36,7 @@ class Selection(BaseModel):
     :param run_id: published by this run
     :param task_id: published by this task
     :param parked: letters that are out of circulation instead of those in circulation
-    :param vanished: also jobs that are gone without evidence of their end and have a copy; a slow worker may have
+    :param unaccounted: also jobs that are gone without evidence of their end and have a copy; a slow worker may have
         finished them, so they may run twice
     :raises SelectionError: a field is unknown or has an invalid value
     """
@@ -66,7 +66,7 @@ class Selection(BaseModel):
     run_id: str | None = None
     task_id: str | None = None
     parked: bool = False
-    vanished: bool = False
+    unaccounted: bool = False
 
     @field_validator("subject")
     @classmethod

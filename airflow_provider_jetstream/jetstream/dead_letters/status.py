@@ -29,7 +29,7 @@ class Status(StrEnum):
     """Stream, consumer or message is younger than the entry, which is about another job."""
     GONE = "gone"
     """Neither the job nor a copy is stored: finished late, redriven before, or deleted."""
-    VANISHED = "vanished"
+    UNACCOUNTED = "unaccounted"
     """A copy is stored and the job isn't: finished late by a slow worker, or lost by the server."""
     LOST = "lost"
     """Terminated, or perhaps expired while a worker had it, and no copy is stored."""
@@ -52,8 +52,8 @@ _MEANINGS = {
     " is in flight, or with a census",
     Status.STALE: "its entry is about an earlier stream, consumer or message of the same name and number",
     Status.GONE: "its job is no longer stored (finished late, redriven before, or deleted)",
-    Status.VANISHED: "its job is no longer stored, though a copy is stored (finished late by a slow worker, or lost"
-    " by the server); select vanished to bring it back all the same",
+    Status.UNACCOUNTED: "its job is no longer stored, though a copy is stored (finished late by a slow worker, or lost"
+    " by the server); select unaccounted to bring it back all the same",
     Status.LOST: "it was terminated, or its time was over while a worker had it, and no copy of it is stored",
     Status.SPURIOUS: "it was reported as deleted in flight, but had not expired",
 }

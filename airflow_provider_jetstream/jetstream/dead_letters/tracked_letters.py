@@ -86,20 +86,20 @@ class TrackedLetters:
         queue: WorkQueue,
         fields: Sequence[GroupField] = (),
         *,
-        vanished: bool = False,
+        unaccounted: bool = False,
         in_background: bool = False,
     ) -> TrackedLetters:
         """Read the queue as a whole and prove each letter; copy the bodies of those that have no copy yet.
 
-        :param vanished: whether a job that vanished counts as a dead letter
+        :param unaccounted: whether an unaccounted job with a copy counts as a dead letter
         :param in_background: whether to leave half of the time to others
         :raises JetStreamProviderError: as :func:`~.find.summarise_dead_letters` does
         """
-        scan = await Scan.begin(connection, queue, vanished=vanished)
+        scan = await Scan.begin(connection, queue, unaccounted=unaccounted)
         scan.page_size = _PAGE
         tracked = cls(connection, scan, fields)
         worked = time.thread_time()
-        async for page in scan.pages(EveryLetter(vanished=vanished)):
+        async for page in scan.pages(EveryLetter(unaccounted=unaccounted)):
             await tracked._take(page)
             await sleep(time.thread_time() - worked if in_background else 0)
             worked = time.thread_time()
@@ -255,7 +255,7 @@ class TrackedLetters:
         )
         self._scan = replace(scan, _reader=reader)
         self._preserver.continue_with(self._scan)
-        selection = EveryLetter(vanished=scan.context.vanished)
+        selection = EveryLetter(unaccounted=scan.context.with_unaccounted)
         async for page in self._scan.classified(jobs, selection):
             await self._take(page)
             await sleep(0)

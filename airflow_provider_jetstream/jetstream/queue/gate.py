@@ -177,7 +177,7 @@ def _capture_risks(queue: str, config: Mapping[str, Any]) -> Iterator[Finding]:
     if not covered_by_any(subjects, f"{TERMINATED}.{queue}.*"):
         yield Risk(
             "terminations-uncaptured",
-            f"{letters} doesn't capture {TERMINATED}.{queue}.*: terminated jobs go unseen, or count as vanished where a"
+            f"{letters} doesn't capture {TERMINATED}.{queue}.*: terminated jobs go unseen, or are unaccounted where a"
             " worker has stored a record, which by itself proves no termination; add it",
         )
     if not covered_by_any(subjects, copy_filter(queue)):

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.5
 # After the end of a job, for others that end soon, so that one wave brings back the next letters of several keys.
 _LINGER_SECONDS = 5.0
-_ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
+_ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_unaccounted=None)
 
 
 @dataclass(slots=True)
@@ -280,7 +280,7 @@ class KeyOrder:
             for sequence in (*report.completed, *report.cancelled):
                 if key := self._awaiting.pop(sequence, None):
                     key.awaited = None
-            for sequence, why in (*report.dead.items(), *((sequence, "") for sequence in report.vanished)):
+            for sequence, why in (*report.dead.items(), *((sequence, "") for sequence in report.unaccounted)):
                 if key := self._awaiting.pop(sequence, None):
                     key.awaited = None
                     died = f"is dead again ({why})" if why else "is gone, and how it ended isn't known"

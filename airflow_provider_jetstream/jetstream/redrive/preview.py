@@ -124,7 +124,7 @@ async def preview(
     """
     request = own_request(request, queue)
     check_order(request, queue)
-    scan = await Scan.begin(connection, queue, vanished=request.selection.vanished, census=request.census)
+    scan = await Scan.begin(connection, queue, unaccounted=request.selection.unaccounted, census=request.census)
     if scan.audit is None:
         raise no_audit(queue.name)
     target = await read_target(connection, request, scan)

@@ -206,7 +206,7 @@ async def _redrive_once(
     async with redrive_lease(connection, queue, request, stopped) as lease:
         # The jobs of earlier waves are in flight.
         census = request.census and (order is None or not order.is_listed)
-        scan = await Scan.begin(connection, queue, vanished=request.selection.vanished, census=census)
+        scan = await Scan.begin(connection, queue, unaccounted=request.selection.unaccounted, census=census)
         if lease is None or scan.audit is None:
             raise no_audit(queue.name)
         scan.audit = scan.audit.fenced(lease)

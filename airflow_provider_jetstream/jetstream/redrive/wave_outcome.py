@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.follower import EndFollower
 
-ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
+ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_unaccounted=None)
 # How often a wait looks whether it is to stop.
 LOOK_SECONDS = 0.5
 _CAUSES = 20
@@ -156,7 +156,7 @@ async def await_wave(
         completed=len(report.completed) + len(report.cancelled),
         died_again=len(report.dead),
         still_running=len(report.awaited),
-        unknown=len(report.vanished) + letters.elsewhere,
+        unknown=len(report.unaccounted) + letters.elsewhere,
     )
     if outcomes.unknown and not problem:
         problem = f"how {outcomes.unknown} jobs ended isn't known: they are gone without evidence"

@@ -123,7 +123,7 @@ class Comparison:
         kinds: dict[int, EndKind] = {}
         for sequence, message in messages.items():
             if message is None:
-                kinds[sequence] = EndKind.VANISHED
+                kinds[sequence] = EndKind.UNACCOUNTED
             elif _is_dead(message, consumers, by_name.held_above):
                 kinds[sequence] = EndKind.DEAD
         # Those of earlier rounds until they are gone: others are read again in their turn.
@@ -140,7 +140,7 @@ class Comparison:
 
     async def _candidates(self, settled: int, delivered: int, suspected: Collection[int]) -> list[int]:
         """Choose the suspected jobs, and in turn some of those settled, delivered and not delivered yet."""
-        # A job settled for one consumer may belong to another one, and a job may vanish before its delivery.
+        # A job settled for one consumer may belong to another one, and a job may be gone before its delivery.
         bounds = [0, settled, delivered, SEQUENCE]
         chosen = [sequence for sequence in suspected if sequence in self._awaited]
         for group, (low, high) in enumerate(pairwise(bounds)):

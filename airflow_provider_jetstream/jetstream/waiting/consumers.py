@@ -181,7 +181,7 @@ class QueueConsumers:
         for name in unseen.keys() - self._warned.keys():
             log.warning(
                 "The ends of jobs of consumer %s of %s may go unseen: %s, and no worker has stored a completion there,"
-                " so a job that a worker only acknowledges counts as vanished; provision the queue again, which sets"
+                " so a job that a worker only acknowledges counts as unaccounted; provision the queue again, which sets"
                 " sample_freq to %s (a worker that creates the consumer itself without it resets it: let it bind to the"
                 " one that exists), or run workers that store completions",
                 name,

@@ -76,7 +76,7 @@ class EndKind(Enum):
     """A worker stored its completion, or the server its ack metric."""
     CANCELLED = "cancelled"
     DEAD = "dead"
-    VANISHED = "vanished"
+    UNACCOUNTED = "unaccounted"
     """It is no longer stored, and no event about its end is."""
 
 

@@ -640,7 +640,7 @@ class EndFollower:
         await self._claims.join()
 
     def _dispatch_compared(self, end: JobEnd) -> None:
-        latest = self._audit.latest(end.sequence) if self._audit and end.kind is EndKind.VANISHED else None
+        latest = self._audit.latest(end.sequence) if self._audit and end.kind is EndKind.UNACCOUNTED else None
         self._dispatch(latest if latest and not latest.is_alive else end, None)
 
     def _dispatch(self, end: JobEnd, source: EndSource | None) -> None:

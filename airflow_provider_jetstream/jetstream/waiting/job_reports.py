@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AWAITED = "awaited"
-VANISHED_NOTE = "it is gone without a stored end"
+UNACCOUNTED_NOTE = "it is gone without a stored end"
 STATES = (*(kind.value for kind in EndKind), AWAITED)
 # Larger ones stay where they are stored, so that a page holds many reports.
 MAX_RESULT_BYTES = 8 * 2**10
@@ -81,10 +81,10 @@ class JobReport(TaskReport):
 
     :param id: the id under which it was published; ``None`` where only its sequence is known
     :param sequence: its stream sequence
-    :param state: ``completed``, ``dead``, ``cancelled``, ``vanished``, or ``awaited`` where it hadn't ended
+    :param state: ``completed``, ``dead``, ``cancelled``, ``unaccounted``, or ``awaited`` where it hadn't ended
     :param attempts: how often it was delivered, where its end says so
     :param error_class: the class of the handler's error, where the worker recorded it
-    :param error_message: the handler's error, else why the job died, was cancelled or vanished
+    :param error_message: the handler's error, else why the job died, was cancelled or is unaccounted for
     :param result: what the handler returned
     :param result_at: the sequence in the events stream of the completion whose result can't be repeated here, since it
         is too large, or has numbers that no XCom holds
@@ -274,13 +274,13 @@ class _Facts:
 
     def attempts(self, sequence: int, state: str) -> int | None:
         """Return how often a job was delivered, where its end says so."""
-        if state in (AWAITED, EndKind.VANISHED.value):
+        if state in (AWAITED, EndKind.UNACCOUNTED.value):
             return None
         return int(_found(self._attempts, sequence) or 1) or None
 
     def note(self, sequence: int, state: str) -> str | None:
         """Return why a job didn't complete."""
-        return VANISHED_NOTE if state == EndKind.VANISHED.value else _found(self._notes, sequence)
+        return UNACCOUNTED_NOTE if state == EndKind.UNACCOUNTED.value else _found(self._notes, sequence)
 
     def last_copy(self, sequence: int) -> int:
         """Return the stream sequence under which a job ended: that of its last copy, where it was redriven."""

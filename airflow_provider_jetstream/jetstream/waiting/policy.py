@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsDeadError,
     JobsIncompleteError,
     JobsStalledError,
-    JobsVanishedError,
+    JobsUnaccountedError,
     QueueGoneError,
 )
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
@@ -34,11 +34,11 @@ _UNKNOWN_ENDS = (
     "they expired or were purged, or they are done and the evidence is missing: it was lost with a server that was"
     " killed, or never stored, as where a worker only acknowledges and the sample_freq of its consumer isn't 100%. Find"
     " out which of them are done before you publish any of them again, which would run those twice; allow them with"
-    " max_vanished"
+    " max_unaccounted"
 )
 
 
-_LEAST = {"max_dead": 0, "max_cancelled": 0, "max_vanished": 0, "min_completed": 1}
+_LEAST = {"max_dead": 0, "max_cancelled": 0, "max_unaccounted": 0, "min_completed": 1}
 
 
 @checked_field_names(ArgumentError)
@@ -48,14 +48,14 @@ class WaitPolicy(TaskValue):
 
     :param max_dead: accepted dead letters; ``None`` for any number
     :param max_cancelled: accepted cancelled jobs; ``None`` for any number
-    :param max_vanished: accepted jobs that are gone without a stored end; ``None`` for any number
+    :param max_unaccounted: accepted jobs that are gone without a stored end; ``None`` for any number
     :param min_completed: how many jobs have to complete, whatever the others' ends; ``None`` for all but the accepted
     :raises ArgumentError: one is no whole number, or too small
     """
 
     max_dead: int | None = 0
     max_cancelled: int | None = 0
-    max_vanished: int | None = 0
+    max_unaccounted: int | None = 0
     min_completed: int | None = None
 
     def __post_init__(self) -> None:
@@ -75,12 +75,12 @@ class WaitPolicy(TaskValue):
         if self.min_completed is not None:
             completed = len(report.completed)
             return completed >= self.min_completed or completed + len(report.awaited) < self.min_completed
-        if not (report.dead or report.cancelled or report.vanished):
+        if not (report.dead or report.cancelled or report.unaccounted):
             return False
         return (
             _exceeds(len(report.dead), self.max_dead)
             or _exceeds(len(report.cancelled), self.max_cancelled)
-            or _exceeds(len(report.vanished), self.max_vanished)
+            or _exceeds(len(report.unaccounted), self.max_unaccounted)
         )
 
     def is_attainable_without(self, report: WaitReport, stalled: int) -> bool:
@@ -99,14 +99,14 @@ class WaitPolicy(TaskValue):
         """
         completed, dead = report["completed"], report["dead"]
         # The report of a task that an older version of this package deferred lacks them.
-        cancelled, vanished = report.get("cancelled", 0), report.get("vanished", 0)
+        cancelled, unaccounted = report.get("cancelled", 0), report.get("unaccounted", 0)
         if self.min_completed is not None:
             if completed >= self.min_completed:
                 return None
             return JobsIncompleteError(
                 f"expected at least {self.min_completed} jobs to complete, found {completed}; {dead} became dead"
-                f" letters, {cancelled} were cancelled, {vanished} vanished: "
-                + (_unseen_ends(report) or (_UNKNOWN_ENDS if vanished else "fix the cause, then redrive"))
+                f" letters, {cancelled} were cancelled, {unaccounted} are unaccounted for: "
+                + (_unseen_ends(report) or (_UNKNOWN_ENDS if unaccounted else "fix the cause, then redrive"))
                 + "".join(f"; {state}: {jobs}" for state in ("dead", "cancelled") if (jobs := describe(state)))
             )
         if _exceeds(dead, self.max_dead):
@@ -121,17 +121,17 @@ class WaitPolicy(TaskValue):
                 f" {describe('cancelled') or report['cancelled_reasons']};"
                 " allow them with max_cancelled, or publish again the jobs that are still wanted"
             )
-        if _exceeds(vanished, self.max_vanished):
-            return JobsVanishedError(
-                f"expected at most {self.max_vanished} jobs that are gone without a stored end, found {vanished}"
-                f" ({describe('vanished') or 'sequences ' + str(report['vanished_sequences'])}): "
+        if _exceeds(unaccounted, self.max_unaccounted):
+            return JobsUnaccountedError(
+                f"expected at most {self.max_unaccounted} jobs that are gone without a stored end, found {unaccounted}"
+                f" ({describe('unaccounted') or 'sequences ' + str(report['unaccounted_sequences'])}): "
                 + (_unseen_ends(report) or _UNKNOWN_ENDS)
             )
         return None
 
 
 def _unseen_ends(report: Mapping[str, Any]) -> str | None:
-    """Return what to do about vanished jobs that are probably done; ``None`` where their ends would have been seen."""
+    """Return what to do about unaccounted jobs that are probably done; ``None`` where their ends would be seen."""
     # The report of a task that an older version of this package deferred lacks it.
     unsampled = report.get("unsampled_consumers")
     if not unsampled:

@@ -129,12 +129,12 @@ class WaitReport(TaskReport):
     :param completed: jobs that ended well
     :param dead: dead letters, with the advisory's reason
     :param cancelled: jobs that workers found cancelled, with the reason of the cancellation
-    :param vanished: jobs that are gone without a stored end
+    :param unaccounted: jobs that are gone without a stored end
     :param results_at: by job, the sequence in the events stream of the completion that holds its result
     :param results: what handlers returned, by the job's id
     :param results_left_out: how many results exceed the size limit
-    :param unsampled_consumers: where jobs vanished, the consumers whose acknowledged jobs may leave no evidence, with
-        the reason
+    :param unsampled_consumers: where jobs are unaccounted for, the consumers whose acknowledged jobs may leave no
+        evidence, with the reason
     :param attempts: how often jobs were delivered that weren't delivered exactly once; 0 where their end doesn't say it
     :param copies: of redriven jobs, the stream sequences of the new jobs whose ends these are
     :param last_end_at: when the last event of an end was stored
@@ -144,7 +144,7 @@ class WaitReport(TaskReport):
     completed: AbstractSet[int] = _NONE
     dead: Mapping[int, str] = field(default_factory=_nothing)
     cancelled: Mapping[int, str] = field(default_factory=_nothing)
-    vanished: AbstractSet[int] = _NONE
+    unaccounted: AbstractSet[int] = _NONE
     results_at: Mapping[int, int] = field(default_factory=_nothing)
     results: Mapping[str, Any] = field(default_factory=_nothing)
     results_left_out: int = 0
@@ -158,18 +158,18 @@ class WaitReport(TaskReport):
         sequence = end.sequence
         # A worker slower than its ack wait may complete a job after its death was reported: then it is completed.
         final = end.kind in (EndKind.COMPLETED, EndKind.CANCELLED)
-        if sequence not in self.awaited and not (final and (sequence in self.dead or sequence in self.vanished)):
+        if sequence not in self.awaited and not (final and (sequence in self.dead or sequence in self.unaccounted)):
             return False
         self.last_end_at = max(self.last_end_at or end.stored_at, end.stored_at)
         self.awaited.discard(sequence)
         if sequence in self.dead:
             self.dead = _without(self.dead, sequence)
-        if sequence in self.vanished:
-            self.vanished = _changeable(self.vanished)
-            self.vanished.discard(sequence)
+        if sequence in self.unaccounted:
+            self.unaccounted = _changeable(self.unaccounted)
+            self.unaccounted.discard(sequence)
         if sequence in self.attempts:
             self.attempts = _without(self.attempts, sequence)
-        if end.attempts != 1 and end.kind is not EndKind.VANISHED:
+        if end.attempts != 1 and end.kind is not EndKind.UNACCOUNTED:
             self.attempts = _with(self.attempts, sequence, end.attempts)
         if end.kind is EndKind.COMPLETED:
             self.completed = completed = _changeable(self.completed)
@@ -181,8 +181,8 @@ class WaitReport(TaskReport):
         elif end.kind is EndKind.DEAD:
             self.dead = _with(self.dead, sequence, end.note)
         else:
-            self.vanished = vanished = _changeable(self.vanished)
-            vanished.add(sequence)
+            self.unaccounted = unaccounted = _changeable(self.unaccounted)
+            unaccounted.add(sequence)
         return True
 
     def note_copy(self, sequence: int, copy: int) -> None:
@@ -191,16 +191,16 @@ class WaitReport(TaskReport):
 
     def is_unsettled(self, sequence: object) -> bool:
         """Return whether the state of a job may still change."""
-        return sequence in self.awaited or sequence in self.dead or sequence in self.vanished
+        return sequence in self.awaited or sequence in self.dead or sequence in self.unaccounted
 
     @property
     def unsettled_count(self) -> int:
         """How many jobs there are whose state may still change."""
-        return len(self.awaited) + len(self.dead) + len(self.vanished)
+        return len(self.awaited) + len(self.dead) + len(self.unaccounted)
 
     def unsettled(self) -> list[int]:
         """Return the jobs whose state may still change: the awaited, and those that may yet turn out completed."""
-        return [*self.awaited, *self.dead, *self.vanished]
+        return [*self.awaited, *self.dead, *self.unaccounted]
 
     def as_json(self) -> dict[str, Any]:
         """Return counts, sequences as ranges, results by job id, and details of single jobs, for an event."""
@@ -214,8 +214,8 @@ class WaitReport(TaskReport):
             "cancelled": len(self.cancelled),
             "cancelled_sequences": sequence_ranges(self.cancelled),
             "cancelled_reasons": dict(sorted(self.cancelled.items())[:_MAX_REASONS]),
-            "vanished": len(self.vanished),
-            "vanished_sequences": sequence_ranges(self.vanished),
+            "unaccounted": len(self.unaccounted),
+            "unaccounted_sequences": sequence_ranges(self.unaccounted),
             "results": dict(self.results),
             "results_left_out": self.results_left_out,
             **({"unsampled_consumers": dict(self.unsampled_consumers)} if self.unsampled_consumers else {}),

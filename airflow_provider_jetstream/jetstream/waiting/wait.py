@@ -83,7 +83,7 @@ async def wait(
             await follower.confirm(waiter)
         finally:
             follower.remove(waiter)
-            report.unsampled_consumers = follower.unsampled_since(began) if report.vanished else {}
+            report.unsampled_consumers = follower.unsampled_since(began) if report.unaccounted else {}
         if report.results_at:
             await _read_results(connection, cursor.events, report)
     return report
@@ -132,7 +132,7 @@ async def wait_by_handle(
     :param reconcile: see :func:`wait`
     :param on_stall: likewise
     :param cancel_on_failure: cancel the jobs that haven't ended when the wait fails
-    :raises TerminalError: more jobs became dead letters, were cancelled or vanished than the policy accepts
+    :raises TerminalError: more jobs became dead letters, were cancelled or are unaccounted for than the policy accepts
     :raises DeadlineError: jobs haven't ended within the time limit
     """
     parsed, policy = JobsHandle.of(handle), policy or WaitPolicy()

@@ -237,7 +237,7 @@ class AwaitedJobs:
         if (ordered := self._ordered.get(id(waiter))) is not None:
             return ordered
         report, ordered = waiter.report, array("Q")
-        if isinstance(report.awaited, ManySequences) and not (report.dead or report.vanished):
+        if isinstance(report.awaited, ManySequences) and not (report.dead or report.unaccounted):
             for part in report.awaited.ordered_parts():
                 ordered.extend(part)
                 await asyncio.sleep(0)

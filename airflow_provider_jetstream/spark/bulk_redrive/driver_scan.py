@@ -92,7 +92,7 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
     declared = await load_queue(connection, queue)
     streams = [declared, declared.archive, declared.audit, declared.events, declared.dead_letters]
     await connection.discover_capabilities(stream.name for stream in streams if stream)
-    scan = await Scan.begin(connection, declared, vanished=request.selection.vanished)
+    scan = await Scan.begin(connection, declared, unaccounted=request.selection.unaccounted)
     if scan.audit is None:
         raise no_audit(declared.name)
     choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)

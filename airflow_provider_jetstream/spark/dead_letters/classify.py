@@ -93,7 +93,7 @@ class ClassifyTask:
         """Yield the letters of the fast path, and return the other jobs."""
         remaining: list[pa.RecordBatch] = []
         # The driver has already selected by sequence; any other condition needs the letter.
-        applicable = self.selection.model_copy(update={"sequences": None, "vanished": False}).selects_all
+        applicable = self.selection.model_copy(update={"sequences": None, "unaccounted": False}).selects_all
         fast_path = FastPath(self.options, self.context, self.inconsistent_consumers)
         for jobs in batches:
             classified = [pa.array([], pa.int64())]

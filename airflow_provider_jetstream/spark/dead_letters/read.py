@@ -83,7 +83,7 @@ def read_letters(
 async def _scan(connection: BlockingConnection, queue: Any, selection: Selection) -> tuple[pa.Table, Scan]:
     declared = await load_queue(connection, queue)
     await connection.discover_capabilities(stream.name for stream in (declared, *declared.companions()))
-    scan = await Scan.begin(connection, declared, vanished=selection.vanished)
+    scan = await Scan.begin(connection, declared, unaccounted=selection.unaccounted)
     return await scanned_jobs(scan, selection), scan
 
 

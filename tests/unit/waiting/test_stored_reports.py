@@ -63,13 +63,13 @@ def test_reports_that_cant_be_stored_are_counted_and_the_failures_named() -> Non
 
 
 def test_a_wait_alone_says_states_attempts_and_reasons() -> None:
-    report = WaitReport({9}, completed={1, 2}, dead={3: "3 deliveries to w"}, vanished={4}, attempts={2: 5, 3: 3})
+    report = WaitReport({9}, completed={1, 2}, dead={3: "3 deliveries to w"}, unaccounted={4}, attempts={2: 5, 3: 3})
     ended = json.loads(json.dumps(report.as_json()))
     assert list(plain_job_reports(ended, names({1: "a", 9: "z"}))) == [
         JobReport("a", 1, "completed", 1),
         JobReport(None, 2, "completed", 5),
         JobReport(None, 3, "dead", 3, None, "3 deliveries to w"),
-        JobReport(None, 4, "vanished", None, None, "it is gone without a stored end"),
+        JobReport(None, 4, "unaccounted", None, None, "it is gone without a stored end"),
         JobReport("z", 9, "awaited"),
     ]
 
@@ -87,7 +87,7 @@ def test_ids_are_found_by_sequence_in_whatever_order_jobs_were_stored(order: lis
 
 def test_the_result_of_a_task_stays_below_64_kib() -> None:
     scattered = [[10**7 + 2 * number, 10**7 + 2 * number] for number in range(50_000)]
-    states = {f"{state}_sequences": scattered for state in ("completed", "dead", "cancelled", "vanished")}
+    states = {f"{state}_sequences": scattered for state in ("completed", "dead", "cancelled", "unaccounted")}
     result = bounded_result(
         {"sequences": scattered, "extra": scattered, **states, "results": {"a": "x" * RESULTS_BYTES}, "details": {}}
     )
