@@ -26,9 +26,9 @@ from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
     redrive_dead_letters,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
-from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
 from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from testbed.nats_server import NatsServer

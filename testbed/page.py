@@ -1,11 +1,11 @@
 """The monitor page without a web server, for tests of what it answers: its service, its routes and their questions."""
 
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings, monitor_settings
 from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
 from airflow_provider_jetstream.plugins.monitor.letter_history import read_records
-from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
 from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES
 from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 from airflow_provider_jetstream.plugins.monitor.models.redrives import EditRequest, PauseRequest, SteerRequest

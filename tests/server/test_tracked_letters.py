@@ -67,7 +67,7 @@ async def test_looks_count_what_a_scan_counts_whatever_happens_to_letters(
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a", "b", "c"])
-    letters = await TrackedLetters.prove(connection, queue, ("reason",))
+    letters = await TrackedLetters.prove(connection, queue)
     assert (await same_as_scan(connection, queue, letters)).dead == 3
     # New ones, by used-up deliveries and by termination.
     await make_dead_letters(connection, queue, ["d"])

@@ -31,6 +31,8 @@ _DEEP = {
     # Both directions of one protocol: what is written by one side is parsed for the other.
     "jetstream.client.wire": 600,
     "jetstream.dead_letters.account": 500,
+    # What is stored of a letter, and the queries of it: each depends on what the other holds.
+    "jetstream.dead_letters.table": 700,
     # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
     "jetstream.publishing.manifest": 800,
     # The stored form of these facts, who may change it, and when it can go.

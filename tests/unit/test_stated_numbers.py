@@ -32,7 +32,6 @@ from airflow_provider_jetstream.jetstream.waiting import (
 )
 from airflow_provider_jetstream.plugins.monitor import (
     history,
-    letter_index,
     scanner,
 )
 from airflow_provider_jetstream.provider_info import get_provider_info
@@ -124,7 +123,7 @@ STATED = {
         f"one API worker takes every {history._STEP_SECONDS} seconds",
         f"stores for {_word(samples._DAYS / 7)} week in the stream `airflow_monitor`",
         f"and {scanner._MAX_LETTERS:,} per server",
-        f"Up to {_word(letter_index.MAX_LETTERS / 10**6)} million letters per queue",
+        f"Up to {_word(scanner.MAX_LETTERS / 10**6)} million letters per queue",
     ],
     "worker": [f"`none` (`None`) for no limit | {'one' if worker.DEADLINE == 3_600 else worker.DEADLINE} hour |"],
 }

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, LetterWatch, shared_follower
+from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -29,7 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 # A burst of deaths makes few events: the run that the first one starts sees the letters of all.
 _PAUSE_SECONDS = 5.0
-_LETTERS_AT_ONCE = 10_000
+_LETTERS_AT_ONCE = 5_000
 _MOST_REPORTED = 100
 
 
@@ -176,31 +177,19 @@ class ArrivalWatch(LetterWatch):
     async def _compare(self, letters: TrackedLetters) -> tuple[int, dict[GroupKey, _Arrived]]:
         """Divide the letters in those that were reported and those that weren't."""
         reported = self.reported if self.reported.created == letters.created else ReportedLetters(letters.created)
-        selection, table = self.criteria.selection, letters.table
-        moment = (letters.now - _EPOCH) // _MICROSECOND
-        oldest = None if selection.younger_than is None else moment - selection.younger_than // 1_000
-        youngest = None if selection.older_than is None else moment - selection.older_than // 1_000
+        query = LetterQuery.of(self.criteria.selection, letters.now)
         groups: dict[GroupKey, _Arrived] = {}
         known: set[GroupKey] = set()
         still_dead: list[int] = []
-        dead = 0
-        for kind in tuple(table.kinds):
-            of_kind = table.letters_of(kind) if table.matches(selection, kind) else None
-            if of_kind is None:
-                continue
-            key = table.values_of(kind, self.criteria.group_by)
-            # Copied, since other tasks of the event loop run in between.
-            for sequence, died_at in zip(tuple(of_kind.sequences), tuple(of_kind.died_at), strict=True):
-                if (oldest is not None and died_at <= oldest) or (youngest is not None and died_at > youngest):
-                    continue
-                dead += 1
+        dead = last = 0
+        while rows := await letters.table.rows(query, self.criteria.group_by, last, _LETTERS_AT_ONCE):
+            for key, sequence, died_at in rows:
                 if died_at <= reported.until and sequence in reported.sequences:
                     known.add(key)
                     still_dead.append(sequence)
                 else:
                     groups.setdefault(key, _Arrived()).add(sequence, died_at)
-                if dead % _LETTERS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+            dead, last = dead + len(rows), rows[-1][1]
         self.reported = ReportedLetters(reported.created, SequenceRanges.of(still_dead), reported.until)
         if self._only_new_groups:
             self._report({key: groups.pop(key) for key in known & groups.keys()})

@@ -22,7 +22,6 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.stream_tail import StreamTail
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects
-from airflow_provider_jetstream.jetstream.dead_letters.letter_table import selection_fields
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, TransientError
 
@@ -63,11 +62,6 @@ class LetterCriteria:
     group_by: tuple[GroupField, ...] = ()
     count: int = 1
     age: timedelta = timedelta()
-
-    @property
-    def fields(self) -> frozenset[GroupField]:
-        """The fields by which letters are selected and grouped."""
-        return frozenset((*self.group_by, *selection_fields(self.selection)))
 
 
 class LetterWatch:
@@ -120,7 +114,6 @@ class LetterFollower:
         self._connection = connection
         self._queue = queue
         self._unaccounted = unaccounted
-        self._fields: frozenset[GroupField] = frozenset()
         self._letters: TrackedLetters | None = None
         self._proof: asyncio.Task[TrackedLetters] | None = None
         # When the last proof was made that others waited for, and for how many seconds.
@@ -155,10 +148,6 @@ class LetterFollower:
     def add(self, watch: LetterWatch) -> None:
         """Look for a watch, now and from now on."""
         self.watches.add(watch)
-        if not watch.criteria.fields <= self._fields:
-            # Letters are known only by the fields that were asked for.
-            self._fields |= watch.criteria.fields
-            self._letters = None
         self._bell.set()
 
     async def _follow(self) -> None:
@@ -176,8 +165,7 @@ class LetterFollower:
                 continue
             pause = _PROOF_INTERVAL
             for watch in tuple(self.watches):
-                if watch.criteria.fields <= set(letters.table.fields):
-                    pause = min(pause, await watch.check(letters))
+                pause = min(pause, await watch.check(letters))
             # Of a proof only another one has to wait: the looks after it read little.
             began = max(began, self._proof_ended)
             took = time.monotonic() - began
@@ -211,25 +199,20 @@ class LetterFollower:
                 log.info("The letters of %s couldn't be proved again: %s", self._queue.name, error)
                 letters.proved_at = time.monotonic() - _PROOF_INTERVAL + _PROOF_PAUSE
             return letters
-        if self._fields <= set(proof.result().table.fields):
-            self._letters = proof.result()
+        self._letters = proof.result()
         return self._letters
 
     async def _prove(self) -> TrackedLetters:
         began = time.monotonic()
-        letters = await self._proved(in_background=False)
+        self._letters = letters = await self._proved(in_background=False)
         self._proof_ended = time.monotonic()
         self._proof_took = self._proof_ended - began
         self._proved_once.set()
-        # A watch that came meanwhile may need more fields.
-        self._letters = letters if self._fields <= set(letters.table.fields) else None
-        if self._letters is None:
-            self._bell.set()
         return letters
 
     async def _proved(self, *, in_background: bool) -> TrackedLetters:
         options = {"unaccounted": self._unaccounted, "in_background": in_background}
-        return await TrackedLetters.prove(self._connection, self._queue, tuple(self._fields), **options)
+        return await TrackedLetters.prove(self._connection, self._queue, **options)
 
     async def _wait_for_bell(self, seconds: float) -> None:
         with suppress(TimeoutError):

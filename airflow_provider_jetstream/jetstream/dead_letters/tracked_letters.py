@@ -18,32 +18,31 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due, sleep
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.find import REPORTED_RANGES, Summary
-from airflow_provider_jetstream.jetstream.dead_letters.known_deaths import known_deaths, new_orphans
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import LATE_ENDS
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.letter_count import LetterCount
-from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable
 from airflow_provider_jetstream.jetstream.dead_letters.look_changes import has_gap, jobs_with_evidence, new_messages
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
-from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import REMOVAL_DELAY, compare_known
+from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import REMOVAL_DELAY, KnownDeaths, compare_known
 from airflow_provider_jetstream.jetstream.dead_letters.scan import COMPARISONS, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter, Selection
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
+from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
+    from airflow_provider_jetstream.jetstream.dead_letters.status import Page
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -52,18 +51,16 @@ if TYPE_CHECKING:
 _PAGE = 128
 # More new messages, or jobs that may have changed, than these are read ahead.
 _FEW = 4
-_MOST_COUNTS = 256
 
 
 class TrackedLetters:
     """All dead letters of a queue, proved once and kept current since; make it with :meth:`prove`.
 
     :param scan: the scan that proves all letters
-    :param fields: the fields by which letters can be selected and grouped
     """
 
-    def __init__(self, connection: Connection, scan: Scan, fields: Sequence[GroupField]) -> None:
-        self.table = LetterTable(fields)
+    def __init__(self, connection: Connection, scan: Scan) -> None:
+        self.table = LetterTable()
         self.proved_at = time.monotonic()
         self._scan = scan
         self._reconnects = connection.reconnects
@@ -77,14 +74,12 @@ class TrackedLetters:
         self._open: dict[int, NotDead] = {}
         self._ended: dict[int, Status] = {}
         self._dismissed: Counter[Status] = Counter()
-        self._counts: dict[tuple[Selection, tuple[GroupField, ...]], LetterCount] = {}
 
     @classmethod
     async def prove(
         cls,
         connection: Connection,
         queue: WorkQueue,
-        fields: Sequence[GroupField] = (),
         *,
         unaccounted: bool = False,
         in_background: bool = False,
@@ -97,7 +92,7 @@ class TrackedLetters:
         """
         scan = await Scan.begin(connection, queue, unaccounted=unaccounted)
         scan.page_size = _PAGE
-        tracked = cls(connection, scan, fields)
+        tracked = cls(connection, scan)
         worked = time.thread_time()
         async for page in scan.pages(EveryLetter(unaccounted=unaccounted)):
             await tracked._take(page)
@@ -150,18 +145,18 @@ class TrackedLetters:
         evidence = await jobs_with_evidence(view, before, snapshot, context, len(self.table) + len(self._open))
         if evidence is None:
             return False
-        changed = {job for job in evidence if self._knows(job)} | self._open.keys()
+        changed = await self.table.known(evidence) | (evidence & self._ended.keys()) | self._open.keys()
         await self._read_entries(view, snapshot, letters["state"]["last_seq"])
         if self._stored_entries != letters["state"]["messages"] and not await self._drop_removed(view):
             return False
         self._stored_entries = letters["state"]["messages"]
         changed |= self._unclassified
         self._unclassified = set()
-        changed.update(self.table.stored_below(snapshot.state["first_seq"]))
+        changed |= await self.table.stored_below(snapshot.state["first_seq"])
         self._begin_scan(view, snapshot)
         await self._classify(view, changed)
-        known = known_deaths(self.table, self._open.values(), self._settled, snapshot)
-        await self._classify(view, await new_orphans(view, snapshot, known, self._settled, self._scan.index))
+        known = await _known_deaths(self.table, self._open.values(), self._settled, snapshot)
+        await self._classify(view, await _new_orphans(view, snapshot, known, self._settled, self._scan.index))
         if not await self._agrees(connection, view, snapshot):
             return False
         for name, consumer in snapshot.consumers.items():
@@ -179,8 +174,9 @@ class TrackedLetters:
         :param selection: by the fields of the table, without sequences
         """
         scan, now = self._scan, self.now
-        count = self._count(selection, group_by)
-        groups, ranges, ranges_left_out = await count.with_ranges(now, REPORTED_RANGES)
+        query = LetterQuery.of(selection, now)
+        groups = await self.table.groups(query, group_by)
+        ranges, ranges_left_out = await self.table.ranges(query, REPORTED_RANGES)
         summary = Summary(now, group_by, groups=groups, ranges=ranges, ranges_left_out=ranges_left_out)
         summary.dead = sum(group.count for group in groups.values())
         summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
@@ -189,21 +185,9 @@ class TrackedLetters:
         return summary
 
     async def counted(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
-        """Count the letters of a selection as of the last look, without their sequences and examples."""
+        """Count the letters of a selection as of the last look, without their sequences."""
         now = self.now
-        return Summary(now, group_by, groups=await self._count(selection, group_by).groups(now))
-
-    def _count(self, selection: Selection, group_by: tuple[GroupField, ...]) -> LetterCount:
-        """Return the count of a selection; those who count the same share it, the most recent ones stay."""
-        key = selection, group_by
-        count = self._counts.pop(key, None) or LetterCount(self.table, selection, group_by)
-        self._counts[key] = count
-        if len(self._counts) > _MOST_COUNTS:
-            del self._counts[next(iter(self._counts))]
-        return count
-
-    def _knows(self, job: int) -> bool:
-        return job in self.table or job in self._open or job in self._ended
+        return Summary(now, group_by, groups=await self.table.groups(LetterQuery.of(selection, now), group_by))
 
     async def _read_entries(self, connection: Connection, snapshot: QueueSnapshot, stop: int) -> None:
         """Read the entries up to one; a copy of a letter that was proved repeats what is known of it."""
@@ -211,11 +195,12 @@ class TrackedLetters:
         first = snapshot.companions[name]["state"]["first_seq"]
         parser = EntryParser(scan.queue.name, snapshot.created, connection.domain)
         copies, self._preserver.copies = self._preserver.copies, StoredCopies()
-        start = max(scan.index.read_to + 1, first)
+        start, copied = max(scan.index.read_to + 1, first), set[int]()
         async for entry in copies.read_with(connection, scan.index, name, parser, start, stop):
             self._stored_entries += 1
-            if entry.job and not (entry.is_own_copy and entry.job in self.table):
-                self._unclassified.add(entry.job)
+            if entry.job:
+                (copied if entry.is_own_copy else self._unclassified).add(entry.job)
+        self._unclassified |= copied - await self.table.known(copied)
 
     async def _drop_removed(self, connection: Connection) -> bool:
         """Forget the entries that were removed; return whether it is known which."""
@@ -265,12 +250,12 @@ class TrackedLetters:
         await self._scan.record_handled()
         await self._preserver.preserve(page.letters)
         await pause_if_due()
-        for letter in page.letters:
-            self._forget(letter.sequence)
-            taker = self._scan.snapshot.consumer_for(letter.subject) if letter.source == BodySource.QUEUE else None
-            self.table.put(letter, taker.name if taker else None)
+        for sequence in (*(letter.sequence for letter in page.letters), *(job.sequence for job in page.dismissed)):
+            known = self._open.pop(sequence, None)
+            if status := known.status if known else self._ended.pop(sequence, None):
+                self._dismissed[status] -= 1
+        await self.table.change(page.letters, self._scan.snapshot, {job.sequence for job in page.dismissed})
         for job in page.dismissed:
-            self._forget(job.sequence)
             if not job.entries and not job.stored:
                 # It was acknowledged just before.
                 continue
@@ -280,26 +265,19 @@ class TrackedLetters:
             else:
                 self._ended[job.sequence] = job.status
 
-    def _forget(self, sequence: int) -> None:
-        self.table.remove(sequence)
-        known = self._open.pop(sequence, None)
-        status = known.status if known else self._ended.pop(sequence, None)
-        if status:
-            self._dismissed[status] -= 1
-
     async def _agrees(self, connection: Connection, view: Connection, snapshot: QueueSnapshot) -> bool:
         """Compare what is known with the consumers' numbers; return whether they agree."""
-        known = known_deaths(self.table, self._open.values(), self._settled, snapshot)
+        known = await _known_deaths(self.table, self._open.values(), self._settled, snapshot)
         counts = [(known.jobs[name], consumer.dead) for name, consumer in snapshot.consumers.items()]
         if any(dead is not None and dead < jobs for jobs, dead in counts):
             stored = await stored_sequences(connection, snapshot.queue, snapshot.state)
             if not stored.exact:
                 return False
-            gone = [*self.table.stored_below(stored.first), *filter(self.table.is_stored, stored.deleted)]
+            gone = await self.table.stored_below(stored.first) | await self.table.stored_among(stored.deleted)
             if not gone:
                 return False
             await self._classify(view, gone)
-            known = known_deaths(self.table, self._open.values(), self._settled, snapshot)
+            known = await _known_deaths(self.table, self._open.values(), self._settled, snapshot)
         reconciliation = await compare_known(connection, snapshot, known)
         findings = self._scan.context.findings(self._scan.index, uncertain=reconciliation.findings)
         self._scan = replace(self._scan, reconciliation=reconciliation, risks=(*findings, *self._late_ends()))
@@ -308,3 +286,48 @@ class TrackedLetters:
     def _late_ends(self) -> tuple[Finding, ...]:
         """Return what looks found of late ends: they are known of jobs that may be read only once."""
         return tuple(risk for risk in self._scan.risks if risk.name == LATE_ENDS)
+
+
+async def _known_deaths(
+    table: LetterTable, open_jobs: Collection[NotDead], settled_before: Mapping[str, int], snapshot: QueueSnapshot
+) -> KnownDeaths:
+    """Count by consumer the jobs of which it is known that they are, or may be, dead.
+
+    :param open_jobs: stored jobs with entries that are no dead letters
+    :param settled_before: by consumer, up to which sequence its jobs were looked at
+    """
+    known, stored = KnownDeaths(), await table.stored_for()
+    for name, consumer in snapshot.consumers.items():
+        settled = max(consumer.settled, settled_before[name])
+        of_consumer = [job for job in open_jobs if job.consumer == name]
+        known.jobs[name] = stored.get(name, 0) + sum(job.sequence <= settled for job in of_consumer)
+        if consumer.dead is None:
+            known.above_settled[name] = await table.stored_above(name, consumer.settled)
+        if consumer.up_since:
+            known.disbelieved[name] = sum(job.status == Status.UNCERTAIN for job in of_consumer)
+    return known
+
+
+async def _new_orphans(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    known: KnownDeaths,
+    settled_before: Mapping[str, int],
+    index: EntryIndex,
+) -> set[int]:
+    """Return the jobs without an entry that have died since the last look, as the consumers' numbers prove.
+
+    Where a consumer has as many dead jobs as are known, none is looked for.
+    """
+    orphans: set[int] = set()
+    for name, consumer in snapshot.consumers.items():
+        start, stop = settled_before[name] + 1, consumer.settled
+        if start > stop or consumer.dead == known.jobs[name]:
+            continue
+        for subject in consumer.filters:
+            async for message in read_range(connection, snapshot.queue, subject, start, stop):
+                if message.sequence not in index:
+                    orphans.add(message.sequence)
+    if orphans:
+        await sleep(REMOVAL_DELAY)
+    return orphans

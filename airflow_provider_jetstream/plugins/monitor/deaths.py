@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.records import (
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
     from airflow_provider_jetstream.plugins.monitor.queue_scan import QueueScan
 
 _STEPS = 180
 _MAX_RECORDS = 20_000
+_SAME_TIME = timedelta(milliseconds=1)
 
 
 async def read_deaths(scan: QueueScan, since: datetime, until: datetime) -> tuple[list[Deaths], datetime | None]:
@@ -34,37 +33,30 @@ async def read_deaths(scan: QueueScan, since: datetime, until: datetime) -> tupl
     :param scan: of the queue's letters; those that were redriven since are found in the audit
     :return: the counts, and since when they are complete; ``None`` where all are
     """
-    if scan.index is None:
+    if scan.table is None:
         return [], until
     seconds = max(1.0, (until - since).total_seconds() / _STEPS)
     start = since.timestamp()
     # With one step more, for letters that died since that time was read.
-    before = [scan.index.died_before(start + step * seconds) for step in range(_STEPS + 2)]
-    counts = Counter(
-        {step: later - earlier for step, (earlier, later) in enumerate(pairwise(before)) if later > earlier}
-    )
-    known_since = None if scan.index.complete else until
+    counts = Counter(await scan.table.deaths(since, seconds, _STEPS + 1))
+    known_since = None if scan.table.complete else until
     if scan.scan is not None and scan.scan.audit is not None:
         # Concurrent redrives may record a letter twice.
         read: set[tuple[int, datetime]] = set()
-        async for sequence, died_at in _redriven(scan.scan.connection, scan.scan.audit, since):
-            if (sequence, died_at) in read:
-                continue
-            read.add((sequence, died_at))
+        async for record in _redriven(scan.scan.connection, scan.scan.audit, since):
+            read.add(record)
             if len(read) > _MAX_RECORDS:
                 known_since = until
                 break
-            if since <= died_at < until and not _is_indexed(scan.index, sequence, died_at):
+        present = await scan.table.died_at({sequence for sequence, _ in read})
+        for sequence, died_at in read:
+            is_present = abs(present.get(sequence, datetime.min.replace(tzinfo=UTC)) - died_at) < _SAME_TIME
+            if since <= died_at < until and not is_present:
                 counts[int((died_at.timestamp() - start) // seconds)] += 1
     return [
         Deaths(at=datetime.fromtimestamp(start + step * seconds, UTC), seconds=seconds, count=count)
         for step, count in sorted(counts.items())
     ], known_since
-
-
-def _is_indexed(index: LetterIndex, sequence: int, died_at: datetime) -> bool:
-    known = index.died_at(sequence)
-    return known is not None and abs(known - died_at.timestamp()) < 0.001  # noqa: PLR2004
 
 
 async def _redriven(

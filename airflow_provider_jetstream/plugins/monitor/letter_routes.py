@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, Sort
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.plugins.monitor import running_service
 from airflow_provider_jetstream.plugins.monitor.authorization import (
@@ -21,7 +22,6 @@ from airflow_provider_jetstream.plugins.monitor.authorization import (
     require_connection,
     require_run_access,
 )
-from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery, Sort
 from airflow_provider_jetstream.plugins.monitor.letter_search import PLACES, Place
 from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 from airflow_provider_jetstream.plugins.monitor.running_service import json_answer

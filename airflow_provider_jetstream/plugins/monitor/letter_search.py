@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
-    from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
-    from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery
+    from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable
     from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
 
 Place: TypeAlias = Literal["job_id", "error", "body", "header"]
@@ -36,7 +35,7 @@ _SECONDS = 25.0
 
 async def search_letters(
     scan: Scan,
-    index: LetterIndex,
+    table: LetterTable,
     query: LetterQuery,
     hiding: Hiding,
     text: str,
@@ -55,8 +54,8 @@ async def search_letters(
     :param growing: whether the letters are still being read for the first time; the search ends with those that are
         indexed, and goes on behind them
     """
-    indexed = max(index.last, after)
-    sequences = await index.sequences(query, after)
+    indexed = max(table.last, after)
+    sequences = await table.page(query, after=after)
     started = reported = time.monotonic()
     read = found = 0
     yield SearchProgress(read=0, of=len(sequences))
@@ -83,7 +82,7 @@ async def search_letters(
             return
         # Of which DAG they are isn't known any more.
         if "job_id" in where and not query.selection.parked and not hiding.of_unknown:
-            async for record in _recorded(scan, index, text.casefold(), limit - found):
+            async for record in _recorded(scan, table, text.casefold(), limit - found):
                 found += 1
                 yield record
     except JetStreamProviderError as error:
@@ -127,7 +126,7 @@ def _places(letter: DeadLetter, text: str, where: Collection[Place], *, hidden: 
     return found
 
 
-async def _recorded(scan: Scan, index: LetterIndex, text: str, limit: int) -> AsyncGenerator[FoundLetter, None]:
+async def _recorded(scan: Scan, table: LetterTable, text: str, limit: int) -> AsyncGenerator[FoundLetter, None]:
     """Find jobs by their ids that were letters and are none any more."""
     if scan.audit is None:
         return
@@ -136,7 +135,7 @@ async def _recorded(scan: Scan, index: LetterIndex, text: str, limit: int) -> As
         record = parse_record(LetterRecord, message)
         if record is None or record.created != scan.audit.created or not record.job_id:
             continue
-        if text in record.job_id.casefold() and index.died_at(record.sequence) is None:
+        if text in record.job_id.casefold() and not await table.known([record.sequence]):
             yield FoundLetter(letter=recorded_line(record), state=record.action, where=["job_id"])
             limit -= 1
             if limit <= 0:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.dead_letters.diagnose import diagnose_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.table import LetterTable
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, DeadlineError
 from airflow_provider_jetstream.plugins.monitor.letter_groups import group_letters
 from airflow_provider_jetstream.plugins.monitor.letter_history import read_history
-from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
 from airflow_provider_jetstream.plugins.monitor.letter_search import search_letters
 from airflow_provider_jetstream.plugins.monitor.letter_view import (
     dag_of,
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, Sort
     from airflow_provider_jetstream.plugins.monitor.answers import Answers
     from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
-    from airflow_provider_jetstream.plugins.monitor.letter_query import LetterQuery, Sort
     from airflow_provider_jetstream.plugins.monitor.letter_search import Place
     from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
     from airflow_provider_jetstream.plugins.monitor.pollers import Pollers
@@ -74,7 +74,7 @@ class LetterService:
 
         async def find() -> frozenset[str]:
             scan = await self._pollers.requested_scan(connection, queue)
-            return scan.index.dags() if scan.index else frozenset()
+            return await scan.table.dags() if scan.table else frozenset()
 
         return await self._answers.run(find())
 
@@ -85,11 +85,11 @@ class LetterService:
 
         async def make() -> Groups:
             scan = await self._pollers.requested_scan(connection, queue)
-            index = scan.index or LetterIndex()
+            table = scan.table or LetterTable()
             groups, left_out = await group_letters(
-                index, query, group_by, hidden=hiding.all, hidden_of_unknown=hiding.of_unknown
+                table, query, group_by, hidden=hiding.all, hidden_of_unknown=hiding.of_unknown
             )
-            total = await index.count(query)
+            total = await table.count(query)
             return Groups(
                 scan=scan.state(),
                 group_by=list(group_by),
@@ -97,7 +97,7 @@ class LetterService:
                 uncertain=scan.counts.uncertain if scan.counts else 0,
                 groups=groups,
                 groups_left_out=left_out,
-                not_shown=await index.count(query.of_all_dags()) - total,
+                not_shown=await table.count(query.of_all_dags()) - total,
             )
 
         return await self._answers.now(("groups", connection, queue, query, tuple(group_by), hiding), make)
@@ -122,9 +122,10 @@ class LetterService:
 
         async def make() -> LetterPage:
             scan = await self._pollers.requested_scan(connection, queue)
-            index = scan.index or LetterIndex()
-            begin = await index.offset_after(query, after) if after else offset
-            sequences, matching = await index.page(query, sort, begin, limit), await index.count(query)
+            table = scan.table or LetterTable()
+            begin = await table.count_until(query, after) if after else offset
+            sequences = await table.page(query, sort, after=after, offset=offset, limit=limit)
+            matching = await table.count(query)
             proving = self._pollers.require_scan(connection, scan) if sequences else None
             # In the order of the streams, which are read ahead.
             classified = await proving.classify(sorted(sequences)) if proving else []
@@ -185,9 +186,9 @@ class LetterService:
 
         async def begin() -> AsyncGenerator[BaseModel, None]:
             scan = await self._pollers.finished_scan(connection, queue)
-            proving, index = self._pollers.require_scan(connection, scan), scan.index or LetterIndex()
+            proving, table = self._pollers.require_scan(connection, scan), scan.table or LetterTable()
             growing = not scan.completed_at
-            return search_letters(proving, index, query, hiding, text, where, after, limit, growing=growing)
+            return search_letters(proving, table, query, hiding, text, where, after, limit, growing=growing)
 
         return self._answers.stream(await self._answers.run(begin()))
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     import asyncio
 
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+    from airflow_provider_jetstream.jetstream.dead_letters.table import LetterTable
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
-    from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
     from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts, Problem
 
 # The pause after a scan, as a multiple of the time that it took; most scans read only what changed.
@@ -31,7 +31,7 @@ class QueueScan:
     """The state of the scans of one queue.
 
     :param overview: of the queue when the last scan began
-    :param index: the letters of the last scan that ended
+    :param table: the letters of the last scan that ended
     :param scan: that scan, with which single letters can be proved again; ``None`` where its connection is gone
     :param counts: its counts
     :param error: of the last scan, if it failed
@@ -42,7 +42,7 @@ class QueueScan:
     """
 
     overview: QueueOverview | None = None
-    index: LetterIndex | None = None
+    table: LetterTable | None = None
     scan: Scan | None = None
     counts: LetterCounts | None = None
     error: JetStreamProviderError | None = None
@@ -64,7 +64,7 @@ class QueueScan:
         if self.counts is None or (self.task and not self.completed_at):
             state: Literal["failed", "scanning"] = "failed" if self.error and not self.task else "scanning"
             return ScanState(state=state, problem=self.problem, seen=self.letters_seen, complete=False)
-        complete = self.index.complete if self.index else False
+        complete = self.table.complete if self.table else False
         return ScanState(
             state="ready",
             problem=self.problem,
@@ -98,7 +98,7 @@ class QueueScan:
     @property
     def has_all_letters(self) -> bool:
         """Whether an earlier scan has indexed all letters that there were."""
-        return bool(self.completed_at and self.index is not None and self.index.complete)
+        return bool(self.completed_at and self.table is not None and self.table.complete)
 
     def continued_scan(self) -> Scan | None:
         """Return the earlier scan whose entries needn't be read again; ``None`` where most of them are of no use."""

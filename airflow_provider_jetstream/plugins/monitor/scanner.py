@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
+from airflow_provider_jetstream.jetstream.dead_letters.entry import HIGHEST_JOB
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.jetstream.dead_letters.table import LetterTable
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
-from airflow_provider_jetstream.plugins.monitor.indexed_letter import IndexedLetter
-from airflow_provider_jetstream.plugins.monitor.letter_index import MAX_LETTERS, LetterIndex
 from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts
 from airflow_provider_jetstream.plugins.monitor.queue_scan import QueueScan, dead_in
 
@@ -27,13 +28,16 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
 
+# Beyond these, letters of a queue are only counted.
+MAX_LETTERS = 1_000_000
+_MAX_KINDS = 100_000
 _MAX_CHANGED = 20_000
 _COMPARED_AT_ONCE = 500
 _FEW_ENTRIES = 50
 # The maximum age of a scan while jobs come and go but no entry is added.
 _REQUESTED_MAX_AGE = 15.0
 _BACKGROUND_MAX_AGE = 60.0
-# Of all queues of a server; the index that was used longest ago is dropped first.
+# Of all queues of a server; the table that was used longest ago is dropped first.
 _MAX_LETTERS = 1_250_000
 _PAGE_BYTES = 8 * 2**20
 _SMALLEST_PAGE = 8
@@ -97,7 +101,7 @@ class Scanner:
             if overview.dead_letter_queue is None:
                 continue
             if not _may_hold_letters(overview, scan):
-                scan.counts = _counts(LetterIndex())
+                scan.counts = _counts(None)
             elif scan.is_outdated(overview, _BACKGROUND_MAX_AGE, shown=False) and scan.is_due():
                 return overview
         return None
@@ -124,7 +128,7 @@ class Scanner:
             scan.overview, scan.error = overview, error
         finally:
             scan.ended_at, scan.task = time.monotonic(), None
-            self._drop_indexes()
+            self._drop_tables()
 
     async def _scan(self, connection: Connection, overview: QueueOverview, queue_scan: QueueScan) -> None:
         started, queue_scan.letters_seen = time.monotonic(), 0
@@ -135,92 +139,73 @@ class Scanner:
             connection = await read_ahead(connection, queue.name, queue.companion_names())
         scan = await Scan.begin(connection, queue, since=queue_scan.continued_scan())
         scan.page_size = _page_size(scan)
-        index = await self._update_index(queue_scan, scan) if queue_scan.can_reuse(scan) else None
-        if index is None:
-            index = await self._read_all(queue_scan, scan)
-        queue_scan.index, queue_scan.scan, queue_scan.risks = index, scan, scan.risks
+        table = await self._update_table(queue_scan, scan) if queue_scan.can_reuse(scan) else None
+        if table is None:
+            table = await self._read_all(queue_scan, scan)
+        queue_scan.table, queue_scan.scan, queue_scan.risks = table, scan, scan.risks
         seconds, lost = time.monotonic() - started, scan.dismissed[Status.LOST]
-        queue_scan.counts = _counts(index, scan.uncertain, seconds, lost)
+        queue_scan.counts = _counts(table, scan.uncertain, seconds, lost)
 
-    async def _read_all(self, queue_scan: QueueScan, scan: Scan) -> LetterIndex:
-        """Read and index each letter; what was indexed before is changed as far as it isn't the same."""
-        index = queue_scan.index if queue_scan.index and queue_scan.has_all_letters else LetterIndex()
+    async def _read_all(self, queue_scan: QueueScan, scan: Scan) -> LetterTable:
+        """Read each letter; what was known before is changed as far as it isn't the same."""
+        table = queue_scan.table if queue_scan.has_all_letters else None
+        table = LetterTable(MAX_LETTERS, _MAX_KINDS) if table is None else table
         if not queue_scan.completed_at:
             # People see the first letters while the others are being read.
-            queue_scan.index, queue_scan.scan = index, scan
-        # Letters that are added go behind these.
-        before, known, seen = index.columns.sequence, len(index), 0
-        changes: dict[int, IndexedLetter | None] = {}
+            queue_scan.table, queue_scan.scan = table, scan
+        last = 0
         async for page in _throttled_pages(scan, EveryLetter()):
-            for letter in page:
-                indexed = IndexedLetter.of(letter)
-                while seen < known and before[seen] <= letter.sequence:
-                    if before[seen] < letter.sequence:
-                        changes[before[seen]] = None
-                    seen += 1
-                if letter.sequence > index.last:
-                    index.add(letter.sequence, indexed)
-                elif index.differs(letter.sequence, indexed):
-                    changes[letter.sequence] = indexed
+            if page:
+                await table.replace(last, page[-1].sequence, page, scan.snapshot)
+                last = page[-1].sequence
             queue_scan.letters_seen += len(page)
-        changes |= dict.fromkeys(before[seen:known])
-        if changes:
-            await index.change(changes)
+        await table.replace(last, HIGHEST_JOB, (), scan.snapshot)
         queue_scan.completed_at = time.monotonic()
-        return index
+        return table
 
-    async def _update_index(self, queue_scan: QueueScan, scan: Scan) -> LetterIndex | None:
-        """Index the letters, reading only jobs with new entries; ``None`` where there are too many of those."""
-        index = queue_scan.index or LetterIndex()
-        orphans = set(scan.reconciliation.orphans)
-        found = await _compare(index, scan, orphans)
-        if found is None:
+    async def _update_table(self, queue_scan: QueueScan, scan: Scan) -> LetterTable | None:
+        """Read only jobs with new entries; return ``None`` where there are too many of those."""
+        table = queue_scan.table
+        found = None if table is None else await _compare(table, scan)
+        if table is None or found is None or len(table) + len(found[0]) > MAX_LETTERS:
             return None
-        changed, changes = found
-        if len(index) + len(changed) > MAX_LETTERS:
-            return None
+        changed, gone = found
+        gone |= changed
         async for page in _throttled_pages(scan, EveryLetter(sequences=frozenset(changed))):
-            changes |= {letter.sequence: IndexedLetter.of(letter) for letter in page}
+            await table.change(page, scan.snapshot)
+            gone.difference_update(letter.sequence for letter in page)
             queue_scan.letters_seen += len(page)
-        if changes:
-            await index.change(changes)
-        return index
+        await table.change((), scan.snapshot, gone)
+        return table
 
-    def _drop_indexes(self) -> None:
-        indexed = sorted((scan for scan in self._scans.values() if scan.index), key=lambda scan: -scan.used_at)
+    def _drop_tables(self) -> None:
+        known = sorted((scan for scan in self._scans.values() if scan.table), key=lambda scan: -scan.used_at)
         total = 0
-        for scan in indexed:
-            total += len(scan.index or ())
-            if total > _MAX_LETTERS and scan is not indexed[0]:
-                scan.index = scan.scan = None
+        for scan in known:
+            total += len(scan.table or ())
+            if total > _MAX_LETTERS and scan is not known[0]:
+                scan.table = scan.scan = None
 
 
-async def _compare(
-    index: LetterIndex, scan: Scan, orphans: set[int]
-) -> tuple[set[int], dict[int, IndexedLetter | None]] | None:
+async def _compare(table: LetterTable, scan: Scan) -> tuple[set[int], set[int]] | None:
     """Return which jobs have to be read, and what is no letter any more as far as that is known.
 
-    :param orphans: jobs without an entry, which are read each time
     :return: ``None`` where too many have to be read
     """
-    changed, gone = set(orphans), dict[int, IndexedLetter | None]()
-    sequences, position = index.columns.sequence, 0
-    worked = time.thread_time()
-    for number, (sequence, entries) in enumerate(scan.index.jobs(), 1):
-        while position < len(sequences) and sequences[position] < sequence:
-            gone[sequences[position]] = None
-            position += 1
-        if position < len(sequences) and sequences[position] == sequence:
-            position += 1
-        if not index.has(sequence, _last(entries)):
-            changed.add(sequence)
+    # Jobs without an entry are read each time.
+    changed, gone, after = {*scan.reconciliation.orphans}, set[int](), 0
+    jobs, worked = scan.index.jobs(), time.thread_time()
+    while some := dict(islice(jobs, _COMPARED_AT_ONCE)):
+        until = max(some)
+        known = await table.entries(after, until)
+        changed.update(sequence for sequence, entries in some.items() if known.get(sequence) != _last(entries))
+        gone |= known.keys() - some.keys()
         if len(changed) > _MAX_CHANGED:
             return None
-        if number % _COMPARED_AT_ONCE == 0:
-            await asyncio.sleep(time.thread_time() - worked)
-            worked = time.thread_time()
-    gone |= dict.fromkeys([*sequences[position:], *changed])
-    return changed, gone
+        after = until
+        await asyncio.sleep(time.thread_time() - worked)
+        worked = time.thread_time()
+    return changed, gone | (await table.entries(after, HIGHEST_JOB)).keys()
 
 
 async def _throttled_pages(scan: Scan, selection: EveryLetter) -> AsyncGenerator[tuple[DeadLetter, ...], None]:
@@ -232,13 +217,13 @@ async def _throttled_pages(scan: Scan, selection: EveryLetter) -> AsyncGenerator
         worked = time.thread_time()
 
 
-def _counts(index: LetterIndex, uncertain: int = 0, seconds: float = 0.0, lost: int = 0) -> LetterCounts:
+def _counts(table: LetterTable | None, uncertain: int = 0, seconds: float = 0.0, lost: int = 0) -> LetterCounts:
     return LetterCounts(
-        certain=index.counted[False],
+        certain=table.counted[False] if table else 0,
         uncertain=uncertain,
-        parked=index.counted[True],
+        parked=table.counted[True] if table else 0,
         lost=lost,
-        complete=index.complete,
+        complete=table is None or table.complete,
         scanned_at=datetime.now(UTC),
         scan_seconds=round(seconds, 3),
     )

@@ -69,7 +69,7 @@ async def task_jobs(query: TaskQuery, pollers: Sequence[ServerPoller]) -> TaskJo
             scan = poller.scanner.request_scan(overview) if has_letters else poller.scanner.scan_of(name)
             if has_letters and scan.counts is None and scan.error is None:
                 scanning.append(f"{poller.conn_id}/{name}")
-            letters = scan.index.count_by_task(query.dag_id, query.run_id) if scan.index else {}
+            letters = await scan.table.count_by_task(query.dag_id, query.run_id) if scan.table else {}
             tasks = published.get(name, {})
             lines += [
                 _line(poller.conn_id, name, task, tasks.get(task), letters.get(task, (0, 0)), query)
