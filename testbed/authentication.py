@@ -3,7 +3,7 @@
 import base64
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,3 +176,12 @@ class HandshakeFirstServer(NatsServer):
     def _banner(self) -> dict[str, Any]:
         # It can't be read without TLS.
         return {"version": ""}
+
+
+# Those whose names differ from the settings'.
+_SUFFIXES = {"servers": "URL", "tls_ca_file": "CA", "tls_cert_file": "CERT", "tls_key_file": "KEY"}
+
+
+def environment(values: Mapping[str, Any], prefix: str) -> dict[str, str]:
+    """Return the variables with these settings."""
+    return {prefix + _SUFFIXES.get(name, name.upper()): str(value) for name, value in values.items() if value != ""}

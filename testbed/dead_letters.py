@@ -6,7 +6,15 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
-from airflow_provider_jetstream.jetstream import Death, Origin, RedriveRequest, Selection, WorkQueue, get_message
+from airflow_provider_jetstream.jetstream import (
+    Connection,
+    Death,
+    Origin,
+    RedriveRequest,
+    Selection,
+    WorkQueue,
+    get_message,
+)
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -42,7 +50,7 @@ async def make_terminated_letters(
     return sequences
 
 
-async def stream_messages(connection: NatsPyConnection, stream: str, subject: str = ">") -> list[StoredMessage]:
+async def stream_messages(connection: Connection, stream: str, subject: str = ">") -> list[StoredMessage]:
     """Read all messages of a stream, or those on ``subject``."""
     return [message async for message in read_range(connection, stream, subject)]
 
@@ -87,6 +95,18 @@ async def change_stream(connection: NatsPyConnection, stream: str, **fields: Any
     """Update a stream's configuration directly, and return the previous configuration."""
     config: dict[str, Any] = (await stream_info(connection, stream))["config"]
     await connection.api(f"STREAM.UPDATE.{stream}", config | fields)
+    return config
+
+
+async def change_consumer(
+    connection: NatsPyConnection, stream: str, consumer: str = CONSUMER, **fields: Any
+) -> dict[str, Any]:
+    """Update a consumer's configuration directly, and return the previous one; a field of ``None`` is left out."""
+    config: dict[str, Any] = (await connection.api(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+    changed = {key: value for key, value in (config | fields).items() if value is not None}
+    filters = f".{changed['filter_subject']}" if changed.get("filter_subject") else ""
+    request = {"stream_name": stream, "config": changed, "action": "update"}
+    await connection.api(f"CONSUMER.CREATE.{stream}.{consumer}{filters}", request)
     return config
 
 

@@ -2,17 +2,23 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
-from airflow_provider_jetstream.jetstream import WorkQueue, provision
+from airflow_provider_jetstream.jetstream import Consumer, WorkQueue, provision
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from testbed.queues import make_queue, small_queue
 
 HIGH, LOW = "high", "low"
+
+
+class QueueConsumer(NamedTuple):
+    """A consumer, with the queue that declares it."""
+
+    queue: WorkQueue
+    consumer: Consumer
 
 
 def priority_queue(name: str, *names: str, replicas: int = 1, **consumer: Any) -> WorkQueue:
@@ -26,32 +32,32 @@ def priority_queue(name: str, *names: str, replicas: int = 1, **consumer: Any) -
 
 async def make_priority_consumers(
     connection: NatsPyConnection, name: str, *, streams: int = 1
-) -> tuple[ConsumerRef, ConsumerRef]:
+) -> tuple[QueueConsumer, QueueConsumer]:
     """Provision a more and a less urgent consumer: of one stream, or with ``streams=2`` of one stream each."""
     if streams == 1:
         queue = priority_queue(name)
         await provision(connection, queue)
-        return ConsumerRef(queue, queue.consumer(HIGH)), ConsumerRef(queue, queue.consumer(LOW))
+        return QueueConsumer(queue, queue.consumer(HIGH)), QueueConsumer(queue, queue.consumer(LOW))
     fields = {"max_deliver": 3, "ack_wait": "30s"}
     queues = [await make_queue(connection, f"{name}-{kind}", consumer=fields) for kind in (HIGH, LOW)]
-    high, low = (ConsumerRef(queue, queue.consumers[0]) for queue in queues)
+    high, low = (QueueConsumer(queue, queue.consumers[0]) for queue in queues)
     return high, low
 
 
-async def count_in_flight(connection: NatsPyConnection, *refs: ConsumerRef) -> int:
+async def count_in_flight(connection: NatsPyConnection, *refs: QueueConsumer) -> int:
     """Count the jobs of consumers that were delivered and not yet acknowledged."""
     infos = [await consumer_info(connection, ref.queue.name, ref.consumer.name) for ref in refs]
     return sum(int(info["num_ack_pending"]) for info in infos)
 
 
-async def count_deliveries(connection: NatsPyConnection, ref: ConsumerRef) -> int:
+async def count_deliveries(connection: NatsPyConnection, ref: QueueConsumer) -> int:
     """Count all deliveries of a consumer."""
     info = await consumer_info(connection, ref.queue.name, ref.consumer.name)
     return int(info["delivered"]["consumer_seq"])
 
 
 @asynccontextmanager
-async def record_pull_requests(connection: NatsPyConnection, *refs: ConsumerRef) -> AsyncIterator[list[str]]:
+async def record_pull_requests(connection: NatsPyConnection, *refs: QueueConsumer) -> AsyncIterator[list[str]]:
     """Record the consumer name of each pull request, in the order of the requests."""
     consumers: list[str] = []
 

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream import WorkQueue, move_due_jobs, provi
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
-from airflow_provider_jetstream.jetstream.contract import completion_subject
+from airflow_provider_jetstream.jetstream.contract import MSG_ID, completion_subject, end_id
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.worker import Worker
 from testbed.foreign_programs import pull
@@ -193,8 +193,14 @@ def stored_nanoseconds(message: Msg) -> int:
     return int(tokens[7] if len(tokens) == _SHORT_REPLY else tokens[9])
 
 
-async def store_completion(connection: NatsPyConnection, queue: WorkQueue, sequence: int, **fields: Any) -> None:
-    """Store the completion event of a job, as a worker in any language does; ``fields`` override its values."""
+async def store_completion(
+    connection: NatsPyConnection, queue: WorkQueue, sequence: int, *, stored_nanoseconds: int = 0, **fields: Any
+) -> int:
+    """Store the completion event of a job as a worker in any language does, and return its sequence.
+
+    ``fields`` override its values; where ``stored_nanoseconds`` says when the job was stored, a second end of it is a
+    duplicate.
+    """
     completion = {
         "type": "io.airflow.jetstream.v1.completion",
         "timestamp": "2026-01-01T00:00:00Z",
@@ -203,8 +209,9 @@ async def store_completion(connection: NatsPyConnection, queue: WorkQueue, seque
         "stream_seq": sequence,
         "deliveries": 1,
     }
-    subject = completion_subject(queue.name, CONSUMER, sequence)
-    await connection.client.jetstream().publish(subject, json.dumps(completion | fields).encode())
+    subject, body = completion_subject(queue.name, CONSUMER, sequence), json.dumps(completion | fields).encode()
+    headers = {MSG_ID: end_id(queue.name, sequence, stored_nanoseconds)} if stored_nanoseconds else None
+    return (await connection.client.jetstream().publish(subject, body, headers=headers)).seq
 
 
 def completion_body(queue: str, sequence: int, consumer: str = CONSUMER) -> bytes:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow_steps import log_text, succeeded, task_states, wait_for
 
-from testbed.face import next_message, stream_info
+from testbed.dead_letters import stream_messages
+from testbed.face import stream_info
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection
     from testbed.airflow import Airflow
-    from testbed.face import StoredMessage
 
 RUN = "arguments"
 
@@ -31,19 +31,12 @@ def run_id(airflow: Airflow) -> str:
     return RUN
 
 
-async def _stored(connection: Connection, subject: str) -> list[StoredMessage]:
-    messages: list[StoredMessage] = []
-    while message := await next_message(connection, "arguments", messages[-1].sequence + 1 if messages else 1, subject):
-        messages.append(message)
-    return messages
-
-
 async def test_templates_inside_of_a_job_are_rendered(connection: Connection, run_id: str) -> None:
-    (job,) = await _stored(connection, "arguments.in_jobs.ada")
+    (job,) = await stream_messages(connection, "arguments", "arguments.in_jobs.ada")
     # The other task's result keeps its type, and the publishing task ran after it.
     assert json.loads(job.data) == {"hello": "ada", "size": 42}
     assert (job.header("Job-Id"), job.header("Name")) == (f"{run_id}-3", "ada")
-    (plain,) = await _stored(connection, "arguments.in_jobs")
+    (plain,) = await stream_messages(connection, "arguments", "arguments.in_jobs")
     assert (plain.data, plain.header("Job-Id")) == (b"as it is: {0}", "plain")
 
 
@@ -51,7 +44,10 @@ async def test_the_jobs_of_a_mapped_task_are_rendered_for_each_of_its_instances(
     connection: Connection, run_id: str
 ) -> None:
     assert run_id
-    assert sorted(message.data for message in await _stored(connection, "arguments.mapped")) == [b"ada 0", b"ada 1"]
+    assert sorted(message.data for message in await stream_messages(connection, "arguments", "arguments.mapped")) == [
+        b"ada 0",
+        b"ada 1",
+    ]
 
 
 def test_the_limits_of_a_wait_and_of_a_sensor_may_be_templates(airflow: Airflow, run_id: str) -> None:
@@ -75,7 +71,7 @@ async def test_a_template_that_renders_to_nonsense_fails_before_the_first_job_is
 ) -> None:
     assert task_states(airflow, "wrong_arguments", run_id)[task_id] == "failed"
     assert problem in log_text(airflow, "wrong_arguments", run_id, task_id)
-    assert await _stored(connection, f"arguments.{task_id}") == []
+    assert await stream_messages(connection, "arguments", f"arguments.{task_id}") == []
 
 
 async def test_a_queues_file_is_beside_the_dags(airflow: Airflow, connection: Connection, run_id: str) -> None:

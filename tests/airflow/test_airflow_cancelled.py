@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_steps import log_text, provisioned, task_states, wait_for_states
@@ -12,7 +12,7 @@ from dags.cancelled import DIVIDED, queue
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.contract import JOB_ID
-from testbed.face import cancelled_message, find_cancellation, partition_of, store
+from testbed.face import find_cancellation
 from testbed.queues import eventually, pull_jobs, running_mover, store_completion, stored_count, stored_nanoseconds
 
 if TYPE_CHECKING:
@@ -30,18 +30,10 @@ async def _process(settings: ConnectionSettings, name: str) -> None:
             metadata = message.metadata
             job_id = (message.headers or {})[JOB_ID]
             cancellation = await find_cancellation(connection, queue(name), job_id, metadata.timestamp)
-            if cancellation is None:
-                await store_completion(connection, queue(name), metadata.sequence.stream)
-            else:
-                end = cancelled_message(
-                    cancellation,
-                    queue=name,
-                    consumer="worker",
-                    sequence=metadata.sequence.stream,
-                    stored_nanoseconds=stored_nanoseconds(message),
-                    deliveries=metadata.num_delivered,
-                )
-                await store(connection, end.subject, end.body, end.headers)
+            end: dict[str, Any] = {"stored_nanoseconds": stored_nanoseconds(message)}
+            if cancellation:
+                end |= {"type": "io.airflow.jetstream.v1.cancelled", "why": cancellation.why, "by": cancellation.by}
+            await store_completion(connection, queue(name), metadata.sequence.stream, **end)
             await message.ack_sync()
 
 
@@ -93,9 +85,8 @@ async def test_jobs_are_scheduled_and_published_into_their_partition(
     assert (result["published"], result["scheduled"], result["sequences"]) == (3, 2, [[1, 1]])
     log = log_text(airflow, "divided", RUN, "later_and_wait")
     assert "JS120 job 0 is scheduled, and the server gives it a sequence only when it is due" in log
-    async with connect(settings) as connection:
-        consumer = f"worker-{partition_of('email', 4)}"
-        async with running_mover(connection, DIVIDED):
-            messages = await pull_jobs(connection, DIVIDED, 2, consumer=consumer, within=120)
+    async with connect(settings) as connection, running_mover(connection, DIVIDED):
+        # The partition of "email" among four.
+        messages = await pull_jobs(connection, DIVIDED, 2, consumer="worker-3", within=120)
     assert [message.data for message in messages] == [b"now", b"later"]
     assert task_states(airflow, "cancelled", RUN).keys() == set(WAITING)

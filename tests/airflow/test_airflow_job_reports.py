@@ -11,7 +11,7 @@ from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_f
 from dags.job_reports import MANY, queue
 
 from airflow_provider_jetstream.jetstream import connect
-from testbed.face import read_range
+from testbed.dead_letters import stream_messages
 from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
@@ -111,5 +111,5 @@ async def test_the_tries_of_a_task_publish_once_what_its_own_code_publishes_thro
     await asyncio.to_thread(succeeded, airflow, "hook_publishing", RUN)
     assert airflow.xcom("hook_publishing", RUN, "publishing_twice") == [3, 0]
     async with connect(settings) as connection:
-        bodies = [message.data async for message in read_range(connection, "hooked")]
+        bodies = [message.data for message in await stream_messages(connection, "hooked")]
     assert bodies == [b"c", b"a", b"b", b"a"]

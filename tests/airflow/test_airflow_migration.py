@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import WorkQueue, provision
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
-from testbed.face import consumer_info, consumer_names
+from testbed.face import consumer_info
 
 if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
@@ -41,6 +41,6 @@ async def test_a_task_migrates_only_where_its_author_asks_for_it(connection: Nat
         ("update", name),
     ]
     assert planned["steps"][1]["migration"] == "hands 1 job over to worker-0, worker-1, once none is in flight"
-    assert await consumer_names(connection, name) == ["worker"]
+    assert (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"] == ["worker"]
     await _run(queue, migrate=True)
     assert (await consumer_info(connection, name, "worker-1"))["num_pending"] == 1

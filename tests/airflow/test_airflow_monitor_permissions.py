@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-from airflow.api_fastapi.core_api.security import get_user
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 
 from airflow_provider_jetstream.jetstream import Origin, connect, connection_settings
-from testbed import seams
 from testbed.dead_letters import make_terminated_letters, publish_raw, store_task, task_key
 from testbed.face import stream_info
 from testbed.nats_server import NatsServer
-from testbed.page import MonitorService, make_app, monitor_settings
-from testbed.ports import LOOPBACK
+from testbed.page import page_client, running_page
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    import httpx
     from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
 CONNECTION = "nats_shown"
 OTHER = "nats_of_a_team"
@@ -52,25 +49,10 @@ def server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def page(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MonitorService]:
-    for name in (CONNECTION, OTHER):
-        connection = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "extra": {"timeout": 5}}
-        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
-    monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS", f"{CONNECTION},{OTHER}")
-    monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", _PerDag())  # type: ignore[no-untyped-call]
-    running = MonitorService(monitor_settings())
-    monkeypatch.setattr(seams.RUNNING_SERVICE_SERVICE, lambda: running)
-    yield running
-    running.stop()
-
-
-def browser(username: str, role: str = "user", teams: list[str] | None = None) -> httpx.AsyncClient:
-    """Return a client of the page with a user's session."""
-    app = make_app()
-    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=username, role=role, teams=teams)
-    # An error that the application does not answer fails the test.
-    transport = httpx.ASGITransport(app)
-    return httpx.AsyncClient(transport=transport, base_url="http://airflow.example/api/")
+async def page(server: NatsServer) -> AsyncIterator[None]:
+    manager = _PerDag()  # type: ignore[no-untyped-call]
+    async with running_page([CONNECTION, OTHER], server, auth_manager=manager):
+        yield
 
 
 async def scanned(client: httpx.AsyncClient, queue: str, query: str = "") -> dict[str, Any]:
@@ -99,7 +81,7 @@ async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer)
         await wait_for_entries(connection, queue, 2)
         await make_terminated_letters(connection, queue, ["of nobody"])
     path = f"queues/{CONNECTION}/{QUEUE}"
-    async with browser("stranger") as stranger, browser("friend") as friend:
+    async with page_client("stranger") as stranger, page_client("friend") as friend:
         everything = await scanned(friend, QUEUE, "group_by=dag_id")
         assert (everything["total"], everything["not_shown"]) == (3, 0)
         groups = await scanned(stranger, QUEUE, "group_by=dag_id")
@@ -151,7 +133,7 @@ async def test_a_letter_whose_task_is_not_known_is_for_those_who_may_see_every_d
             )
             await message.term()
         await wait_for_entries(connection, queue, 2)
-    async with browser("stranger") as stranger, browser("friend") as friend:
+    async with page_client("stranger") as stranger, page_client("friend") as friend:
         for client, shown in ((stranger, False), (friend, True)):
             assert (await scanned(client, "unknown"))["total"] == 1
             for route in ("letters", "letters/1"):
@@ -166,7 +148,7 @@ async def test_bodies_are_hidden_by_default_from_those_who_may_not_act(server: N
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
         queue = await make_queue(connection, "bodies", consumer={"ack_wait": "30s"})
         await make_terminated_letters(connection, queue, ["the secret"], reason="quotes the secret")
-    async with browser("viewer", "viewer") as viewer, browser("user") as user:
+    async with page_client("viewer", "viewer") as viewer, page_client("user") as user:
         await scanned(viewer, "bodies")
         assert (await viewer.get("me")).json()["payloads"] is False
         for client, shown in ((viewer, False), (user, True)):
@@ -181,7 +163,7 @@ async def test_a_connection_of_a_team_is_for_the_team(monkeypatch: pytest.Monkey
     monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
     monkeypatch.setattr(Connection, "get_conn_id_to_team_name_mapping", lambda _: {OTHER: "sales"})
     monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda _: {"jetstream_redrive": "sales"})
-    async with browser("one", "op", ["sales"]) as member, browser("two", "op", ["support"]) as stranger:
+    async with page_client("one", "op", ["sales"]) as member, page_client("two", "op", ["support"]) as stranger:
         for client, shown in ((member, [CONNECTION, OTHER]), (stranger, [CONNECTION])):
             me = (await client.get("me")).json()
             assert (me["connections"], me["may_act"]) == (shown, client is member)
@@ -217,7 +199,7 @@ async def test_bytes_that_are_not_text_do_not_end_a_page(server: NatsServer) -> 
         await publish_raw(server, f"dead.odd.{CONSUMER}", b"\r\n".join(head), b"body")
         await message.respond(b"+TERM a reason " + odd)
         await wait_for_entries(connection, queue, 2)
-    async with browser("user") as user:
+    async with page_client("user") as user:
         for field in ("error_class", "error_place", "subject", "dag_id", "run_id", "task_id"):
             groups = await scanned(user, "odd", f"group_by={field}")
             assert (groups["total"], groups["groups"][0]["key"][field][-1]) == (1, "\ufffd")
@@ -254,7 +236,7 @@ async def test_bytes_that_are_not_text_do_not_end_a_page(server: NatsServer) -> 
     ],
 )
 async def test_an_odd_request_is_answered(path: str, statuses: set[int]) -> None:
-    async with browser("user") as user:
+    async with page_client("user") as user:
         answer = await user.get(path, headers={b"X-Odd": b"\xff\xfe", b"User-Agent": b"\xff"})
         assert answer.status_code in statuses, answer.text
 
@@ -281,7 +263,7 @@ async def test_an_odd_body_is_answered(server: NatsServer, body: Any) -> None:
         queue = await make_queue(connection, "counted", consumer={"ack_wait": "30s"})
         if (await stream_info(connection, "counted"))["state"]["messages"] == 0:
             await make_terminated_letters(connection, queue, ["x"])
-    async with browser("user") as user:
+    async with page_client("user") as user:
         path = f"queues/{CONNECTION}/counted/dry-run"
         answer = await user.post(path, content=json.dumps(body).encode(), headers=_JSON)
         assert answer.status_code in (200, 404, 422), answer.text
@@ -322,7 +304,7 @@ async def test_only_the_page_itself_may_act(
     headers: dict[str, str], base_url: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", base_url)
-    async with browser("user") as user:
+    async with page_client("user") as user:
         # The connection isn't shown, which is found only after the origin.
         answer = await user.post("queues/other/q/dry-run", content=b"{}", headers=_JSON | headers)
         assert answer.status_code == {200: 404}.get(status, status), answer.text

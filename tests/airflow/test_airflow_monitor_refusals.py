@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import httpx
 import pytest
-from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-from airflow.api_fastapi.core_api.security import get_user
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters
-from testbed import seams
 from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
-from testbed.page import MonitorService, make_app, monitor_settings
-from testbed.ports import LOOPBACK
+from testbed.page import running_page
 from testbed.queues import eventually, make_queue, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    import httpx
 
     from testbed.face import NatsPyConnection
 
@@ -44,20 +39,10 @@ async def connection(server: NatsServer) -> AsyncIterator[NatsPyConnection]:
 
 
 @pytest.fixture
-async def user(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
-    known = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "extra": {"timeout": 5}}
-    monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(known))
-    monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS", CONNECTION)
+async def user(server: NatsServer) -> AsyncIterator[httpx.AsyncClient]:
     # So long that whoever waits for the next poll is told apart from who doesn't.
-    monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS", "300")
-    monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", SimpleAuthManager())  # type: ignore[no-untyped-call]
-    running = MonitorService(monitor_settings())
-    monkeypatch.setattr(seams.RUNNING_SERVICE_SERVICE, lambda: running)
-    app = make_app()
-    app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username="user", role="user", teams=None)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://airflow.example/api/") as client:
+    async with running_page([CONNECTION], server, refresh_seconds=300) as client:
         yield client
-    running.stop()
 
 
 # What of a letter is changed → what the refusal says.

@@ -7,15 +7,12 @@ answered may hold a word of the DAG that the user may not see; numbers that coun
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
-from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-from airflow.api_fastapi.core_api.security import get_user
 from fastapi.routing import APIRoute
 
 from airflow_provider_jetstream.jetstream import (
@@ -28,18 +25,18 @@ from airflow_provider_jetstream.jetstream import (
     list_redrives,
     redrive_dead_letters,
 )
-from testbed import seams
 from testbed.dead_letters import publish_raw, store_task, task_key
 from testbed.face import stream_info
 from testbed.nats_server import NatsServer
-from testbed.page import MonitorService, TaskQuery, make_app, monitor_settings, parse_task_query
-from testbed.ports import LOOPBACK
+from testbed.page import page_app, page_client, running_page
 from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
+    import httpx
     from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
     from airflow_provider_jetstream.jetstream import WorkQueue
     from testbed.face import NatsPyConnection
@@ -156,17 +153,6 @@ ROUTES: Mapping[str, list[tuple[str, Any, Mapping[str, int]]]] = {
 }
 
 
-def browser(viewer: str) -> httpx.AsyncClient:
-    app = make_app()
-    if (role := VIEWERS[viewer]) is not None:
-        app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=viewer, role=role, teams=None)
-    # Without a database of Airflow's.
-    app.dependency_overrides[parse_task_query] = lambda dag_id, run_id: TaskQuery(
-        dag_id, run_id, None, None, (("t", -1),)
-    )
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://airflow.example/api/", timeout=60)
-
-
 async def _terminate(server: NatsServer, connection: NatsPyConnection, queue: WorkQueue, bodies: list[bytes]) -> None:
     """Make letters of all jobs that wait, with a worker's record of their errors."""
     created = (await stream_info(connection, queue.name))["created"]
@@ -253,41 +239,35 @@ async def _pulled(message: Any) -> tuple[str, bytes]:
 
 @pytest.mark.slow
 def test_every_route_has_a_row() -> None:
-    routes = [route for route in make_app().routes if isinstance(route, APIRoute)]
+    routes = [route for route in page_app().routes if isinstance(route, APIRoute)]
     assert {f"{method} {route.path}" for route in routes for method in route.methods} == ROUTES.keys()
-    assert len(routes) == len(make_app().routes), "a route that is none of FastAPI's has no permissions"
+    assert len(routes) == len(page_app().routes), "a route that is none of FastAPI's has no permissions"
 
 
 @pytest.mark.slow
-async def test_each_viewer_gets_of_each_route_what_the_viewer_may_see(
-    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
-) -> None:
+async def test_each_viewer_gets_of_each_route_what_the_viewer_may_see(subtests: pytest.Subtests) -> None:
+    shown: dict[str, set[str]] = {viewer: set() for viewer in VIEWERS}
+    manager = _PerDag()  # type: ignore[no-untyped-call]
     with NatsServer() as server:
-        known = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "extra": {"timeout": 5}}
-        monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(known))
-        monkeypatch.setenv("AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS", CONNECTION)
-        monkeypatch.setattr("airflow.api_fastapi.app._AuthManagerState.instance", _PerDag())  # type: ignore[no-untyped-call]
-        service = MonitorService(monitor_settings())
-        monkeypatch.setattr(seams.RUNNING_SERVICE_SERVICE, lambda: service)
-        browsers = {viewer: browser(viewer) for viewer in VIEWERS}
-        shown: dict[str, set[str]] = {viewer: set() for viewer in VIEWERS}
-        try:
-            async with prepared(server) as named:
-                await _scanned(browsers["friend"])
-                for route, requests in ROUTES.items():
-                    for path, body, statuses in requests:
-                        for viewer in VIEWERS:
-                            with subtests.test(route=route, path=path, viewer=viewer):
-                                text = await _answer(browsers[viewer], path.format(**named), body, statuses[viewer])
-                                words = {word for word in WORDS if word in text}
-                                shown[viewer] |= words
-                                # A refusal may repeat what the request names.
-                                asked = {word for word in WORDS if word in f"{path} {json.dumps(body)}"}
-                                assert not (words - asked and viewer in ("stranger", "nobody")), text
-        finally:
-            service.stop()
-            for client in browsers.values():
-                await client.aclose()
+        async with (
+            running_page([CONNECTION], server, auth_manager=manager, refresh_seconds=3),
+            prepared(server) as named,
+            AsyncExitStack() as stack,
+        ):
+            browsers = {
+                viewer: await stack.enter_async_context(page_client(viewer, role)) for viewer, role in VIEWERS.items()
+            }
+            await _scanned(browsers["friend"])
+            for route, requests in ROUTES.items():
+                for path, body, statuses in requests:
+                    for viewer in VIEWERS:
+                        with subtests.test(route=route, path=path, viewer=viewer):
+                            text = await _answer(browsers[viewer], path.format(**named), body, statuses[viewer])
+                            words = {word for word in WORDS if word in text}
+                            shown[viewer] |= words
+                            # A refusal may repeat what the request names.
+                            asked = {word for word in WORDS if word in f"{path} {json.dumps(body)}"}
+                            assert not (words - asked and viewer in ("stranger", "nobody")), text
     # Or the table would prove nothing.
     assert shown["friend"] == set(WORDS)
 

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream import Origin, Selection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, TransientError
+from airflow_provider_jetstream.jetstream import Origin, connect, connection_settings
 from testbed.dead_letters import make_terminated_letters, store_task, task_key
 from testbed.face import stream_info
 from testbed.nats_server import NatsServer
-from testbed.page import Hiding, LetterQuery, MonitorService, MonitorSettings, TaskQuery
-from testbed.ports import LOOPBACK
+from testbed.page import running_page
 from testbed.queues import eventually, exhaust_deliveries, make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    import httpx
+
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from testbed.page import GroupField
 
 CONNECTION = "nats_monitored"
 MANY = 10_000
-GROUPED: tuple[GroupField, ...] = ("reason", "error_class", "fingerprint")
+GROUPED = ("reason", "error_class", "fingerprint")
 
 
 @pytest.fixture
@@ -37,12 +35,9 @@ def server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def service(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MonitorService]:
-    connection = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "extra": {"timeout": 5}}
-    monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(connection))
-    running = MonitorService(MonitorSettings((CONNECTION,), 0.5, "all", 1_000, "jetstream_redrive"))
-    yield running
-    running.stop()
+async def page(server: NatsServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with running_page([CONNECTION], server) as client:
+        yield client
 
 
 async def make_letters(server: NatsServer, name: str, count: int) -> WorkQueue:
@@ -54,25 +49,25 @@ async def make_letters(server: NatsServer, name: str, count: int) -> WorkQueue:
         return queue
 
 
-async def snapshot(service: MonitorService) -> dict[str, Any]:
+async def snapshot(page: httpx.AsyncClient) -> dict[str, Any]:
     """Return the state of the one connection."""
-    (state,) = json.loads(await service.snapshot((CONNECTION,)))["connections"]
+    (state,) = (await page.get("snapshot")).json()["connections"]
     return dict(state)
 
 
-async def groups(service: MonitorService, queue: str, selection: Selection | None = None) -> dict[str, Any]:
+async def letters(page: httpx.AsyncClient, queue: str, **query: Any) -> dict[str, Any]:
+    """Return a page of letters."""
+    return dict((await page.get(f"queues/{CONNECTION}/{queue}/letters", params=query)).json())
+
+
+async def groups(page: httpx.AsyncClient, queue: str, every: float = 0.0, **selection: str) -> dict[str, Any]:
     """Wait for a scan to end, and return its groups."""
 
     async def ready() -> dict[str, Any] | None:
-        try:
-            result = json.loads(
-                await service.letters.groups(
-                    CONNECTION, queue, LetterQuery(selection or Selection()), GROUPED, Hiding()
-                )
-            )
-        except TransientError:
-            return None
-        return result if result["scan"]["state"] == "ready" else None
+        await asyncio.sleep(every)
+        answer = await page.get(f"queues/{CONNECTION}/{queue}/groups", params={"group_by": GROUPED, **selection})
+        assert answer.status_code in (200, 503), answer.text
+        return answer.json() if answer.status_code == 200 and answer.json()["scan"]["state"] == "ready" else None
 
     return dict(await eventually(ready, 300))
 
@@ -86,16 +81,16 @@ async def request_count(server: NatsServer, seconds: float) -> int:
 
 @pytest.mark.slow
 async def test_twenty_viewers_cause_no_more_requests_than_one(
-    server: NatsServer, service: MonitorService, name: str
+    server: NatsServer, page: httpx.AsyncClient, name: str
 ) -> None:
     await make_letters(server, name, 20)
-    await groups(service, name)
+    await groups(page, name)
 
     async def view() -> None:
         while True:
-            await snapshot(service)
-            await service.queue(CONNECTION, name)
-            await service.letters.groups(CONNECTION, name, LetterQuery(Selection()), GROUPED, Hiding())
+            await snapshot(page)
+            await page.get(f"queues/{CONNECTION}/{name}")
+            await page.get(f"queues/{CONNECTION}/{name}/groups")
             await asyncio.sleep(0.1)
 
     requests = {}
@@ -115,13 +110,13 @@ async def test_twenty_viewers_cause_no_more_requests_than_one(
 
 @pytest.mark.slow
 async def test_ten_thousand_letters_are_paged_without_blocking_the_event_loop(
-    server: NatsServer, service: MonitorService, name: str
+    server: NatsServer, page: httpx.AsyncClient, name: str
 ) -> None:
     await make_letters(server, name, MANY)
     process = psutil.Process()
     before = process.memory_info().rss
     thread_started, process_started = time.thread_time(), time.process_time()
-    result = await groups(service, name)
+    result = await groups(page, name, every=0.4)
     # The scan runs in another thread than the one that serves pages.
     assert time.thread_time() - thread_started < 0.3 * (time.process_time() - process_started)
     assert (result["total"], result["groups"][0]["count"], result["groups_left_out"]) == (MANY, MANY, 0)
@@ -130,83 +125,69 @@ async def test_ten_thousand_letters_are_paged_without_blocking_the_event_loop(
     after: int | None = 0
     seen: list[int] = []
     while after is not None and len(seen) < 2_000:
-        page = json.loads(
-            await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=after, limit=200)
-        )
-        seen += [letter["sequence"] for letter in page["letters"]]
-        after = page["next_after"]
+        some = await letters(page, name, after=after, limit=200)
+        seen += [letter["sequence"] for letter in some["letters"]]
+        after = some["next_after"]
     assert seen == list(range(1, 2_001))
-    last = json.loads(
-        await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=MANY - 3, limit=200)
-    )
+    last = await letters(page, name, after=MANY - 3, limit=200)
     assert (len(last["letters"]), last["next_after"], last["matching"]) == (3, None, MANY)
 
 
 @pytest.mark.slow
 async def test_a_scan_after_the_first_reads_only_new_entries(
-    server: NatsServer, service: MonitorService, name: str
+    server: NatsServer, page: httpx.AsyncClient, name: str
 ) -> None:
     queue = await make_letters(server, name, 1_000)
-    assert (await groups(service, name))["total"] == 1_000
+    assert (await groups(page, name))["total"] == 1_000
     async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
         await make_terminated_letters(connection, queue, ["another"], reason="another reason")
 
     async def both() -> list[dict[str, Any]] | None:
-        result = await groups(service, name)
+        result = await groups(page, name)
         return result["groups"] if result["total"] == 1_001 else None
 
     first, second = await eventually(both, 30)
     assert (first["count"], second["count"]) == (1_000, 1)
-    only = Selection.of(second["select"])
-    page = json.loads(await service.letters.page(CONNECTION, name, LetterQuery(only), Hiding(), after=0, limit=50))
-    assert [letter["sequence"] for letter in page["letters"]] == [1_001]
+    only = await letters(page, name, **second["select"])
+    assert [letter["sequence"] for letter in only["letters"]] == [1_001]
 
 
-async def test_a_server_that_was_away_is_polled_again(server: NatsServer, service: MonitorService, name: str) -> None:
+async def test_a_server_that_was_away_is_polled_again(server: NatsServer, page: httpx.AsyncClient, name: str) -> None:
     await make_letters(server, name, 5)
-    assert (await groups(service, name))["total"] == 5
+    assert (await groups(page, name))["total"] == 5
     server.kill()
 
     async def away() -> dict[str, Any] | None:
-        state = await snapshot(service)
+        state = await snapshot(page)
         return state if state["state"] == "away" else None
 
     state = await eventually(away)
     assert state["problem"]["message"]
     assert name in {queue["queue"] for queue in state["queues"]}
     # The last results are still shown, with their age.
-    assert (
-        json.loads(await service.letters.groups(CONNECTION, name, LetterQuery(Selection()), GROUPED, Hiding()))["total"]
-        == 5
-    )
+    assert (await page.get(f"queues/{CONNECTION}/{name}/groups")).json()["total"] == 5
     server.restart()
 
     async def is_up() -> bool:
-        return bool((await snapshot(service))["state"] == "up")
+        return bool((await snapshot(page))["state"] == "up")
 
     await eventually(is_up)
 
     async def are_shown() -> bool:
-        try:
-            page = json.loads(
-                await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=0, limit=50)
-            )
-        except TransientError:
-            return False
-        return len(page["letters"]) == 5
+        return len((await letters(page, name)).get("letters", ())) == 5
 
     await eventually(are_shown)
 
 
-async def test_a_sequence_without_a_letter_is_refused(server: NatsServer, service: MonitorService, name: str) -> None:
+async def test_a_sequence_without_a_letter_is_refused(server: NatsServer, page: httpx.AsyncClient, name: str) -> None:
     await make_letters(server, name, 1)
-    await groups(service, name)
-    with pytest.raises(DeadLetterGoneError, match="expected job 7"):
-        await service.letters.detail(CONNECTION, name, 7, Hiding())
+    await groups(page, name)
+    answer = await page.get(f"queues/{CONNECTION}/{name}/letters/7")
+    assert (answer.status_code, "expected job 7" in answer.text) == (404, True)
 
 
 async def test_only_jobs_and_letters_whose_task_is_known_belong_to_a_run(
-    server: NatsServer, service: MonitorService, name: str
+    server: NatsServer, page: httpx.AsyncClient, name: str
 ) -> None:
     prints, victim = Origin("prints", "r", "t"), Origin("victim", "r", "t")
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
@@ -219,18 +200,16 @@ async def test_only_jobs_and_letters_whose_task_is_known_belong_to_a_run(
         for headers in ({"Airflow-Task": task_key(prints)}, {"Airflow-Task": task_key(victim)} | claims):
             await publish_jobs(connection, queue, ["x"], headers=headers)
         await exhaust_deliveries(connection, queue, 2)
-    assert (await groups(service, name))["total"] == 2
+    assert (await groups(page, name))["total"] == 2
 
     async def lines_of(dag_id: str) -> list[tuple[int | None, int]]:
-        answer = json.loads(await service.jobs(TaskQuery(dag_id, "r", None, None, (("t", -1),)), (CONNECTION,)))
+        answer = (await page.get("jobs", params={"dag_id": dag_id, "run_id": "r"})).json()
         assert answer["scanning"] == []
         return [(line["published"], line["letters"]) for line in answer["queues"]]
 
     assert await lines_of("prints") == [(1, 1)]
     assert await lines_of("victim") == []
-    page = json.loads(
-        await service.letters.page(CONNECTION, name, LetterQuery(Selection()), Hiding(), after=0, limit=10)
-    )
-    assert [letter["origin"] and letter["origin"]["dag_id"] for letter in page["letters"]] == ["prints", None]
+    listed = (await letters(page, name))["letters"]
+    assert [letter["origin"] and letter["origin"]["dag_id"] for letter in listed] == ["prints", None]
     for dag_id, count in (("prints", 1), ("victim", 0)):
-        assert (await groups(service, name, Selection(dag_id=dag_id)))["total"] == count
+        assert (await groups(page, name, dag_id=dag_id))["total"] == count

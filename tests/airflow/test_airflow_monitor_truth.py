@@ -1,4 +1,4 @@
-"""What the monitor's service says of servers, letters and time: the same in every API worker, and nothing untrue."""
+"""What the page says of servers, letters and time: the same in every API worker, and nothing untrue."""
 
 from __future__ import annotations
 
@@ -11,41 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import (
-    JsonPatch,
-    Selection,
-    connect,
-    connection_settings,
-    redrive_dead_letters,
-)
-from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.jetstream import connect, connection_settings, redrive_dead_letters
 from testbed import seams
 from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
-from testbed.page import (
-    PLACES,
-    EditRequest,
-    Hiding,
-    LetterQuery,
-    LettersUnreadError,
-    MonitorService,
-    MonitorSettings,
-    PauseRequest,
-    Sampler,
-    ServerPoller,
-    SteerRequest,
-)
-from testbed.ports import LOOPBACK
+from testbed.page import running_page
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, wait_for_entries
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    import httpx
+
     from testbed.face import NatsPyConnection
 
 CONNECTION = "nats_truth"
-SETTINGS = MonitorSettings((CONNECTION,), 0.5, "all", 10_000, "jetstream_redrive")
-EVERY = LetterQuery(Selection())
 ROWS = 800
 BODY = '{"a":1,"a":2,"f":1.10}'
 
@@ -56,17 +36,10 @@ def server() -> Iterator[NatsServer]:
         yield running
 
 
-def set_connection(server: NatsServer, monkeypatch: pytest.MonkeyPatch, password: str) -> None:
-    values = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "login": "airflow", "password": password}
-    monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(values | {"extra": {"timeout": 30}}))
-
-
 @pytest.fixture
-async def service(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MonitorService]:
-    set_connection(server, monkeypatch, "right")
-    running = MonitorService(SETTINGS)
-    yield running
-    running.stop()
+async def page(server: NatsServer) -> AsyncIterator[httpx.AsyncClient]:
+    async with running_page([CONNECTION], server) as client:
+        yield client
 
 
 @pytest.fixture
@@ -76,139 +49,124 @@ async def connection(server: NatsServer) -> AsyncIterator[NatsPyConnection]:
         yield opened
 
 
-async def snapshot(service: MonitorService) -> dict[str, Any]:
-    (state,) = json.loads(await service.snapshot((CONNECTION,)))["connections"]
+async def snapshot(page: httpx.AsyncClient) -> dict[str, Any]:
+    (state,) = (await page.get("snapshot")).json()["connections"]
     return dict(state)
 
 
-async def detail(service: MonitorService, queue: str, sequence: int) -> dict[str, Any]:
-    """Wait for the details of a letter."""
+async def shown(page: httpx.AsyncClient, path: str) -> dict[str, Any]:
+    """Wait for an answer about a queue."""
 
     async def read() -> dict[str, Any] | None:
-        try:
-            return dict(json.loads((await service.letters.detail(CONNECTION, queue, sequence, Hiding())).content))
-        except TransientError:
-            return None
+        answer = await page.get(f"queues/{CONNECTION}/{path}")
+        assert answer.status_code in (200, 503), answer.text
+        return dict(answer.json()) if answer.status_code == 200 else None
 
-    return dict(await eventually(read, 60))
+    return await eventually(read, 60)
 
 
 @pytest.mark.slow
 async def test_after_a_time_without_viewers_a_healthy_server_is_up_and_its_letters_are_shown(
     server: NatsServer,
-    service: MonitorService,
+    page: httpx.AsyncClient,
     connection: NatsPyConnection,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue = await make_queue(connection, name)
     await make_terminated_letters(connection, queue, [BODY])
-    await detail(service, name, 1)
+    await shown(page, f"{name}/letters/1")
     monkeypatch.setattr(seams.SERVER_POLLER_IDLE_SECONDS, 0.2)
     # The scan of another viewer would take too long.
     monkeypatch.setattr(seams.POLLERS_FIRST_SCAN_SECONDS, 0.0)
     await asyncio.sleep(0.5)
-    shown = json.loads((await service.letters.detail(CONNECTION, name, 1, Hiding())).content)
-    assert shown["payload"]["raw"] == BODY
+    letter = (await page.get(f"queues/{CONNECTION}/{name}/letters/1")).json()
+    assert letter["payload"]["raw"] == BODY
     # It was away when nobody looked any more.
     server.kill()
 
     async def is_away() -> bool:
-        return bool((await snapshot(service))["state"] == "away")
+        return bool((await snapshot(page))["state"] == "away")
 
     await eventually(is_away, 30)
     await asyncio.sleep(0.5)
     server.restart()
     monkeypatch.setattr(seams.SERVER_POLLER_FIRST_POLL_SECONDS, 30.0)
     await asyncio.sleep(0.5)
-    state = await snapshot(service)
+    state = await snapshot(page)
     assert (state["state"], state["problem"]) == ("up", None)
 
 
 async def test_two_api_workers_show_the_same_history_with_gaps_and_all_deaths(
-    service: MonitorService, connection: NatsPyConnection, name: str
+    server: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    other = MonitorService(SETTINGS)
-    samplers = [Sampler(ServerPoller(CONNECTION, 0.5), 0.2) for _ in range(2)]
-    tasks = [asyncio.create_task(sampler.run()) for sampler in samplers]
-    try:
+    workers = [running_page([CONNECTION], server, sample_seconds=0.2) for _ in range(2)]
+    async with workers[0], workers[1]:
         await publish_jobs(connection, queue, ["a", "b"])
 
         async def is_sampled() -> bool:
-            info = await connection.api("STREAM.INFO.airflow_monitor", {})
+            streams = (await connection.api("STREAM.NAMES"))["streams"] or ()
+            if "airflow_monitor" not in streams:
+                return False
+            info = await connection.api("STREAM.INFO.airflow_monitor")
             return bool(info["state"]["messages"] >= 5)
 
-        await eventually(is_sampled_or_absent(is_sampled), 30)
-        for task in tasks:
-            task.cancel()
-        for message in await pull_jobs(connection, queue, 2):
-            await message.term()
-        # Nobody watches, nobody samples.
-        await redrive_dead_letters(connection, queue)
-        histories = []
-        for worker in (service, other):
+        await eventually(is_sampled, 30)
+    for message in await pull_jobs(connection, queue, 2):
+        await message.term()
+    # Nobody watches, nobody samples.
+    await redrive_dead_letters(connection, queue)
+    histories = []
+    for _ in range(2):
+        async with running_page([CONNECTION], server) as page:
 
-            async def all_deaths(worker: MonitorService = worker) -> dict[str, Any] | None:
-                try:
-                    found = json.loads(await worker.history(CONNECTION, name, 1))
-                except TransientError:
-                    return None
+            async def all_deaths(page: httpx.AsyncClient = page) -> dict[str, Any] | None:
+                found = await shown(page, f"{name}/history?hours=1")
                 return found if sum(deaths["count"] for deaths in found["deaths"]) == 2 else None
 
             histories.append(await eventually(all_deaths, 90))
-        first, second = histories
-        assert first["points"] == second["points"] != []
-        assert (first["stored"], first["sampler"]) == ("stream", second["sampler"])
-        assert all(point["pending"] in (0, 2) for point in first["points"])
-    finally:
-        other.stop()
-
-
-def is_sampled_or_absent(condition: Any) -> Any:
-    async def checked() -> bool:
-        try:
-            return bool(await condition())
-        except Exception:  # noqa: BLE001
-            return False
-
-    return checked
+    first, second = histories
+    assert first["points"] == second["points"] != []
+    assert (first["stored"], first["sampler"]) == ("stream", second["sampler"])
+    assert all(point["pending"] in (0, 2) for point in first["points"])
 
 
 async def searched(
-    service: MonitorService, name: str, text: str, *, after: int = 0, limit: int = 10
-) -> list[dict[str, Any]]:
-    """Search a queue's letters, and return the lines of the answer."""
-    lines = await service.letters.search(
-        CONNECTION, name, EVERY, Hiding(), text, where=PLACES, after=after, limit=limit
-    )
-    return [json.loads(line) async for line in lines]
+    page: httpx.AsyncClient, name: str, text: str, *, after: int = 0, limit: int = 10
+) -> list[dict[str, Any]] | None:
+    """Search a queue's letters, and return the lines of the answer; ``None`` where no letter is read yet."""
+    query: dict[str, str | int] = {"text": text, "after": after, "limit": limit}
+    answer = await page.get(f"queues/{CONNECTION}/{name}/search", params=query)
+    if answer.status_code == 503:
+        assert answer.json()["detail"]["code"] == "scanning"
+        return None
+    return [json.loads(line) for line in answer.text.splitlines()]
 
 
 async def test_letters_are_found_by_text_and_jobs_can_be_looked_at(
-    service: MonitorService, connection: NatsPyConnection, name: str
+    page: httpx.AsyncClient, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
     await publish_jobs(connection, queue, ["first", BODY, "third"], headers={"Job-Id": "3f0c-order"})
     for message in await pull_jobs(connection, queue, 3):
         await message.term()
     await wait_for_entries(connection, queue, 3)
-    await detail(service, name, 1)
+    await shown(page, f"{name}/letters/1")
 
-    lines = await searched(service, name, '"a":2')
+    lines = await searched(page, name, '"a":2') or []
     assert [line["type"] for line in lines] == ["progress", "found", "end"]
     assert (lines[1]["letter"]["sequence"], lines[1]["where"], lines[-1]["reason"]) == (2, ["body"], "all")
-    lines = await searched(service, name, "3F0C", limit=2)
+    lines = await searched(page, name, "3F0C", limit=2) or []
     assert (lines[-1]["reason"], lines[-1]["found"], lines[-1]["next_after"]) == ("limit", 2, 2)
-    page = json.loads(await service.letters.page(CONNECTION, name, EVERY, Hiding(), sort="-died_at", limit=1))
-    assert ([letter["sequence"] for letter in page["letters"]], page["next_offset"]) == ([3], 1)
+    letters = await shown(page, f"{name}/letters?sort=-died_at&limit=1")
+    assert ([letter["sequence"] for letter in letters["letters"]], letters["next_offset"]) == ([3], 1)
     await publish_jobs(connection, queue, ["x", "y"])
     await pull_jobs(connection, queue, 1)
     for state, sequences in (("pending", [5]), ("delivered", [4])):
-        jobs = json.loads(await service.job_page(CONNECTION, name, state, None, 0, 10, lambda _: True))  # type: ignore[arg-type]
+        jobs = await shown(page, f"{name}/jobs?state={state}&limit=10")
         assert ([job["sequence"] for job in jobs["jobs"]], jobs["total"]) == (sequences, 1)
-    job = json.loads((await service.job(CONNECTION, name, 5, Hiding())).content)
-    assert job["payload"]["raw"] == "y"
+    assert (await shown(page, f"{name}/jobs/5"))["payload"]["raw"] == "y"
 
 
 async def make_rows(connection: NatsPyConnection, name: str) -> None:
@@ -218,14 +176,14 @@ async def make_rows(connection: NatsPyConnection, name: str) -> None:
 
 @pytest.mark.slow
 async def test_a_search_waits_for_the_first_scan(
-    service: MonitorService, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+    page: httpx.AsyncClient, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Other requests don't wait.
     monkeypatch.setattr(seams.POLLERS_FIRST_SCAN_SECONDS, 0.0)
     monkeypatch.setattr(seams.POLLERS_SCAN_SECONDS, 120.0)
     monkeypatch.setattr(seams.LETTER_SEARCH_SECONDS, 120.0)
     await make_rows(connection, name)
-    found = await searched(service, name, "row 721")
+    found = await searched(page, name, "row 721") or []
     assert [line["letter"]["sequence"] for line in found if line["type"] == "found"] == [722]
     assert (found[-1]["reason"], found[-1]["read"]) == ("all", ROWS)
 
@@ -247,7 +205,7 @@ def half_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 async def test_a_search_during_the_first_scan_says_that_not_all_were_read_and_goes_on_behind_them(
-    service: MonitorService,
+    page: httpx.AsyncClient,
     connection: NatsPyConnection,
     name: str,
     half_read: threading.Event,
@@ -259,9 +217,8 @@ async def test_a_search_during_the_first_scan_says_that_not_all_were_read_and_go
     ends: list[dict[str, Any]] = []
     while not ends or ends[-1]["reason"] != "all":
         await asyncio.sleep(0.05)
-        try:
-            lines = await searched(service, name, "row 721", after=ends[-1]["next_after"] if ends else 0)
-        except LettersUnreadError:
+        lines = await searched(page, name, "row 721", after=ends[-1]["next_after"] if ends else 0)
+        if lines is None:
             continue
         sequences += [line["letter"]["sequence"] for line in lines if line["type"] == "found"]
         ends.append(lines[-1])
@@ -275,56 +232,55 @@ async def test_a_search_during_the_first_scan_says_that_not_all_were_read_and_go
 
 
 async def test_a_letter_is_edited_with_a_difference_and_its_person_is_in_the_audit(
-    service: MonitorService, connection: NatsPyConnection, name: str
+    page: httpx.AsyncClient, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_terminated_letters(connection, queue, [BODY])
-    payload = (await detail(service, name, 1))["payload"]
-    request = EditRequest(sha256=payload["sha256"], body='{"a":3}', why="wrong amount")
-    shown = json.loads((await service.actions.edit(CONNECTION, name, 1, request, "Ann", Hiding())).content)
-    assert shown["diff"].splitlines()[-2:] == [f"-{BODY}", '+{"a":3}']
-    assert shown["redriven"] is None
-    done = request.model_copy(update={"dry_run": False})
-    result = json.loads((await service.actions.edit(CONNECTION, name, 1, done, "Ann", Hiding())).content)
-    assert result["redriven"] == 2
+    payload = (await shown(page, f"{name}/letters/1"))["payload"]
+    edit, path = {"sha256": payload["sha256"], "body": '{"a":3}', "why": "wrong amount"}, f"{name}/letters/1/edit"
+    difference = (await page.post(f"queues/{CONNECTION}/{path}", json=edit)).json()
+    assert difference["diff"].splitlines()[-2:] == [f"-{BODY}", '+{"a":3}']
+    assert difference["redriven"] is None
+    done = (await page.post(f"queues/{CONNECTION}/{path}", json=edit | {"dry_run": False})).json()
+    assert done["redriven"] == 2
     (message,) = await pull_jobs(connection, queue, 1)
     assert message.data == b'{"a":3}'
-    audit = (await detail(service, name, 1))["audit"]
+    audit = (await shown(page, f"{name}/letters/1"))["audit"]
     assert [(line["user"], line["why"]) for line in audit] == [("Ann", "wrong amount")]
 
 
 async def test_a_patch_is_shown_by_samples_and_causes_before_it_runs(
-    service: MonitorService, connection: NatsPyConnection, name: str
+    page: httpx.AsyncClient, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_terminated_letters(connection, queue, ['{"f":1.10,"a":1}', '{"b":1}', "text", '{"b":2}'])
-    patch = JsonPatch.of('[{"op":"replace","path":"/a","value":2.50}]')
-    shown = json.loads(await service.actions.dry_run(CONNECTION, name, Selection(), "redrive", patch))
-    assert (shown["redriven"], shown["changed"], shown["failed"]) == (1, 1, 3)
-    assert list(shown["causes"].values()) == [2, 1]
-    (sample,) = shown["samples"]
+    await shown(page, f"{name}/letters/1")
+    patch, path = '[{"op":"replace","path":"/a","value":2.50}]', f"queues/{CONNECTION}/{name}/dry-run"
+    patched = (await page.post(path, json={"patch": patch})).json()
+    assert (patched["redriven"], patched["changed"], patched["failed"]) == (1, 1, 3)
+    assert list(patched["causes"].values()) == [2, 1]
+    (sample,) = patched["samples"]
     assert sample["sequence"] == 1
     assert sample["difference"].splitlines()[4:] == ['   "f": 1.10,', '-  "a": 1', '+  "a": 2.50', " }"]
-    assert shown["conf"]["patch"] == patch.text
-    plain = json.loads(await service.actions.dry_run(CONNECTION, name, Selection(), "redrive"))
+    assert patched["conf"]["patch"] == patch
+    plain = (await page.post(path, json={})).json()
     assert (plain["redriven"], plain["samples"], "patch" in plain["conf"]) == (4, [], False)
 
 
 async def test_a_consumer_is_paused_and_resumed(
-    service: MonitorService, connection: NatsPyConnection, name: str
+    page: httpx.AsyncClient, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["a"])
-    request = PauseRequest(seconds=3600, why="broken shop")
-    paused = json.loads(await service.actions.control_consumer(CONNECTION, name, "worker", request, "Ann"))
+    path = f"queues/{CONNECTION}/{name}/consumers/worker"
+    paused = (await page.post(f"{path}/pause", json={"seconds": 3600, "why": "broken shop"})).json()
     until = datetime.fromisoformat(paused["paused_until"])
     assert timedelta(minutes=59) < until - datetime.now(UTC) <= timedelta(minutes=61)
     assert paused["recorded"]
 
     async def is_paused() -> bool:
-        (queue_numbers,) = (await snapshot(service))["queues"]
+        (queue_numbers,) = (await snapshot(page))["queues"]
         return bool(queue_numbers["state"] == "paused")
 
     await eventually(is_paused, 30)
-    resumed = json.loads(await service.actions.control_consumer(CONNECTION, name, "worker", SteerRequest(), "Ann"))
-    assert resumed["paused_until"] is None
+    assert (await page.post(f"{path}/resume", json={})).json()["paused_until"] is None

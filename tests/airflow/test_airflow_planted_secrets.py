@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import sqlite3
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow_steps import ROOT, provisioned, succeeded, task_states
 from dags.planted import QUEUE, WAYS
+from pydantic import SecretStr
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
 from airflow_provider_jetstream.dev.process import Process
@@ -23,12 +25,13 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.worker import Worker
-from testbed.face import read_range
-from testbed.page import MonitorService, MonitorSettings
+from testbed.authentication import environment
+from testbed.dead_letters import stream_messages
+from testbed.page import running_page
 from testbed.planted_secrets import files_with_secrets, places_of_secrets, planted, processes_with_secrets
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import eventually
-from testbed.spark_face import VARIABLES, NatsSocket, connection_options, run_on_own_connection
+from testbed.spark_face import NatsSocket, run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -88,10 +91,30 @@ def looking_at_triggers(airflow: Airflow) -> Iterator[list[str]]:
         looking.join()
 
 
+def connection_values(settings: ConnectionSettings) -> dict[str, str]:
+    """Return the fields of settings that aren't the default ones, with their secrets."""
+    found = {
+        name: getattr(settings, name)
+        for name, field in type(settings).model_fields.items()
+        if getattr(settings, name) != field.default
+    }
+    texts = {
+        name: value.get_secret_value() if isinstance(value, SecretStr) else str(value) for name, value in found.items()
+    }
+    return texts | {"servers": ",".join(settings.servers), "timeout": f"{settings.timeout:g}"}
+
+
+def spark_options(settings: ConnectionSettings) -> dict[str, str]:
+    """Return the options with which Spark connects."""
+    return {
+        re.sub("_(.)", lambda match: match[1].upper(), name): value
+        for name, value in connection_values(settings).items()
+    }
+
+
 def worker_environment(settings: ConnectionSettings) -> dict[str, str]:
     """Return the variables with which a worker connects."""
-    options = connection_options(settings)
-    found = {f"NATS_{VARIABLES[option]}": value for option, value in options.items()}
+    found = environment(connection_values(settings), "NATS_")
     return {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'airflow'}", **found}
 
 
@@ -119,7 +142,7 @@ async def stored_bytes(way: str) -> bytes:
     content: list[bytes] = []
     async with connect(JetStreamHook(f"planted_{way}").settings()) as connection:
         for stream in (await connection.api("STREAM.NAMES"))["streams"]:
-            async for message in read_range(connection, stream):
+            for message in await stream_messages(connection, stream):
                 content += [message.subject.encode(), str(message.headers).encode(), message.data]
     assert len(content) > 10
     return b"\n".join(content)
@@ -193,7 +216,7 @@ async def test_no_part_shows_a_secret_in_an_error_or_in_its_log(
         for attempt in (
             lambda: Worker(QUEUE, "worker", lambda job: None, settings).run(),
             lambda: asyncio.to_thread(NatsSocket, settings),
-            lambda: asyncio.to_thread(run_on_own_connection, connection_options(settings), _info),
+            lambda: asyncio.to_thread(run_on_own_connection, spark_options(settings), _info),
             lambda: JetStreamHook(conn_id).adiscover_queue("planted"),
         ):
             with pytest.raises(Exception) as failed:  # noqa: PT011 (every error is looked at)
@@ -205,17 +228,14 @@ async def test_no_part_shows_a_secret_in_an_error_or_in_its_log(
 
     # A few at a time: each silent one takes its time limit.
     await asyncio.gather(*map(try_each, planted_ways.failing()))
-    service = MonitorService(MonitorSettings(tuple(planted_ways.connections), 0.5, "all", 1_000, "jetstream_redrive"))
-    try:
+    async with running_page(planted_ways.connections) as page:
 
         async def problems() -> list[str]:
-            states = json.loads(await service.snapshot(tuple(planted_ways.connections)))["connections"]
+            states = (await page.get("snapshot")).json()["connections"]
             return [state for state in states if state.get("problem")]
 
         found = await eventually(lambda: _as_many(problems, len(planted_ways.failing())), 60)
         shown.append(json.dumps(found))
-    finally:
-        service.stop()
     printed = capfd.readouterr()
     for text in (*shown, caplog.text, printed.out, printed.err):
         assert places_of_secrets(text.encode(errors="replace")) == []

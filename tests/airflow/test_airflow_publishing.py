@@ -11,12 +11,12 @@ import pytest
 from airflow_steps import log_text, succeeded, wait_for
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
-from testbed.face import next_message, stream_info
+from testbed.dead_letters import stream_messages
+from testbed.face import stream_info
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection
     from testbed.airflow import Airflow
-    from testbed.face import StoredMessage
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,6 @@ def run_id(airflow: Airflow) -> str:
     for dag_id in dags:
         succeeded(airflow, dag_id, "run.1")
     return "run.1"
-
-
-async def stored(connection: Connection, stream: str, subject: str) -> list[StoredMessage]:
-    messages: list[StoredMessage] = []
-    while message := await next_message(connection, stream, messages[-1].sequence + 1 if messages else 1, subject):
-        messages.append(message)
-    return messages
 
 
 @pytest.mark.parametrize(
@@ -54,7 +47,7 @@ async def stored(connection: Connection, stream: str, subject: str) -> list[Stor
 async def test_jobs_of_every_form_are_stored(
     airflow: Airflow, connection: Connection, run_id: str, task_id: str, bodies: list[bytes]
 ) -> None:
-    messages = await stored(connection, "forms", f"forms.{task_id}")
+    messages = await stream_messages(connection, "forms", f"forms.{task_id}")
     assert [message.data for message in messages] == bodies
     result = airflow.xcom("publish_forms", run_id, task_id)
     assert (result["published"], result["duplicates"]) == (len(bodies), 0)

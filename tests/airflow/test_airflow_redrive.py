@@ -13,13 +13,13 @@ from airflow_steps import process_jobs, provisioned, succeeded, wait_for, wait_f
 from dags.redrives import LETTERS, queue
 
 from airflow_provider_jetstream.jetstream import connect
-from testbed.face import open_audit, read_range, stream_info
+from testbed.dead_letters import stream_messages
+from testbed.face import open_audit, stream_info
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings
     from testbed.airflow import Airflow
-    from testbed.face import StoredMessage
 
 RUN = "redriving"
 BODIES = [f"job-{number}" for number in range(LETTERS)]
@@ -76,10 +76,6 @@ async def wait_for_redriven(connection: Connection, name: str, count: int) -> No
     await eventually(reached, 90)
 
 
-async def stored(connection: Connection, name: str) -> list[StoredMessage]:
-    return [message async for message in read_range(connection, name, ">")]
-
-
 async def test_the_retry_of_a_killed_process_continues_and_waits_for_the_jobs_of_both(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection
 ) -> None:
@@ -102,7 +98,7 @@ async def test_the_retry_of_a_killed_process_continues_and_waits_for_the_jobs_of
     assert (result["redriven"], result["completed"], result["dead"], result["failed"]) == (LETTERS, LETTERS, 0, 0)
     assert 3 <= result["resumed"] < LETTERS
     assert Counter(job.body.decode() for job in processed) == dict.fromkeys(BODIES, 1)
-    assert await stored(connection, "cut_off") == []
+    assert await stream_messages(connection, "cut_off") == []
 
 
 async def test_arguments_that_are_rendered_as_text_are_parsed(airflow: Airflow, connection: Connection) -> None:
@@ -112,7 +108,7 @@ async def test_arguments_that_are_rendered_as_text_are_parsed(airflow: Airflow, 
     assert group == {"group": {"subject": "as_text.one", "error_class": "ValueError"}, "count": 2}
     result = airflow.xcom("as_text", RUN, "as_text")
     assert (result["redriven"], result["from_sequences"]) == (2, [[1, 2]])
-    assert [(message.subject, message.data) for message in await stored(connection, "as_text")] == [
+    assert [(message.subject, message.data) for message in await stream_messages(connection, "as_text")] == [
         ("as_text.too.deep", b"other"),
         ("as_text.again", b"first"),
         ("as_text.again", b"second"),

@@ -30,8 +30,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveRequestError,
 )
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from testbed.dead_letters import stream_messages
 from testbed.deferral import TaskDeferred
-from testbed.face import read_range, take_redrive_lease
+from testbed.face import take_redrive_lease
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,7 +75,7 @@ async def run(queue: WorkQueue, *, try_number: int = 1, **kwargs: Any) -> dict[s
 
 
 async def jobs(connection: Connection, queue: WorkQueue) -> dict[int, bytes]:
-    return {message.sequence: message.data async for message in read_range(connection, queue.name, ">")}
+    return {message.sequence: message.data for message in await stream_messages(connection, queue.name)}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for
 
 from airflow_provider_jetstream.jetstream import Selection, WorkQueue, find_dead_letters
-from testbed.face import read_range
+from testbed.dead_letters import stream_messages
 from testbed.ledger import read_ledger
 from testbed.queues import eventually
 
@@ -90,4 +90,4 @@ async def test_each_kind_is_redriven_repaired_or_parked_and_reported(
     )
     left = (await find_dead_letters(connection, queue)).letters
     assert [letter.body for letter in left] == [ORDERS[-1]]
-    assert [message.data async for message in read_range(connection, queue.name, ">")] == [ORDERS[-1]]
+    assert [message.data for message in await stream_messages(connection, queue.name)] == [ORDERS[-1]]

@@ -9,7 +9,8 @@ from airflow_steps import log_text, provisioned, succeeded, wait_for, wait_for_s
 from dags.retried_publishing import queue
 
 from airflow_provider_jetstream.jetstream import connect
-from testbed.face import read_range, stream_info
+from testbed.dead_letters import stream_messages
+from testbed.face import stream_info
 from testbed.queues import pull_jobs, store_completion
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ async def test_a_retry_whose_source_has_another_order_stores_each_job_once(
     await asyncio.to_thread(succeeded, airflow, "permuted", RUN)
     assert "the source of the jobs failed" in log_text(airflow, "permuted", RUN, "permuted")
     async with connect(settings) as connection:
-        bodies = [message.data.decode() async for message in read_range(connection, permuted.name, ">")]
+        bodies = [message.data.decode() for message in await stream_messages(connection, permuted.name)]
     assert sorted(bodies) == [f"job-{number}" for number in range(6)]
     result = airflow.xcom("permuted", RUN, "permuted")
     assert (result["published"], result["duplicates"]) == (6, 3)

@@ -24,8 +24,8 @@ from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperato
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 from airflow_provider_jetstream.triggers.redrive import RedriveWaveTrigger
 from testbed import seams
+from testbed.dead_letters import stream_messages
 from testbed.deferral import TaskDeferred
-from testbed.face import read_range
 from testbed.queues import eventually
 from testbed.shop import shop_with_letters
 
@@ -60,7 +60,7 @@ def context(try_number: int = 1) -> Context:
 
 
 async def jobs(connection: Connection, queue: WorkQueue) -> dict[int, bytes]:
-    return {message.sequence: message.data async for message in read_range(connection, queue.name, ">")}
+    return {message.sequence: message.data for message in await stream_messages(connection, queue.name)}
 
 
 def add_hundred(body: bytes) -> bytes:

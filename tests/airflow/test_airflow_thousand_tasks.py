@@ -18,7 +18,6 @@ from dags.thousand_tasks import COUNT, NO_SLOTS
 from trigger_steps import store_triggers
 
 from airflow_provider_jetstream.dev.airflow_home import database_path
-from testbed.face import consumer_names
 from testbed.queues import make_queue
 from testbed.waiters import store_completions
 
@@ -82,7 +81,7 @@ async def test_all_resume_after_their_triggerer_was_killed(
     assert states(airflow) == {"deferred": COUNT}
 
     await asyncio.to_thread(wait_for, lambda: triggers_running(airflow) >= COUNT, "all triggers to run", TIMEOUT)
-    assert len(await consumer_names(connection, f"{queue.name}-events")) == 1
+    assert len((await connection.api(f"CONSUMER.NAMES.{queue.name}-events"))["consumers"]) == 1
     airflow.kill_triggerer()
     await store_completions(connection, queue, [shared, *jobs[:EARLY]])
     assert states(airflow) == {"deferred": COUNT}

@@ -16,7 +16,8 @@ from airflow_provider_jetstream.dev.worker_processes import start_worker
 from airflow_provider_jetstream.jetstream import PublishError, WorkQueue, connect, discover_queue, provision
 from airflow_provider_jetstream.jetstream import publish as publish_jobs
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
-from testbed.face import Completion, consumer_info, parse_advisory, read_range
+from testbed.dead_letters import stream_messages
+from testbed.face import consumer_info
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
@@ -58,12 +59,12 @@ async def test_ten_high_and_two_low_workers_of_two_kinds_do_every_job(
     done: Counter[int] = Counter(line["sequence"] for line in read_ledger(ledger))
     by_worker: Counter[str] = Counter(line["worker"] for line in read_ledger(ledger))
     deliveries = {line["sequence"]: line["deliveries"] for line in read_ledger(ledger)}
-    async for message in read_range(connection, "jobs_events", "completed.jobs.>"):
-        completion = parse_advisory(message.data)
-        assert isinstance(completion, Completion)
-        done[completion.stream_seq] += 1
-        by_worker[str(completion.worker)] += 1
-        deliveries[completion.stream_seq] = max(completion.deliveries, deliveries.get(completion.stream_seq, 0))
+    for message in await stream_messages(connection, "jobs_events", "completed.jobs.>"):
+        completion = json.loads(message.data)
+        sequence = completion["stream_seq"]
+        done[sequence] += 1
+        by_worker[str(completion.get("worker"))] += 1
+        deliveries[sequence] = max(completion["deliveries"], deliveries.get(sequence, 0))
     assert set(range(1, 2 * JOBS + 1)) - set(done) == set()
     # The ack wait is 1 s: while a busy machine holds a worker up for longer, the server gives its jobs to another one.
     assert {sequence: count for sequence, count in done.items() if not 1 <= count <= deliveries[sequence]} == {}

@@ -11,11 +11,12 @@ import pytest
 from document_configurations import PARTITIONS as PARTITIONS_DOCUMENT
 from document_configurations import PRIORITIES
 from document_configurations import TASKS as TASKS_DOCUMENT
-from foreign_tasks import publish_task, schedule_task
+from foreign_tasks import partition_of, publish_task, schedule_task
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, plan, provision, publish
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.face import consumer_info, partition_of, prepare_jobs, publish_prepared, read_range
+from testbed.dead_letters import stream_messages
+from testbed.face import consumer_info, prepare_jobs, publish_prepared
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, running_worker, stored_count
@@ -264,7 +265,7 @@ def program(name: str, *arguments: str, env: dict[str, str], logs: Path) -> Proc
 
 
 async def completion_count(connection: NatsPyConnection, queue: str) -> int:
-    return len([None async for _ in read_range(connection, f"{queue}_EVENTS", f"completed.{queue}.>")])
+    return len([None for _ in await stream_messages(connection, f"{queue}_EVENTS", f"completed.{queue}.>")])
 
 
 async def has_waiting_pull(connection: NatsPyConnection, consumer: str) -> bool:

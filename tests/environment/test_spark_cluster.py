@@ -13,8 +13,8 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from testbed.dead_letters import stream_messages
 from testbed.environments import executor_environment
-from testbed.face import read_range
 from testbed.nats_server import NatsServer
 from testbed.queues import make_dead_letters, make_queue
 from testbed.spark_cluster import SparkCluster
@@ -111,7 +111,7 @@ async def test_executors_need_neither_airflow_nor_an_installation(
     assert (result["redriven"], result["failed"]) == (LETTERS, 0)
     async with connect(settings) as connection:
         bodies: list[dict[str, Any]] = [
-            json.loads(message.data) async for message in read_range(connection, queue.name, ">")
+            json.loads(message.data) for message in await stream_messages(connection, queue.name)
         ]
     assert len(bodies) == LETTERS
     assert {tuple(body["installed"]) for body in bodies} == {()}

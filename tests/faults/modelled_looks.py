@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from queue_model import QueueModel
 
 from airflow_provider_jetstream.jetstream import Selection, WorkQueue
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
-from testbed.face import NatsPyConnection, Summary
+from testbed.face import NatsPyConnection
 
 
 @dataclass

@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from testbed.dead_letters import change_stream
-from testbed.face import NatsPyConnection, list_consumers, summarise_dead_letters
+from testbed.face import NatsPyConnection, summarise_dead_letters
 from testbed.foreign_programs import attempt_of, pull, sequence_of
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, small_queue, stored_count
@@ -253,12 +253,18 @@ class ModelledQueue:
         self.sourced = sourced
 
     async def _has_source(self) -> bool:
-        return bool((await list_consumers(self.environment.connection, self.queue.name)).internal)
+        return bool(await self._sourcing())
+
+    async def _sourcing(self) -> list[dict[str, Any]]:
+        """Return the consumers of streams that source the queue."""
+        listed = (await self.environment.connection.api(f"CONSUMER.LIST.{self.queue.name}"))["consumers"] or ()
+        return [info for info in listed if info["config"].get("sourcing") or info["config"].get("direct")]
 
     async def _is_sourced(self) -> bool:
         """Return whether a stream that sources the queue has all that it stores, or there is none."""
-        consumers = await list_consumers(self.environment.connection, self.queue.name)
-        return not self.sourced or bool(consumers.internal and consumers.held_above is None)
+        sourcing = await self._sourcing()
+        behind = [info for info in sourcing if info["num_pending"] or info["num_ack_pending"]]
+        return not self.sourced or bool(sourcing and not behind)
 
     async def restart_server(self, *, kill: bool) -> None:
         """Restart the server in order, or kill it; the workers end."""

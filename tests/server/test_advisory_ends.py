@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,7 +28,8 @@ from airflow_provider_jetstream.jetstream.publishing.advised_jobs import (
 )
 from airflow_provider_jetstream.worker import Worker
 from testbed import seams
-from testbed.face import prepare_jobs, subject_counts
+from testbed.dead_letters import stream_messages
+from testbed.face import prepare_jobs
 from testbed.queues import eventually, make_queue, pull_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
@@ -285,7 +287,8 @@ def task_reservations(connection: NatsPyConnection, queue: WorkQueue, task_id: s
 
 async def stored_reservations(connection: NatsPyConnection, name: str) -> list[int]:
     """Return how many messages each subject of reservations has, and of their parts."""
-    stored = await subject_counts(connection, f"{name}-events", f"published.{name}.*")
+    messages = await stream_messages(connection, f"{name}-events", f"published.{name}.*")
+    stored = Counter(message.subject for message in messages)
     return [count for subject, count in stored.items() if "-" in subject.rpartition(".")[2]]
 
 

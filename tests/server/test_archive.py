@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import WorkQueue, get_message, plan, provision, running_warnings
+from airflow_provider_jetstream.dev.nats_binary import find_nats_server
+from airflow_provider_jetstream.jetstream import (
+    WorkQueue,
+    connect,
+    connection_settings,
+    get_message,
+    plan,
+    provision,
+    running_warnings,
+)
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.intent import Target
+from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from testbed.face import ArchiveReader, Headers, stream_info
-from testbed.queues import eventually, make_queue, process_all, publish_jobs, stored_count
+from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
+from airflow_provider_jetstream.jetstream.redrive.copy_search import find_copies
+from testbed.face import Headers, stream_info
+from testbed.nats_binaries import nats_server_of
+from testbed.nats_server import NatsServer
+from testbed.queues import eventually, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from testbed.face import NatsPyConnection
 
 
@@ -392,3 +414,62 @@ async def test_an_older_server_gets_no_fields_that_it_does_not_know(connection: 
     assert str(await provision(connection, _queue(name))).count("update") == 1
     archive = await _config(connection, f"{name}-archive")
     assert (archive["allow_msg_ttl"], archive["allow_atomic"]) == (True, True)
+
+
+@pytest.fixture(params=["2.15.0", "2.12.8"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NatsServer]:
+    binary = find_nats_server() if request.param == "2.15.0" else nats_server_of(request.param)
+    with NatsServer(tmp_path / "server", binary=binary) as running:
+        yield running
+
+
+@pytest.mark.parametrize("stray", [False, True])
+async def test_a_copy_of_a_lost_job_in_the_archive_is_no_copy_of_the_job_that_has_its_sequence(
+    server: NatsServer, *, stray: bool
+) -> None:
+    """Neither for who looks for one job, nor for a redrive that looks for the new job that it had begun to store."""
+    folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        queue = await make_queue(
+            connection, "q", consumer={"max_deliver": 5, "ack_wait": "300ms", "sample_freq": "100%"}
+        )
+        await publish_jobs(connection, queue, ["early"])
+        begun = (await stream_info(connection, "q"))["created"]
+        await asyncio.sleep(0.4)
+        shutil.copytree(folder, kept)
+        await publish_with_ids(connection, "old")
+        if stray:
+            await connection.client.jetstream().publish("archive.q.stray", b"stray")
+        await eventually(lambda: archive_holds(connection, 5 if stray else 4))
+    server.kill()
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    server.start()
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        await publish_with_ids(connection, "new")
+        for message in await pull_jobs(connection, queue, 4):
+            await message.ack_sync()
+        await eventually(lambda: archive_holds(connection, 8 if stray else 7))
+        archive = await ArchiveReader.open(connection, queue, await stream_info(connection, "q"))
+        assert archive
+        copies = [await archive.find(sequence) for sequence in (1, 2, 3, 4)]
+        assert [copy and copy.data for copy in copies] == [b"early", b"new0", b"new1", b"new2"]
+        content = {
+            name: content_of_copy("q.jobs.plain", [(MSG_ID, name)], name.encode())
+            for name in ("old0", "old1", "old2", "new0", "new1", "new2")
+        }
+        target = Target(stream="q", created=begun, last=1, archive="q-archive")
+        wanted = {name: {digest} for name, digest in content.items()}
+        search = await find_copies(connection, target, wanted, datetime.now(UTC) + timedelta(hours=1))
+        assert {name: copy.sequence for (name, _), copy in search.found.items()} == {"new0": 2, "new1": 3, "new2": 4}
+        assert search.complete
+
+
+async def publish_with_ids(connection: NatsPyConnection, name: str) -> None:
+    for number in range(3):
+        job = f"{name}{number}"
+        await connection.client.jetstream().publish("q.jobs.plain", job.encode(), headers={MSG_ID: job})
+
+
+async def archive_holds(connection: NatsPyConnection, count: int) -> bool:
+    return await stored_count(connection, "q-archive") == count

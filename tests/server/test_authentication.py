@@ -20,8 +20,8 @@ from airflow_provider_jetstream.worker import (
     Worker,
 )
 from airflow_provider_jetstream.worker.errors import GiveUpError
-from testbed.authentication import SECRET, WAYS, authenticating_server
-from testbed.page import MonitorService, MonitorSettings
+from testbed.authentication import SECRET, WAYS, authenticating_server, environment
+from testbed.page import running_page
 from testbed.queues import CONSUMER, eventually, small_queue
 from testbed.spark_face import run_on_own_connection
 
@@ -40,15 +40,6 @@ def airflow_connection(values: dict[str, Any]) -> str:
     fields = {"host": values["servers"], "login": values.get("user"), "password": values.get("password")}
     extra = {name: value for name, value in values.items() if name not in _NOT_EXTRAS}
     return json.dumps({"conn_type": "nats", **fields, "extra": extra})
-
-
-# Those whose names differ from the settings'.
-_SUFFIXES = {"servers": "URL", "tls_ca_file": "CA", "tls_cert_file": "CERT", "tls_key_file": "KEY"}
-
-
-def environment(values: dict[str, Any], prefix: str) -> dict[str, str]:
-    """Return the variables with these settings."""
-    return {prefix + _SUFFIXES.get(name, name.upper()): str(value) for name, value in values.items() if value != ""}
 
 
 @pytest.fixture
@@ -81,16 +72,13 @@ async def running_worker(queue: WorkQueue, settings: ConnectionSettings) -> Asyn
 
 
 async def monitored_queues() -> list[str]:
-    service = MonitorService(MonitorSettings((CONN_ID,), 0.5, "all", 1_000, "jetstream_redrive"))
-    try:
+    async with running_page([CONN_ID]) as page:
 
         async def names() -> list[str]:
-            (state,) = json.loads(await service.snapshot((CONN_ID,)))["connections"]
+            (state,) = (await page.get("snapshot")).json()["connections"]
             return [queue["queue"] for queue in state["queues"]]
 
         return list(await eventually(names, 30))
-    finally:
-        service.stop()
 
 
 async def _api_level(connection: Connection) -> int:

@@ -18,8 +18,8 @@ from airflow_provider_jetstream.jetstream import (
     get_message,
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, late_ack_subject
-from testbed.dead_letters import publish_raw
-from testbed.face import BodyPreserver, BodySource, Headers, Scan, read_record, record_headers
+from testbed.dead_letters import dead_letter_records, publish_raw
+from testbed.face import Headers, record_headers, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -48,12 +48,9 @@ HEADERS = (
 
 
 async def keep(connection: NatsPyConnection, queue: WorkQueue, selection: Selection | None = None) -> tuple[int, int]:
-    chosen = selection or Selection()
-    scan = await Scan.begin(connection, queue, unaccounted=chosen.unaccounted)
-    keeper = BodyPreserver(connection, scan)
-    async for page in scan.pages(chosen):
-        await keeper.preserve(page.letters)
-    return keeper.preserved, keeper.not_preserved
+    """Preserve bodies; return how many were copied, and how many letters have no copy afterwards."""
+    summary = await summarise_dead_letters(connection, queue, selection)
+    return summary.preserved, sum(not letter.preserved for letter in await letters(connection, queue, selection))
 
 
 async def letters(
@@ -99,7 +96,7 @@ async def test_each_body_is_copied_once_and_unchanged(connection: NatsPyConnecti
     assert {job.status for job in findings.dismissed} == {Status.UNACCOUNTED}
     back = await letters(connection, queue, Selection(unaccounted=True))
     for original, letter in zip(before, back, strict=True):
-        assert (letter.source, letter.preserved) == (BodySource.COPY, True)
+        assert (letter.source, letter.preserved) == ("copy", True)
         assert (letter.body, letter.subject, letter.time) == (original.body, original.subject, original.time)
         for header in {key for key, _ in original.headers}:
             assert [pair for pair in letter.headers if pair[0] == header] == [
@@ -118,11 +115,11 @@ async def test_a_terminated_letter_is_copied_from_the_archive_and_outlives_it(
     await connection.request(message.reply, b"+TERM no paper")
     await eventually(lambda: _any(connection, f"{name}-dead"))
     (before,) = await letters(connection, queue)
-    assert before.source == BodySource.ARCHIVE
+    assert before.source == "archive"
     assert await keep(connection, queue) == (1, 0)
     await connection.api(f"STREAM.PURGE.{name}-archive")
     (letter,) = await letters(connection, queue)
-    assert (letter.source, letter.body, letter.death) == (BodySource.COPY, b"a", before.death)
+    assert (letter.source, letter.body, letter.death) == ("copy", b"a", before.death)
     # The server's advisory may be gone: the scan's copy proves the death.
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 1})
     (letter,) = await letters(connection, queue)
@@ -170,11 +167,7 @@ async def test_a_letter_whose_copy_was_deleted_is_copied_again(connection: NatsP
 async def test_concurrent_scans_store_one_copy(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
-    scans = [await Scan.begin(connection, queue) for _ in range(2)]
-    for scan in scans:
-        keeper = BodyPreserver(connection, scan)
-        async for page in scan.pages(Selection()):
-            await keeper.preserve(page.letters)
+    await asyncio.gather(*(summarise_dead_letters(connection, queue) for _ in range(2)))
     assert await stored_count(connection, f"{name}-dead") == 4
 
 
@@ -250,7 +243,7 @@ async def stored(connection: NatsPyConnection, stream: str, sequence: int) -> St
 async def test_a_job_comes_back_from_its_record_as_it_was_stored(
     nats: NatsServer, connection: NatsPyConnection, name: str, headers: bytes, body: bytes
 ) -> None:
-    await make_queue(connection, name)
+    queue = await make_queue(connection, name)
     await publish_raw(nats, f"{name}.jobs.a", headers, body)
     original = await stored(connection, name, 1)
     assert len(original.headers) >= 1
@@ -258,11 +251,9 @@ async def test_a_job_comes_back_from_its_record_as_it_was_stored(
     fields = record_headers(
         death, subject=original.subject, time=original.time, headers=original.headers, writer="worker"
     )
-    ack = await connection.client.jetstream().publish(f"dead.{name}.worker.1", original.data, headers=fields)
-    record = read_record(await stored(connection, f"{name}-dead", ack.seq), name)
-    assert record is not None
-    recorded, job, parked, _ = record
-    assert (recorded, parked) == (death, None)
+    await connection.client.jetstream().publish(f"dead.{name}.worker.1", original.data, headers=fields)
+    ((recorded, job),) = await dead_letter_records(connection, queue)
+    assert recorded == death
     assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)
     assert sorted(job.headers) == sorted(original.headers)
     for repeated in {key for key, _ in original.headers}:
@@ -282,11 +273,10 @@ async def test_a_record_sent_twice_is_stored_once(connection: NatsPyConnection, 
 async def test_a_foreign_copy_in_another_encoding_is_read(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    await make_queue(connection, name)
+    queue = await make_queue(connection, name)
     headers = b"Dead-Letter-Sequence: 7\r\nDead-Letter-Explanation: K\xf6ln\r\nDead-Letter-Subject: K\xf6ln\r\nA: \xf6"
     await publish_raw(nats, f"dead.{name}.worker", headers, b"x")
-    record = read_record(await stored(connection, f"{name}-dead", 1), name)
-    assert record is not None
-    death, job, *_ = record
+    await stored(connection, f"{name}-dead", 1)
+    ((death, job),) = await dead_letter_records(connection, queue)
     assert (death.sequence, death.consumer, death.explanation) == (7, "worker", "K\ufffdln")
     assert (job.subject, job.headers) == ("K\udcf6ln", (("A", "\udcf6"),))

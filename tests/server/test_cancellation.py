@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -20,18 +19,8 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from testbed.face import (
-    Cancellation,
-    cancelled_message,
-    consumer_info,
-    find_cancellation,
-    follow_cancellations,
-    is_cancelled,
-    prepare_jobs,
-    publish_prepared,
-    read_range,
-    store,
-)
+from testbed.dead_letters import stream_messages
+from testbed.face import consumer_info, find_cancellation, prepare_jobs, publish_prepared
 from testbed.queues import (
     eventually,
     make_dead_letters,
@@ -46,10 +35,15 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import WaitReport, WorkQueue
     from testbed.face import NatsPyConnection
+
+
+CANCELLED = "io.airflow.jetstream.v1.cancelled"
 
 
 async def _stored_at(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> datetime:
@@ -59,20 +53,13 @@ async def _stored_at(connection: NatsPyConnection, queue: WorkQueue, sequence: i
 
 
 async def _store_cancelled_end(
-    connection: NatsPyConnection, queue: WorkQueue, message: Msg, cancellation: Cancellation
+    connection: NatsPyConnection, queue: WorkQueue, message: Msg, why: str | None = None, by: str | None = None
 ) -> int:
     """Store the end of a cancelled job as a worker does."""
-    metadata = message.metadata
-    end = cancelled_message(
-        cancellation,
-        queue=queue.name,
-        consumer="worker",
-        sequence=metadata.sequence.stream,
-        stored_nanoseconds=stored_nanoseconds(message),
-        deliveries=metadata.num_delivered,
-        worker="w1",
+    sequence, stored = message.metadata.sequence.stream, stored_nanoseconds(message)
+    return await store_completion(
+        connection, queue, sequence, stored_nanoseconds=stored, type=CANCELLED, worker="w1", why=why, by=by
     )
-    return await store(connection, end.subject, end.body, end.headers)
 
 
 async def _publish_scheduled(connection: NatsPyConnection, queue: WorkQueue, *jobs: Job) -> None:
@@ -88,7 +75,7 @@ async def _publish_scheduled(connection: NatsPyConnection, queue: WorkQueue, *jo
 async def test_a_job_of_any_id_can_be_cancelled(connection: NatsPyConnection, name: str, job_id: str) -> None:
     queue = await make_queue(connection, name)
     (before,) = await publish_jobs(connection, queue, ["before"])
-    assert not await is_cancelled(connection, queue, job_id)
+    assert not await find_cancellation(connection, queue, job_id)
     report = await cancel(connection, queue, job_id, "wrong price", "ann")
     (after,) = await publish_jobs(connection, queue, ["after"])
     cancellation = await find_cancellation(connection, queue, job_id)
@@ -99,30 +86,11 @@ async def test_a_job_of_any_id_can_be_cancelled(connection: NatsPyConnection, na
         "ann",
         0,
     )
-    assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, before))
-    assert not await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, after))
-    assert not await is_cancelled(connection, queue, job_id + "x")
+    assert await find_cancellation(connection, queue, job_id, await _stored_at(connection, queue, before))
+    assert not await find_cancellation(connection, queue, job_id, await _stored_at(connection, queue, after))
+    assert not await find_cancellation(connection, queue, job_id + "x")
     await cancel(connection, queue, job_id)
-    assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, after))
-
-
-async def test_the_cache_holds_stored_cancellations_and_receives_new_ones(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    (sequence,) = await publish_jobs(connection, queue, ["job"])
-    stored_at = await _stored_at(connection, queue, sequence)
-    await connection.client.jetstream().publish(f"cancelled.{name}.x", b"no cancellation")
-    await cancel(connection, queue, "old", "one")
-    await cancel(connection, queue, "old", "two")
-    async with follow_cancellations(connection, queue) as book:
-        known = book.get("old", stored_at)
-        assert known is not None
-        assert (known.why, book.get("new", stored_at)) == ("two", None)
-        learning = asyncio.create_task(book.wait("new", stored_at))
-        await cancel(connection, queue, "new", "three")
-        async with asyncio.timeout(5):
-            assert (await learning).why == "three"
+    assert await find_cancellation(connection, queue, job_id, await _stored_at(connection, queue, after))
 
 
 @pytest.mark.slow
@@ -148,7 +116,7 @@ async def test_schedules_of_the_job_are_removed_and_others_stay(
         await _publish_scheduled(connection, queue, Job(b"anew", id="a", delay="1s"))
         (message,) = await pull_jobs(connection, queue, 1)
         assert message.data == b"anew"
-        assert not await is_cancelled(connection, queue, "a", message.metadata.timestamp)
+        assert not await find_cancellation(connection, queue, "a", message.metadata.timestamp)
 
 
 @pytest.mark.slow
@@ -166,7 +134,7 @@ async def test_jobs_that_are_due_and_not_moved_yet_are_removed(connection: NatsP
 
 
 async def _are_due(connection: NatsPyConnection, name: str, count: int) -> bool:
-    found = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+    found = await stream_messages(connection, f"{name}-schedules", f"due.{name}.>")
     return len(found) == count
 
 
@@ -209,7 +177,7 @@ async def test_a_job_that_a_schedule_made_before_the_cancellation_is_cancelled_t
         await eventually(made)
         await cancel(connection, queue, "a")
         for message in await pull_jobs(connection, queue, await made()):
-            assert await is_cancelled(connection, queue, "a", message.metadata.timestamp)
+            assert await find_cancellation(connection, queue, "a", message.metadata.timestamp)
 
 
 async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: NatsPyConnection, name: str) -> None:
@@ -217,9 +185,9 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Na
     cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, "ab")
     waiting = asyncio.create_task(wait(connection, cursor, sequences, policy=WaitPolicy(max_cancelled=1)))
-    cancellation = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
+    await cancel(connection, queue, "job-1", "wrong price", "ann")
     message, other = await pull_jobs(connection, queue, 2)
-    await _store_cancelled_end(connection, queue, message, cancellation)
+    await _store_cancelled_end(connection, queue, message, "wrong price", "ann")
     await message.ack_sync()
     await store_completion(connection, queue, other.metadata.sequence.stream)
     async with asyncio.timeout(10):
@@ -257,7 +225,7 @@ async def test_the_policy_accepts_cancelled_jobs_up_to_its_limit(
     cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, "abc")
     for message in await pull_jobs(connection, queue, 3):
-        await _store_cancelled_end(connection, queue, message, Cancellation("x", datetime.now(UTC)))
+        await _store_cancelled_end(connection, queue, message)
     async with asyncio.timeout(10):
         report = await wait(connection, cursor, sequences, policy=WaitPolicy(max_cancelled=max_cancelled))
     assert report.cancelled == dict.fromkeys(range(1, ended + 1), "no reason given")
@@ -269,8 +237,7 @@ async def test_of_several_ends_of_one_job_the_first_counts(connection: NatsPyCon
     cursor = await take_cursor(connection, queue)
     (sequence,) = await publish_jobs(connection, queue, "a")
     (message,) = await pull_jobs(connection, queue, 1)
-    cancellation = Cancellation("x", datetime.now(UTC))
-    stored = [await _store_cancelled_end(connection, queue, message, cancellation) for _ in range(2)]
+    stored = [await _store_cancelled_end(connection, queue, message) for _ in range(2)]
     # The second one is a duplicate of the first.
     assert stored[0] == stored[1]
     # From a worker in another language, whose completions have other ids.
@@ -288,15 +255,8 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(
     message = await get_message(connection, name, sequence)
     assert message is not None
     assert len((await find_dead_letters(connection, queue)).letters) == 1
-    end = cancelled_message(
-        Cancellation("x", datetime.now(UTC), "late"),
-        queue=name,
-        consumer="worker",
-        sequence=sequence,
-        stored_nanoseconds=int(message.stored_at.timestamp() * 1_000_000_000),
-        deliveries=1,
-    )
-    await store(connection, end.subject, end.body, end.headers)
+    stored = int(message.stored_at.timestamp() * 1_000_000_000)
+    await store_completion(connection, queue, sequence, stored_nanoseconds=stored, type=CANCELLED, why="late")
     assert (await find_dead_letters(connection, queue)).letters == ()
     report: WaitReport = await wait(connection, cursor, [sequence], policy=WaitPolicy(max_cancelled=None))
     assert (report.cancelled, report.dead) == ({1: "late"}, {})

@@ -1,4 +1,4 @@
-"""What a task cancels are its own jobs: others may have the same ids."""
+"""What a task cancels are its own jobs, by their sequences: others may have the same ids; and jobs of many ids."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import Job, Origin, WaitPolicy, cancel, publish, take_cursor, wait
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_jobs, cancel_stored
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.face import cancel_stored, subject_counts
-from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.dead_letters import stream_messages
+from testbed.face import find_cancellation
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,8 +150,8 @@ async def test_a_wait_that_begins_beside_others_is_told_of_a_cancellation(
         await wait(connection, cursor, [1, 2], policy=policy)
 
         async def both_are_acknowledged() -> bool:
-            counts = await subject_counts(connection, f"{name}-events", f"$JS.EVENT.METRIC.CONSUMER.ACK.{name}.*")
-            return sum(counts.values()) == 2
+            metrics = f"$JS.EVENT.METRIC.CONSUMER.ACK.{name}.*"
+            return len(await stream_messages(connection, f"{name}-events", metrics)) == 2
 
         await eventually(both_are_acknowledged)
         await wait(connection, cursor, [2], policy=policy)
@@ -157,3 +159,38 @@ async def test_a_wait_that_begins_beside_others_is_told_of_a_cancellation(
         await publish_jobs(connection, queue, ["c"])
         await other
     assert (late.completed, set(late.cancelled)) == ({2}, {1})
+
+
+async def test_stored_jobs_are_cancelled_whatever_states_their_id(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    jetstream = connection.client.jetstream()
+    subject = f"{name}.jobs.a"
+    await jetstream.publish(subject, b'{"id": 7}')
+    await jetstream.publish(subject, b"x", headers={"Nats-Msg-Id": "m"})
+    await jetstream.publish(subject, b"x")
+    assert await cancel_stored(connection, queue.name, f"{name}-events", [1, 2, 3]) == 3
+
+
+async def test_many_ids_are_cancelled_once_each_with_their_schedules(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    jobs = [Job(b"", id="later", delay="1h"), *(Job(b"", id=f"job-{number}") for number in range(300))]
+    await publish(connection, queue, jobs, subject=f"{name}.jobs.a")
+    ids = [*(f"job-{number}" for number in range(300)), "later", "job-7", "unknown"]
+    reports = await cancel_jobs(connection, queue, ids, "wrong price", "ann")
+    assert [report.cancellation.job_id for report in reports] == [*ids[:301], "unknown"]
+    assert [report.schedules for report in reports] == [0] * 300 + [1, 0]
+    for job_id in ("job-0", "job-299", "later"):
+        cancellation = await find_cancellation(connection, queue, job_id)
+        assert cancellation is not None
+        assert (cancellation.why, cancellation.by) == ("wrong price", "ann")
+    assert len(await stream_messages(connection, f"{name}-events", f"cancelled.{name}.>")) == 302
+
+
+async def test_jobs_are_cancelled_by_sequence_while_they_are_stored(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
+    report = await publish(connection, queue, ["a", "b", "c"], subject=f"{name}.jobs.a")
+    (first,) = await pull_jobs(connection, queue, 1)
+    await first.ack_sync()
+    assert await cancel_stored(connection, name, f"{name}-events", [*report.sequences, 99], "why", "ann") == 2
+    cancelled = await stream_messages(connection, f"{name}-events", f"cancelled.{name}.*")
+    assert [message.subject for message in cancelled] == [f"cancelled.{name}.{sequence}" for sequence in (2, 3)]

@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
 from testbed import seams
-from testbed.face import BodySource, Headers, LetterRecord, consumer_info, open_audit, stream_info
+from testbed.face import Headers, LetterRecord, consumer_info, open_audit, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -102,7 +102,7 @@ async def test_a_terminated_job_comes_back_from_the_archive(
     assert await get_message(connection, name, sequence) is None
     letter = await one_letter(connection, queue)
     assert (letter.body, letter.headers, letter.subject, letter.time) == (body, AWKWARD, stored.subject, stored.time)
-    assert (letter.source, letter.preserved, letter.entries) == (BodySource.ARCHIVE, False, (1,))
+    assert (letter.source, letter.preserved, letter.entries) == ("archive", False, (1,))
     death = letter.death
     assert (death.reason, death.explanation, death.consumer, death.deliveries) == (
         Reason.TERMINATED,
@@ -177,7 +177,7 @@ async def test_a_job_that_expired_while_a_worker_had_it_is_a_dead_letter(
     await pull_jobs(connection, queue, 1)
     await entries(connection, queue, 1)
     letter = await one_letter(connection, queue)
-    assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, BodySource.ARCHIVE)
+    assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, "archive")
 
 
 @pytest.mark.since_server("2.11", "messages with a time to live")
@@ -252,7 +252,7 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
     own_nats.start()
     async with connect(settings) as connection:
         early = await find_dead_letters(connection, queue)
-        assert {letter.sequence for letter in early.letters if letter.source != BodySource.QUEUE} == set()
+        assert {letter.sequence for letter in early.letters if letter.source != "queue"} == set()
 
         async def idle() -> bool:
             await probe(connection, queue)
@@ -269,7 +269,7 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         assert returned <= 1
         assert letters[0] == 1
         assert len(letters) <= 1 + (returned if told_by != "completions" else 0)
-        assert {letter.source for letter in findings.letters} == {BodySource.QUEUE}
+        assert {letter.source for letter in findings.letters} == {"queue"}
         print(f"{told_by}, {deliveries} deliveries: {Counter(dismissed.values())}, early: {early.risks}")
         assert (
             set(dismissed.values())
@@ -373,7 +373,7 @@ async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: NatsPy
     await store_record(connection, queue, 1, Explanation="no paper", Error_Class="PaperError", Deliveries="1")
     await terminate(connection, queue, b"+TERM no paper at all")
     letter = await one_letter(connection, queue)
-    assert (letter.body, letter.source, letter.preserved, letter.entries) == (b"kept", BodySource.COPY, True, (1, 2))
+    assert (letter.body, letter.source, letter.preserved, letter.entries) == (b"kept", "copy", True, (1, 2))
     assert (letter.death.explanation, letter.death.error_class) == ("no paper", "PaperError")
     assert letter.death.reason == Reason.TERMINATED
 
@@ -390,7 +390,7 @@ async def test_a_worker_was_stopped_between_its_copy_and_the_termination(
     await message.ack_sync()
     assert await one_dismissed(connection, queue) == Status.UNACCOUNTED
     letter = await one_letter(connection, queue, Selection(unaccounted=True))
-    assert (letter.body, letter.source) == (b"kept", BodySource.COPY)
+    assert (letter.body, letter.source) == (b"kept", "copy")
 
 
 async def test_without_captured_terminations_a_workers_copy_proves_no_termination(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
     DeadLetter,
-    Death,
     Findings,
     Protocol,
     Reason,
@@ -25,7 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from testbed.dead_letters import make_terminated_letters, publish_raw, stream_messages
-from testbed.face import BodySource, Summary, consumer_info, stream_info, summarise_dead_letters
+from testbed.face import consumer_info, stream_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -92,7 +91,7 @@ async def test_a_dead_letter_is_found_with_its_message_and_death(connection: Nat
     assert (death.stream, [death.sequence], death.consumer) == (name, sequences, "worker")
     assert (death.deliveries, death.reason, death.explanation) == (2, Reason.MAX_DELIVERIES, None)
     assert death.created == (await stream_info(connection, name))["created"]
-    assert (letter.subject, letter.body, letter.source) == (f"{name}.jobs.a", "größe".encode(), BodySource.QUEUE)
+    assert (letter.subject, letter.body, letter.source) == (f"{name}.jobs.a", "größe".encode(), "queue")
     assert dict(letter.headers) == {"Job-Id": "order-7", "Customer": "Ünal"}
     assert (letter.job_id, letter.redrives, letter.entries, letter.preserved) == ("order-7", 0, (1,), False)
     assert datetime.fromisoformat(letter.time) < death.died_at
@@ -209,39 +208,6 @@ async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str
 
 
 # Summaries of dead letters: counts, ranges, groups and ages; and the bodies that a summary preserves.
-
-
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-
-
-def letter(sequence: int, age: float = 1.0, subject: str = "jobs") -> DeadLetter:
-    died_at = NOW - timedelta(seconds=age)
-    death = Death("queue", "", sequence, "worker", Reason.MAX_DELIVERIES, died_at)
-    return DeadLetter(death, subject, b"", (), "", BodySource.QUEUE, (), preserved=True, ready_at=died_at)
-
-
-def test_sequences_are_reported_as_ranges_with_the_number_left_out() -> None:
-    summary = Summary(NOW, ())
-    for sequence in (1, 2, 3, 7, 9, 10):
-        summary.add(letter(sequence))
-    as_json = summary.as_json()
-    assert (as_json["dead"], as_json["sequences"], as_json["ranges_left_out"]) == (6, [[1, 3], [7, 7], [9, 10]], 0)
-    many = Summary(NOW, ())
-    for number in range(1_003):
-        many.add(letter(number * 3 + 1))
-        many.add(letter(number * 3 + 2))
-    as_json = many.as_json()
-    assert (as_json["dead"], len(as_json["sequences"]), as_json["ranges_left_out"]) == (2_006, 1_000, 3)
-    assert as_json["sequences"][-1] == [2_998, 2_999]
-
-
-def test_an_empty_summary_reaches_no_threshold_and_ages_are_never_negative() -> None:
-    assert not Summary(NOW, ()).reached(1)
-    assert Summary(NOW, ()).as_json()["oldest_age_seconds"] is None
-    ahead = Summary(NOW, ())
-    ahead.add(letter(1, -3))
-    assert ahead.reached(1)
-    assert ahead.as_json()["oldest_age_seconds"] == 0
 
 
 async def test_every_letter_is_preserved_and_the_selected_ones_are_counted(

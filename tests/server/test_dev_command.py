@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, di
 from testbed.airflow_client import AirflowApiError, AirflowClient
 from testbed.code_blocks import sections
 from testbed.dev_command import DevCommand
-from testbed.face import ExitCode, inspect_all_queues, stream_info
+from testbed.face import inspect_all_queues, stream_info
 from testbed.ports import LOOPBACK
 from testbed.queues import eventually
 
@@ -48,7 +48,7 @@ async def test_the_command_starts_a_page_with_busy_queues_and_leaves_nothing_aft
         assert await dev.stop(signal.SIGINT) == []
         # nats-server, four of Airflow, two workers and what ends them all.
         assert dev.seen >= 8
-        assert dev.process.returncode == ExitCode.INTERRUPTED
+        assert dev.process.returncode == 130
     finally:
         dev.process.kill()
 
@@ -134,7 +134,7 @@ async def test_own_dags_take_the_place_of_the_examples_as_the_tutorial_begins(tm
 def test_a_folder_of_dags_that_is_missing_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "airflow_provider_jetstream.command.program", "dev", "--dags", "absent"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == ExitCode.USAGE
+    assert done.returncode == 2
     assert f"expected a folder for --dags, found none at {tmp_path / 'absent'}" in done.stderr
 
 
@@ -155,7 +155,7 @@ async def test_sigterm_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
         await eventually(has_started_airflow, 30)
         assert await dev.stop(signal.SIGTERM) == []
         assert dev.seen >= 2
-        assert dev.process.returncode == ExitCode.INTERRUPTED
+        assert dev.process.returncode == 130
     finally:
         dev.process.kill()
 

@@ -6,6 +6,7 @@ Each story is told on a nats-server and on the simulated one.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,17 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import override
 
-from airflow_provider_jetstream.jetstream.errors import ApiError, ArgumentError
-from testbed.face import DocumentName, DocumentPart, DocumentParts, DocumentWriter, read_parts, store
+from airflow_provider_jetstream.jetstream import JobsHandle, PublishReport, take_cursor
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.documents import (
+    DocumentName,
+    DocumentPart,
+    DocumentParts,
+    DocumentWriter,
+    read_parts,
+)
+from airflow_provider_jetstream.jetstream.errors import ApiError, ArgumentError, QueueGoneError
+from testbed.queues import make_queue
 from testbed.simulated.connection import SimulatedConnection
 from testbed.simulated.loop import run_simulated
 from testbed.simulated.server import SimulatedServer
@@ -58,7 +68,7 @@ async def read(connection: Connection, name: DocumentName, parts: list[DocumentP
 
 async def stored(connection: Connection, subject: str, body: bytes, rows: int = 1) -> DocumentPart:
     """Store a message as anybody may who has the right to, and return a reference that is right about it."""
-    return DocumentPart(await store(connection, subject, body), rows, sha256(body).hexdigest()[:32])
+    return DocumentPart((await store(connection, subject, body)).sequence, rows, sha256(body).hexdigest()[:32])
 
 
 class LargePayloads(SimulatedConnection):
@@ -235,3 +245,25 @@ def test_ten_megabytes_are_no_part() -> None:
 def test_what_are_no_references_to_parts_is_refused(parts: object) -> None:
     with pytest.raises(ValidationError):
         PARTS.validate_python(parts)
+
+
+async def test_the_jobs_of_a_handle_are_counted_before_its_next_part_is_read(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    report = PublishReport()
+    report.sequences.extend(range(1, 20_000, 2))
+    report.handle = (await JobsHandle.take(connection, cursor, report, "key")).as_json()
+    assert report.handle is not None
+    handle = JobsHandle.of(report.handle)
+    writer = DocumentWriter(connection, DocumentName(cursor.events, name, "handle", "key", cursor.created), part_rows=2)
+    await writer.add([(1, 19_999_999), (1, 19_999_999)])
+    # No such part: it isn't asked for.
+    forged = [*await writer.finish(), DocumentPart(10**6, 1, "0" * 32)]
+    with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 39,999,998"):
+        await JobsHandle.of(handle.as_json() | {"parts": forged}).jobs(connection)
+    # The parts of another handle, and of this one where its key or its queue is another's.
+    for changed in ({"key": "other"}, {"cursor": asdict(handle.cursor) | {"created": "2026-01-01T00:00:00Z"}}):
+        with pytest.raises(QueueGoneError, match="isn't stored any more"):
+            await JobsHandle.of(handle.as_json() | changed).jobs(connection)

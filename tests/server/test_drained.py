@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream import RedriveRequest, check_drained, 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from testbed import seams
 from testbed.dead_letters import make_terminated_letters
-from testbed.face import Summary, consumer_info, summarise_dead_letters
+from testbed.face import consumer_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -262,7 +262,8 @@ async def test_uncertain_dead_letters_prevent_draining(
 ) -> None:
     queue = await make_queue(connection, name)
     # Jobs that come and go during the count can have this effect, for too short a time for a test.
-    summary = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
+    summary = await summarise_dead_letters(connection, queue, group_by=("consumer",))
+    summary.uncertain = 1
     mocker.patch(seams.DRAINED_SUMMARISE_DEAD_LETTERS, return_value=summary)
     report = await check_drained(connection, queue, nothing_dead=True)
     assert str(report) == f"{name} is not drained: 1 jobs that may be dead"

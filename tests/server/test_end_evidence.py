@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from testbed.face import Finding, NatsPyConnection
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 METRICS = "$JS.EVENT.METRIC.CONSUMER.ACK"
@@ -427,7 +427,7 @@ SENTENCE = (
 )
 
 
-def late(risks: Iterable[Finding | str]) -> list[str]:
+def late(risks: Iterable[str]) -> list[str]:
     return [str(risk) for risk in risks if SENTENCE in risk]
 
 

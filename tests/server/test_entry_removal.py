@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError
-from testbed.face import BodyPreserver, Scan, consumer_info, remove_entries
+from testbed.face import consumer_info, remove_entries, summarise_dead_letters
 from testbed.queues import make_dead_letters, make_queue, process_all, small_queue, stored_count
 
 if TYPE_CHECKING:
@@ -229,11 +229,10 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
     handler = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.*"}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
     await make_dead_letters(connection, queue, "ab")
-    scan = await Scan.begin(connection, queue)
-    keeper = BodyPreserver(connection, scan)
-    async for page in scan.pages(Selection()):
-        await keeper.preserve(page.letters)
-    assert (keeper.preserved, await stored_count(connection, f"{name}-dead")) == (2, 4)
+    assert (
+        (await summarise_dead_letters(connection, queue)).preserved,
+        await stored_count(connection, f"{name}-dead"),
+    ) == (2, 4)
     letters = (await find_dead_letters(connection, queue)).letters
     assert [letter.entries for letter in letters] == [(1, 3), (2, 4)]
     assert await remove_entries(connection, queue, [1, 2, 3, 4]) == 0

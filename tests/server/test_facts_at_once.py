@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings, redrive_dead_letters
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
@@ -26,7 +27,7 @@ from testbed.any_letters import (
 )
 from testbed.any_letters import make_queue as make_scanned_queue
 from testbed.dead_letters import make_terminated_letters, request_for
-from testbed.face import AuditLog, Scan
+from testbed.face import Scan
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection, DeadLetter, WorkQueue
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
-    from testbed.face import NatsPyConnection, NotDead
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 

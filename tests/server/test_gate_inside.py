@@ -16,9 +16,10 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal, Restriction, Risk
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
+from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
-from testbed.face import Scan, take_snapshot
+from testbed.face import Scan
 from testbed.queues import (
     CONSUMER,
     eventually,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, DeadlineError, JobsDeadError, QueueGoneError
 from testbed import seams
-from testbed.face import DocumentName, DocumentPart, DocumentWriter, subject_counts
+from testbed.dead_letters import stream_messages
 from testbed.queues import exhaust_deliveries, make_queue, publish_jobs, store_completion
 from testbed.waiters import store_completions
 
@@ -126,8 +126,10 @@ async def test_a_failed_wait_cancels_what_still_waits_if_it_is_to(
     await exhaust_deliveries(connection, queue, 1)
     with pytest.raises(JobsDeadError):
         await waiting
-    cancelled = await subject_counts(connection, f"{name}-events", f"cancelled.{name}.*")
-    assert sorted(cancelled) == ([f"cancelled.{name}.{sequence}" for sequence in (2, 3, 4)] if cancels else [])
+    cancelled = await stream_messages(connection, f"{name}-events", f"cancelled.{name}.*")
+    assert sorted(message.subject for message in cancelled) == (
+        [f"cancelled.{name}.{sequence}" for sequence in (2, 3, 4)] if cancels else []
+    )
 
 
 @pytest.mark.parametrize("cancels", [False, True])
@@ -138,8 +140,10 @@ async def test_a_wait_that_is_over_in_time_cancels_too(
     handle = await published(connection, queue, 2)
     with pytest.raises(DeadlineError, match=f"expected every job of {name} to end within 0.5 s, found 2 that did not"):
         await wait_by_handle(connection, handle, time_limit=0.5, cancel_on_failure=cancels)
-    cancelled = await subject_counts(connection, f"{name}-events", f"cancelled.{name}.*")
-    assert sorted(cancelled) == ([f"cancelled.{name}.{sequence}" for sequence in (1, 2)] if cancels else [])
+    cancelled = await stream_messages(connection, f"{name}-events", f"cancelled.{name}.*")
+    assert sorted(message.subject for message in cancelled) == (
+        [f"cancelled.{name}.{sequence}" for sequence in (1, 2)] if cancels else []
+    )
 
 
 async def test_a_queue_whose_jobs_nobody_can_await_gives_no_handle(connection: NatsPyConnection, name: str) -> None:
@@ -196,28 +200,6 @@ async def test_a_handle_that_claims_too_many_jobs_is_refused(connection: NatsPyC
     handle = await published(connection, queue, 1) | {"sequences": [[1, 10**18]]}
     with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 1,000"):
         await wait_by_handle(connection, handle)
-
-
-async def test_the_jobs_of_a_handle_are_counted_before_its_next_part_is_read(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await make_queue(connection, name)
-    cursor = await take_cursor(connection, queue)
-    report = PublishReport()
-    report.sequences.extend(range(1, 20_000, 2))
-    report.handle = (await JobsHandle.take(connection, cursor, report, "key")).as_json()
-    assert report.handle is not None
-    handle = JobsHandle.of(report.handle)
-    writer = DocumentWriter(connection, DocumentName(cursor.events, name, "handle", "key", cursor.created), part_rows=2)
-    await writer.add([(1, 19_999_999), (1, 19_999_999)])
-    # No such part: it isn't asked for.
-    forged = [*await writer.finish(), DocumentPart(10**6, 1, "0" * 32)]
-    with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 39,999,998"):
-        await JobsHandle.of(handle.as_json() | {"parts": forged}).jobs(connection)
-    # The parts of another handle, and of this one where its key or its queue is another's.
-    for changed in ({"key": "other"}, {"cursor": asdict(handle.cursor) | {"created": "2026-01-01T00:00:00Z"}}):
-        with pytest.raises(QueueGoneError, match="isn't stored any more"):
-            await JobsHandle.of(handle.as_json() | changed).jobs(connection)
 
 
 @pytest.mark.parametrize("by_task", [False, True])

@@ -24,7 +24,6 @@ from airflow_provider_jetstream.jetstream import (
     connect,
     connection_settings,
     find_dead_letters,
-    get_message,
     permissions,
     plan,
     provision,
@@ -36,7 +35,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.dead_letters import letter_records, publish_raw, stream_messages
-from testbed.face import authorization, next_message, read_range, stated_job_id, stream_info
+from testbed.face import authorization, last_message, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import (
     completion_count,
@@ -70,7 +69,7 @@ def empty(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
 
 
 async def completion(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> dict[str, Any]:
-    message = await next_message(connection, f"{queue.name}-events", 1, f"completed.{queue.name}.worker.{sequence}")
+    message = await last_message(connection, f"{queue.name}-events", f"completed.{queue.name}.worker.{sequence}")
     assert message is not None
     event: dict[str, Any] = json.loads(message.data)
     return event
@@ -205,7 +204,7 @@ async def test_no_job_disturbs_the_next_ones_or_ends_the_worker(
 async def test_a_worker_reads_the_id_that_everybody_else_reads(
     connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=_CONSUMER)
+    queue, dying = await make_queue(connection, name, consumer=_CONSUMER), await make_queue(connection, f"{name}-dying")
     blocks = [
         b"Job-Id: one\r\nJob-Id: two",
         b"A: b\r\n Job-Id: forged\r\nJob-Id: one",
@@ -213,12 +212,13 @@ async def test_a_worker_reads_the_id_that_everybody_else_reads(
     ]
     for block in blocks:
         await publish_raw(nats, f"{name}.jobs.plain", block, b"{}")
-    stored = [await get_message(connection, name, sequence) for sequence in (1, 2, 3)]
+        await publish_raw(nats, f"{name}-dying.jobs.plain", block, b"{}")
     jobs: list[Delivery] = []
     async with running_worker(Worker(queue, "worker", jobs.append, settings)):
         await eventually(empty(connection, queue), within=30)
     assert [job.id for job in jobs] == ["one"] * 3
-    assert [message and stated_job_id(message.headers, message.data) for message in stored] == ["one"] * 3
+    await exhaust_deliveries(connection, dying, 3)
+    assert [letter.job_id for letter in (await find_dead_letters(connection, dying)).letters] == ["one"] * 3
 
 
 @pytest.mark.slow
@@ -377,7 +377,7 @@ async def test_who_may_schedule_places_jobs_on_the_subjects_of_the_queue_only(se
         after = await _stored(connection)
         changed = {name for name in STREAMS if after[name] != before[name]}
         assert changed == {"orders", "orders-archive"}
-        async for message in read_range(connection, "orders"):
+        for message in await stream_messages(connection, "orders"):
             assert [name for name, _ in message.headers if name.startswith("Nats-")] == ["Nats-Msg-Id"]
         assert len(placed) >= 2
 

@@ -12,7 +12,8 @@ from airflow_provider_jetstream.jetstream import Job, JobError, Origin, PublishR
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestStore, remove_unneeded_manifests
 from testbed import seams
-from testbed.face import prepare_jobs, publish_prepared, publish_until_killed, read_range, stream_info
+from testbed.dead_letters import stream_messages
+from testbed.face import prepare_jobs, publish_prepared, publish_until_killed, stream_info
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_be
     await remove_unneeded_manifests(connection, queue)
     key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").manifest_key
     assert await ManifestStore(connection, name, f"{name}-events").read(key) is not None
-    (stored,) = [message async for message in read_range(connection, f"{name}-events", manifest_subject(name, key))]
+    (stored,) = await stream_messages(connection, f"{name}-events", manifest_subject(name, key))
     assert stored.header("Nats-TTL") is None
 
 

@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_taken_message_ids import prepared_jobs
 
 from airflow_provider_jetstream.jetstream import (
     Job,
@@ -28,9 +29,10 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
 from airflow_provider_jetstream.jetstream.errors import JobError, WrongStreamError
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, read_manifest_sequences
+from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from testbed import seams
-from testbed.dead_letters import change_stream
-from testbed.face import Destination, last_message, prepared_jobs, publish_until_killed, read_range, stream_info
+from testbed.dead_letters import change_stream, stream_messages
+from testbed.face import last_message, publish_until_killed, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, pull_jobs, running_mover, store_completion, stored_count
 
@@ -65,7 +67,7 @@ async def run_try(
 
 
 async def bodies_of(connection: NatsPyConnection, name: str) -> list[bytes]:
-    return [message.data async for message in read_range(connection, name, ">")]
+    return [message.data for message in await stream_messages(connection, name)]
 
 
 @pytest.mark.slow
@@ -144,7 +146,7 @@ async def test_the_id_in_a_body_identifies_nothing_unless_it_is_named(connection
         with pytest.raises(JobError, match="jobs 0 and 1 both have the id '7'"):
             await publish(connection, queue, jobs, subject=f"{name}.jobs.x", job_id=job_id)
     report = await publish(connection, queue, jobs, subject=f"{name}.jobs.x", job_id="do")
-    stored = [message async for message in read_range(connection, name, ">", 3)]
+    stored = (await stream_messages(connection, name))[2:]
     assert [message.header("Job-Id") for message in stored] == ["charge", "refund"]
 
 
@@ -298,7 +300,7 @@ async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_excha
     assert report is not None
     assert (report.stored, report.duplicates, list(report.extra)) == (8, 4, [])
     streams = (name, f"{name}-schedules")
-    stored = [variant_of(message) for stream in streams async for message in read_range(connection, stream, ">")]
+    stored = [variant_of(message) for stream in streams for message in await stream_messages(connection, stream)]
     assert len(stored) == 8
     assert len(set(stored)) == 7, "two of them are equal, and no other is twice"
 
@@ -319,8 +321,8 @@ async def test_a_schedule_that_has_fired_is_not_stored_again(
         await run_try(connection, queue, jobs, killed_after=2)
 
         async def has_fired() -> bool:
-            in_queue = [message async for message in read_range(connection, name, ">")]
-            due = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+            in_queue = await stream_messages(connection, name)
+            due = await stream_messages(connection, f"{name}-schedules", f"due.{name}.>")
             return bool(due if limits else in_queue)
 
         await eventually(has_fired)
@@ -518,7 +520,7 @@ async def check_stored(connection: NatsPyConnection, queue: WorkQueue, task: _Ta
 async def archived(
     connection: NatsPyConnection, queue: WorkQueue
 ) -> AsyncIterator[tuple[str | None, bytes, str | None]]:
-    async for message in read_range(connection, f"{queue.name}-archive", ">"):
+    for message in await stream_messages(connection, f"{queue.name}-archive"):
         yield message.header("Job-Id"), message.data, message.header("Kind")
 
 

@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream import (
     wait_by_handle,
 )
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
+from airflow_provider_jetstream.jetstream.documents import DocumentName
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
     JobReportsGoneError,
@@ -38,7 +39,6 @@ from airflow_provider_jetstream.jetstream.waiting.job_reports import (
 from airflow_provider_jetstream.tasks import job_reports
 from airflow_provider_jetstream.worker import Worker
 from testbed import seams
-from testbed.face import DocumentName
 from testbed.queues import make_queue, publish_jobs, pull_jobs, running_worker, store_completion
 
 if TYPE_CHECKING:

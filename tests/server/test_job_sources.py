@@ -7,13 +7,13 @@ import json
 import threading
 from collections import Counter
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, PublishRefusedError, publish
 from airflow_provider_jetstream.jetstream.errors import EventLoopError
-from testbed.face import AskedForEach, Destination, prepare_jobs, publish_prepared
+from testbed.face import prepare_jobs, publish_prepared
 from testbed.queues import eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from testbed.face import NatsPyConnection, OutgoingJob
+    from testbed.face import NatsPyConnection
 
 _SECONDS = 30
 
 
-def _jobs(name: str, items: Iterable[object] | AsyncIterable[object]) -> Iterable[OutgoingJob]:
+def _jobs(name: str, items: Iterable[object] | AsyncIterable[object]) -> Iterable[Any]:
     return prepare_jobs(items, subject=f"{name}.jobs.a", origin=None, batch=name)
 
 
@@ -246,13 +246,13 @@ async def test_other_tasks_run_while_a_list_is_sent(connection: NatsPyConnection
             turn += 1
             await asyncio.sleep(0)
 
-    def note_turn(_index: int, _job: OutgoingJob) -> None:
+    def note_turn(_index: int, _job: object) -> None:
         turns.append(turn)
 
     counting = asyncio.create_task(count_turns())
     # All jobs at once, so that nothing waits for answers.
     jobs = _jobs(name, list(range(2_000)))
-    report = await publish_prepared(connection, jobs, window=20_000, known=AskedForEach(note_turn))
+    report = await publish_prepared(connection, jobs, window=20_000, known=note_turn)
     counting.cancel()
     assert (report.stored, len(turns)) == (2_000, 2_000)
     assert max(Counter(turns).values()) <= 64
@@ -265,7 +265,7 @@ async def test_a_source_is_read_no_more_when_nothing_is_sent_any_more(connection
     source.release()
     # Another stream has stored the first job, so none is sent any more, and the source still blocks.
     jobs = _jobs(name, iter(source))
-    report = await asyncio.wait_for(publish_prepared(connection, jobs, destination=Destination("other")), _SECONDS)
+    report = await asyncio.wait_for(publish_prepared(connection, jobs, stream="other"), _SECONDS)
     source.release()
     assert list(report.sequences) == [0]
     with pytest.raises(PublishRefusedError, match=r"; 1 are not known to be: .*, and the jobs after them, which were"):

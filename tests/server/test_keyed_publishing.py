@@ -22,8 +22,8 @@ from airflow_provider_jetstream.jetstream import (
     wait,
     wait_by_handle,
 )
-from testbed.dead_letters import change_stream
-from testbed.face import publish_until_killed, read_range
+from testbed.dead_letters import change_stream, stream_messages
+from testbed.face import publish_until_killed
 from testbed.queues import exhaust_deliveries, make_queue, process_all, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ async def test_a_changed_body_under_an_id_of_the_key_is_refused(connection: Nats
 async def test_jobs_of_a_key_name_no_task(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await publish(connection, queue, ["a", Job("b", headers={"X": "y"})], subject=f"{name}.jobs.x", idempotency_key=KEY)
-    stored = [message async for message in read_range(connection, name)]
+    stored = await stream_messages(connection, name)
     assert [[key for key, _ in message.headers if key.startswith("Airflow")] for message in stored] == [[], []]
     await exhaust_deliveries(connection, queue, 2)
     letters = (await find_dead_letters(connection, queue)).letters

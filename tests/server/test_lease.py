@@ -18,7 +18,14 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.audit.lease import Lease, LeaseRecord, SharedLease, renewed, take_lease
+from airflow_provider_jetstream.jetstream.audit.lease import (
+    Lease,
+    LeaseRecord,
+    SharedLease,
+    read_lease,
+    renewed,
+    take_lease,
+)
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import lease_subject
 from airflow_provider_jetstream.jetstream.errors import (
@@ -29,7 +36,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from testbed import seams
-from testbed.face import AuditLog, LetterRecord, last_message, open_audit, read_lease, stream_info
+from testbed.face import LetterRecord, last_message, open_audit, stream_info
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, stored_count
 from testbed.tcp_proxy import tcp_proxy
 
@@ -37,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, DeadLetter, WorkQueue
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 

@@ -17,8 +17,8 @@ from airflow_provider_jetstream.jetstream import (
     redrive_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
-from testbed.dead_letters import publish_raw, store_task, stored_message, stream_messages, task_key
-from testbed.face import read_record, record_headers, summarise_dead_letters, wire_size
+from testbed.dead_letters import publish_raw, store_task, stream_messages, task_key
+from testbed.face import record_headers, summarise_dead_letters
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
@@ -195,11 +195,7 @@ async def test_a_record_in_the_dead_letter_queue_names_no_other_task(connection:
     forged = record_headers(
         letter.death, subject=letter.subject, time=letter.time, headers=letter.headers, writer="worker", origin=victim
     )
-    jetstream = connection.client.jetstream()
-    ack = await jetstream.publish(f"dead.{name}.worker.1", letter.body, headers=forged)
-    record = read_record(await stored_message(connection, f"{name}-dead", ack.seq), name)
-    assert record is not None
-    assert record.origin == victim
+    await connection.client.jetstream().publish(f"dead.{name}.worker.1", letter.body, headers=forged)
     assert [each.origin for each in await letters(connection, queue)] == [None]
     # The task's own record counts all the same.
     await store_task(connection, queue, SHOP)
@@ -230,7 +226,8 @@ async def test_a_body_is_kept_without_its_origin_where_both_do_not_fit(connectio
     (letter,) = await letters(connection, queue)
     assert letter.origin == origin
     fields: dict[str, Any] = {"subject": letter.subject, "time": letter.time, "headers": letter.headers}
-    sizes = [wire_size(record_headers(letter.death, **fields, writer="scan", origin=each)) for each in (origin, None)]
+    records = [record_headers(letter.death, **fields, writer="scan", origin=each) for each in (origin, None)]
+    sizes = [12 + sum(len(f"{key}: {value}\r\n".encode()) for key, value in record.items()) for record in records]
     config = (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]
     limit = sum(sizes) // 2
     await connection.api(f"STREAM.UPDATE.{name}-dead", config | {"max_msg_size": limit})

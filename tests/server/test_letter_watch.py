@@ -20,7 +20,8 @@ from testbed.queues import eventually, make_dead_letters, make_queue, probe, pub
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
-    from testbed.face import NatsPyConnection, Summary
+    from airflow_provider_jetstream.jetstream.dead_letters.find import Summary
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 # Longer than any test: what ends a wait is an entry, not the time.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
+    DeadLetter,
     Protocol,
     RedriveRequest,
     Status,
@@ -21,7 +22,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import ServerTooOldError
 from testbed import seams
-from testbed.face import NotDead, Scan, consumer_info, summarise_dead_letters
+from testbed.face import Scan, consumer_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -318,7 +319,7 @@ async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census
     await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
     running = await pull_jobs(connection, queue, 2)
     jobs = await scan.classify_again(letters, refresh=True)
-    assert [job.status for job in jobs if isinstance(job, NotDead)] == [Status.UNCERTAIN] * 2
+    assert [job.status for job in jobs if not isinstance(job, DeadLetter)] == [Status.UNCERTAIN] * 2
     for message in running:
         await message.ack_sync()
 

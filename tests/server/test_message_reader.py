@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream import Connection, ConnectionSettings, DeadLetter, WorkQueue
-    from testbed.face import NatsPyConnection, NotDead, StoredMessage
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
 
 

@@ -14,7 +14,8 @@ from airflow_provider_jetstream.jetstream import publish as publish_jobs
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, DriftError, TransientError
 from testbed import seams
 from testbed.crash_points import crash_at_every_call
-from testbed.face import consumer_info, consumer_names, update_consumer
+from testbed.dead_letters import change_consumer
+from testbed.face import consumer_info
 from testbed.foreign_programs import acknowledge, attempt_of, create_or_update_consumer, pull
 from testbed.queues import eventually, exhaust_deliveries, probe, pull_jobs, running_mover, stored_count
 
@@ -93,7 +94,8 @@ async def until_empty(connection: NatsPyConnection, name: str) -> None:
 
 
 async def state(connection: NatsPyConnection, name: str) -> dict[str, Any]:
-    return {consumer: (await config(connection, name, consumer)) for consumer in await consumer_names(connection, name)}
+    names = (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"]
+    return {consumer: (await config(connection, name, consumer)) for consumer in names}
 
 
 async def config(connection: NatsPyConnection, name: str, consumer: str = "worker") -> dict[str, Any]:
@@ -199,7 +201,7 @@ async def test_partitions_become_one_consumer_without_a_filter(connection: NatsP
         await publish(connection, name, range(30, 60))
         await until_empty(connection, name)
     assert workers.done == Counter(map(str, range(60)))
-    assert await consumer_names(connection, name) == ["worker"]
+    assert (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"] == ["worker"]
 
 
 @pytest.mark.slow
@@ -363,8 +365,7 @@ async def test_an_interrupted_migration_is_continued_or_undone_but_never_ignored
     await provision(connection, queue)
     before = await state(connection, name)
     await publish(connection, name, range(3))
-    interrupted = before["worker"] | {"max_ack_pending": 1, "metadata": {"migration": "7"}}
-    await update_consumer(connection, name, interrupted)
+    await change_consumer(connection, name, max_ack_pending=1, metadata={"migration": "7"})
     with pytest.raises(DriftError, match="a migration of its jobs was interrupted, and it delivers one job at a time"):
         await provision(connection, queue)
     with pytest.raises(DriftError, match="migrate=True"):
@@ -396,7 +397,7 @@ async def test_a_worker_that_creates_its_consumer_meanwhile_does_not_disturb(
         await task
         await until_empty(connection, name)
     assert workers.done == Counter(map(str, range(40)))
-    assert "worker" not in await consumer_names(connection, name)
+    assert "worker" not in (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"]
 
 
 async def test_a_consumer_that_its_program_has_widened_again_is_reported_and_narrowed(

@@ -30,8 +30,8 @@ from airflow_provider_jetstream.jetstream import (
     publish,
     running_warnings,
 )
-from airflow_provider_jetstream.jetstream.inspection.queue_metrics import QueueSampler
-from testbed.face import authorization, consumer_info, find_cancellation, is_cancelled, read_range
+from testbed.dead_letters import stream_messages
+from testbed.face import authorization, consumer_info, find_cancellation, inspect_all_queues
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs, running_mover, small_queue, stored_count
 from testbed.seams import DUE_JOBS_MOVED_WITHIN, MOVER_KEEP, MOVER_STORE_EACH, current
@@ -53,7 +53,7 @@ async def _schedule(connection: NatsPyConnection, queue: WorkQueue, *jobs: Job) 
 
 
 async def _due(connection: NatsPyConnection, name: str) -> int:
-    return len([message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")])
+    return len(await stream_messages(connection, f"{name}-schedules", f"due.{name}.>"))
 
 
 async def _are_due(connection: NatsPyConnection, name: str, count: int) -> bool:
@@ -61,7 +61,7 @@ async def _are_due(connection: NatsPyConnection, name: str, count: int) -> bool:
 
 
 async def _bodies(connection: NatsPyConnection, stream: str) -> Counter[bytes]:
-    return Counter([message.data async for message in read_range(connection, stream)])
+    return Counter([message.data for message in await stream_messages(connection, stream)])
 
 
 async def _is_moved(connection: NatsPyConnection, name: str) -> bool:
@@ -86,7 +86,7 @@ async def _stored(connection: NatsPyConnection, name: str, count: int) -> bool:
 
 async def _store_as_mover(connection: NatsPyConnection, name: str) -> None:
     """Store the jobs that are due as a mover does that is killed right afterwards."""
-    async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>"):
+    for message in await stream_messages(connection, f"{name}-schedules", f"due.{name}.>"):
         own = [pair for pair in message.headers if not pair[0].startswith(("Nats-", "Scheduled-"))]
         headers = dict(own) | {"Nats-Msg-Id": message.header("Scheduled-Msg-Id") or ""}
         subject = message.subject.removeprefix(f"due.{name}.")
@@ -138,7 +138,7 @@ async def test_a_job_whose_message_id_somebody_took_is_moved_all_the_same(
     queue = await make_queue(connection, name, schedules=True)
     await _schedule(connection, queue, Job(b"job", id="1", delay="100ms"))
     await eventually(lambda: _are_due(connection, name, 1))
-    (due,) = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+    (due,) = await stream_messages(connection, f"{name}-schedules", f"due.{name}.>")
     taken = headers | {"Nats-Msg-Id": due.header("Scheduled-Msg-Id") or "", "Job-Id": "1"}
     await connection.client.jetstream().publish(f"{name}.jobs.{subject}", body, headers=taken)
     if when == "long after":
@@ -146,7 +146,7 @@ async def test_a_job_whose_message_id_somebody_took_is_moved_all_the_same(
         await message.ack_sync()
     async with running_mover(connection, queue):
         await eventually(lambda: _is_moved(connection, name))
-    found = [message async for message in read_range(connection, name)]
+    found = await stream_messages(connection, name)
     assert [message.data for message in found][-1:] == [b"job"]
     assert found[-1].header("Scheduled-Msg-Id") == due.header("Scheduled-Msg-Id")
     # Another mover, which knows nothing of it, stores it no third time.
@@ -197,7 +197,7 @@ async def test_no_answer_that_a_client_directs_among_the_jobs_that_are_due_is_a_
     await _schedule(connection, queue, Job(b"stays", id="1", delay="1h"))
     await _make_due(connection, name, f"{name}.jobs.a", b"job")
     await eventually(lambda: _are_due(connection, name, 1))
-    (due,) = [message async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>")]
+    (due,) = await stream_messages(connection, f"{name}-schedules", f"due.{name}.>")
     await publish_jobs(connection, other, ["body"])
     batch = {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}
     by_sequence = json.dumps({"seq": due.sequence}).encode()
@@ -225,7 +225,7 @@ async def test_no_answer_that_a_client_directs_among_the_jobs_that_are_due_is_a_
     async with running_mover(connection, queue) as mover:
         await eventually(lambda: _is_moved(connection, name))
     assert mover.result() == 1
-    assert [(message.subject, message.data) async for message in read_range(connection, name)] == [
+    assert [(message.subject, message.data) for message in await stream_messages(connection, name)] == [
         (f"{name}.jobs.a", b"job")
     ]
     assert await _bodies(connection, f"{name}-schedules") == {b"stays": 1}
@@ -258,7 +258,7 @@ async def test_no_answer_that_a_client_directs_to_a_schedule_keeps_its_jobs_from
         await eventually(lambda: _stored(connection, other.name, 9))
         async with running_mover(connection, queue):
             await eventually(lambda: _has_each(connection, name, {b"once", b"often"}))
-        once = [message for message in [m async for m in read_range(connection, name)] if message.data == b"once"]
+        once = [message for message in await stream_messages(connection, name) if message.data == b"once"]
         assert [message.header("A") for message in once] == ["b"]
         after = {subject: own for subject, own in (await _schedules(connection, name)).items() if own[1]}
         assert after == {subject: own for subject, own in before.items() if own[0] != b"once"}
@@ -266,7 +266,7 @@ async def test_no_answer_that_a_client_directs_to_a_schedule_keeps_its_jobs_from
 
 
 async def _schedules(connection: NatsPyConnection, name: str) -> dict[str, tuple[bytes, str | None]]:
-    found = [message async for message in read_range(connection, f"{name}-schedules", f"scheduled.{name}.>")]
+    found = await stream_messages(connection, f"{name}-schedules", f"scheduled.{name}.>")
     return {message.subject: (message.data, message.header("Nats-Schedule")) for message in found}
 
 
@@ -343,14 +343,14 @@ async def test_jobs_that_nobody_moves_are_named(
     (warning,) = [found for found in await running_warnings(connection, queue) if found.name == "due-jobs"]
     assert str(warning).startswith(f"3 jobs of {name} are due since ")
     assert str(warning).endswith(f" UTC, and nobody moves them to the queue: run jetstream-queue schedules run {name}")
-    assert await _due_metric(connection, name) == 3
+    assert await _due_count(connection, name) == 3
     caplog.clear()
     async with running_mover(connection, queue):
         await eventually(lambda: _is_moved(connection, name))
         await eventually(lambda: _is_waiting(connection, name))
         await _schedule(connection, queue, Job(b"later", delay="1h"))
         assert "nobody moves" not in caplog.text
-        assert await _due_metric(connection, name) == 0
+        assert await _due_count(connection, name) == 0
     assert not [found for found in await running_warnings(connection, queue) if found.name == "due-jobs"]
 
 
@@ -358,9 +358,9 @@ async def _is_waiting(connection: NatsPyConnection, name: str) -> bool:
     return bool((await consumer_info(connection, f"{name}-schedules", "mover"))["num_waiting"])
 
 
-async def _due_metric(connection: NatsPyConnection, name: str) -> float:
-    samples = await QueueSampler(redrives=False).sample(connection)
-    return next(sample.value for sample in samples if sample[:2] == ("jetstream_queue_due_jobs", (name,)))
+async def _due_count(connection: NatsPyConnection, name: str) -> int:
+    (due,) = [found.due for found in await inspect_all_queues(connection) if found.name == name]
+    return due.count if due else 0
 
 
 async def test_a_mover_waits_while_the_queue_is_full_and_leaves_the_rest_to_others(
@@ -428,7 +428,7 @@ async def test_a_job_that_was_cancelled_on_its_way_is_cancelled_in_the_queue(
     mocker.patch(MOVER_STORE_EACH, cancel_first)
     async with running_mover(connection, queue):
         (message,) = await pull_jobs(connection, queue, 1)
-        await eventually(lambda: is_cancelled(connection, queue, "1", message.metadata.timestamp))
+        await eventually(lambda: find_cancellation(connection, queue, "1", message.metadata.timestamp))
     found = await find_cancellation(connection, queue, "1")
     assert found is not None
     assert (found.why, found.by) == ("wrong price", "ann")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream import WaitReport, connect, connection_settings, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.wait import while_ends_are_near
 from testbed import seams
-from testbed.face import while_ends_are_near
 from testbed.nats_server import NatsServer
 from testbed.queues import make_queue, publish_jobs, pull_jobs
 

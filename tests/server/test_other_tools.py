@@ -28,7 +28,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.errors import DriftError, QueueDeclarationError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from testbed.dead_letters import change_stream
+from testbed.dead_letters import change_consumer, change_stream
 from testbed.face import consumer_info, known_queue, stream_info
 from testbed.queues import (
     CONSUMER,
@@ -403,18 +403,11 @@ async def declared_queue(connection: NatsPyConnection, name: str, change: Change
     return queue
 
 
-async def set_consumer_changes(connection: NatsPyConnection, name: str, **fields: Any) -> None:
-    config = (await consumer_info(connection, name, CONSUMER))["config"] | fields
-    body = {"stream_name": name, "config": {key: value for key, value in config.items() if value is not None}}
-    filters = f".{config['filter_subject']}" if config.get("filter_subject") else ""
-    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}{filters}", {**body, "action": "update"})
-
-
 async def apply_change(connection: NatsPyConnection, name: str, change: Change) -> str:
     """Set what the other tool sets; return how the stream or consumer is called."""
     fields = named(change.fields, name)
     if change.stream is None:
-        await set_consumer_changes(connection, name, **fields)
+        await change_consumer(connection, name, **fields)
         return f"consumer {CONSUMER} of {name}"
     await change_stream(connection, f"{name}{change.stream}", **fields)
     return f"{name}{change.stream}"
@@ -545,7 +538,7 @@ async def test_dead_letters_of_a_queue_whose_deliveries_became_endless_are_still
 ) -> None:
     queue = await make_queue(connection, name)
     letters = await make_dead_letters(connection, queue, "ab")
-    await set_consumer_changes(connection, name, max_deliver=-1)
+    await change_consumer(connection, name, max_deliver=-1)
     found = await find_dead_letters(connection, await known_queue(connection, name))
     assert {letter.sequence for letter in found.letters} <= set(letters)
     assert ENDLESS in "".join(changes_in(found.risks))

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, get_message, plan, provision
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from testbed.face import consumer_info, consumer_names, partition_of, prepare_jobs, publish_prepared
+from testbed.face import consumer_info, prepare_jobs, publish_prepared
 from testbed.queues import pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ async def _publish(connection: NatsPyConnection, queue: WorkQueue, *keys: str) -
     subject = f"{queue.name}.{{partition}}.email"
     prepared = prepare_jobs(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
     (await publish_prepared(connection, prepared)).raise_for_failures()
+
+
+def partition_of(key: str, count: int) -> int:
+    """Return the partition that a job is published to."""
+    jobs = prepare_jobs(
+        [Job(b"", partition_key=key)], subject="q.{partition}.x", origin=None, batch="", queue=_queue("q", count)
+    )
+    return int(next(iter(jobs)).subject.split(".")[1])
 
 
 async def _by_hand(connection: NatsPyConnection, name: str, *partitions: int) -> None:
@@ -62,7 +70,9 @@ async def test_the_jobs_of_a_key_go_to_the_one_consumer_of_their_partition(
 ) -> None:
     queue = _queue(name, 4)
     await provision(connection, queue)
-    assert sorted(await consumer_names(connection, name)) == [f"worker-{number}" for number in range(4)]
+    assert sorted((await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"]) == [
+        f"worker-{number}" for number in range(4)
+    ]
     assert (await plan(connection, queue)).changes == ()
     keys = [f"customer-{number}" for number in range(40)]
     await _publish(connection, queue, *keys, *keys)
@@ -102,7 +112,7 @@ async def test_the_number_of_partitions_changes_only_while_no_job_is_stored(
     await _publish(connection, queue, *keys)
     before = {
         consumer: (await consumer_info(connection, name, consumer))["config"]
-        for consumer in await consumer_names(connection, name)
+        for consumer in (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"]
     }
     with pytest.raises(DriftError) as caught:
         await provision(connection, resized)
@@ -117,7 +127,7 @@ async def test_the_number_of_partitions_changes_only_while_no_job_is_stored(
     assert (lost in str(caught.value)) == (number == 2)
     after = {
         consumer: (await consumer_info(connection, name, consumer))["config"]
-        for consumer in await consumer_names(connection, name)
+        for consumer in (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"]
     }
     assert after == before
     for key in keys:

@@ -13,12 +13,13 @@ from airflow_provider_jetstream.jetstream import discover_queue, find_dead_lette
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError, ServerTooOldError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from testbed.face import consumer_info, probe_consumer, remove_entries
+from testbed.face import consumer_info, remove_entries
 from testbed.priority_consumers import HIGH, LOW, priority_queue
 from testbed.queues import (
     eventually,
     make_dead_letters,
     make_queue,
+    probe,
     publish_jobs,
     running_worker,
     small_queue,
@@ -195,7 +196,7 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_runs(
             pin = {"id": (delivery.headers or {})["Nats-Pin-Id"]} if policy == "pinned_client" else {}
 
     async def all_stored() -> bool:
-        await probe_consumer(connection, name, "worker")
+        await probe(connection, queue)
         return await stored_count(connection, f"{name}-dead") == 3
 
     await eventually(all_stored)

@@ -19,7 +19,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from testbed import seams
-from testbed.face import consumer_names
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, pull_jobs
 
@@ -411,7 +410,8 @@ async def test_the_consumer_of_a_source_is_in_nobody_s_way(connection: NatsPyCon
     await connection.api(f"STREAM.CREATE.{name}_copy", sourced)
 
     async def listed() -> bool:
-        return any(consumer.startswith("JS_SRC_") for consumer in await consumer_names(connection, name))
+        names = (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"] or ()
+        return any(consumer.startswith("JS_SRC_") for consumer in names)
 
     if connection.server_version >= (2, 14, 0):
         await eventually(listed)

@@ -31,7 +31,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.worker import Worker
-from testbed.face import AskedForEach, Destination, prepare_jobs, publish_prepared, read_range, stream_info
+from testbed.dead_letters import stream_messages
+from testbed.face import prepare_jobs, publish_prepared, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, running_worker, stored_count
 from testbed.rates import most_within
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream import PublishReport, WorkQueue
     from airflow_provider_jetstream.worker import Delivery
-    from testbed.face import NatsPyConnection, OutgoingJob
+    from testbed.face import NatsPyConnection
 
 
-def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterable[OutgoingJob]:
+def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterable[Any]:
     return prepare_jobs(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
 
 
@@ -313,9 +314,9 @@ async def test_only_the_jobs_of_a_run_fail_that_can_not_be_sent(connection: Nats
     too_large = b"y" * (connection.max_payload + 1)
     bodies: list[object] = [*[b"x"] * 700, object(), "\ud800", *[b"z"] * 700, too_large, *[b"w"] * 700]
     # Without the queue's name, each answer is looked at by itself.
-    for batch, destination in (("a", Destination(name)), ("b", None)):
+    for batch, stream in (("a", name), ("b", None)):
         jobs = prepare_jobs(bodies, subject=f"{name}.jobs.a", origin=None, batch=batch)
-        report = await publish_prepared(connection, jobs, destination=destination)
+        report = await publish_prepared(connection, jobs, stream=stream)
         assert sorted(failure.index for failure in report.failures) == [700, 701, 1402]
         assert [index for index, sequence in enumerate(report.sequences) if not sequence] == [700, 701, 1402]
         assert (report.stored, report.duplicates, report.stream) == (2_100, 0, name)
@@ -468,7 +469,7 @@ async def test_a_server_that_goes_away_while_a_call_waits_for_room_ends_the_call
 
 
 async def stored_times(connection: NatsPyConnection, name: str) -> list[float]:
-    return [message.stored_at.timestamp() async for message in read_range(connection, name, ">")]
+    return [message.stored_at.timestamp() for message in await stream_messages(connection, name)]
 
 
 @pytest.mark.slow
@@ -489,7 +490,7 @@ async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyCon
     jobs = prepare_jobs(range(1_000), subject=f"{name}.jobs.a", origin=None, batch=name)
     async with asyncio.timeout(60):
         report = await publish_prepared(
-            connection, jobs, rate=1, known=AskedForEach(lambda index, _: index + 1 if index < 999 else None)
+            connection, jobs, rate=1, known=lambda index, _: index + 1 if index < 999 else None
         )
     assert (report.stored, report.duplicates) == (1_000, 999)
 

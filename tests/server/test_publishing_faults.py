@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream import PublishReport
-    from testbed.face import NatsPyConnection, OutgoingJob
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _NAME = "q"
@@ -33,7 +33,7 @@ async def own(own_nats: NatsServer) -> AsyncIterator[NatsPyConnection]:
         yield opened
 
 
-def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None = None) -> Iterable[OutgoingJob]:
+def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None = None) -> Iterable[Any]:
     """Prepare jobs, and call ``then`` when the publisher reads job number ``at``."""
 
     def bodies() -> Iterator[str]:

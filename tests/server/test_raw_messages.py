@@ -16,7 +16,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     PermissionDeniedError,
     UnreachableError,
 )
-from testbed.face import encode_message
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually
 from testbed.spark_face import BlockingConnection, NatsSocket
@@ -26,6 +25,13 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 Received = list[tuple[bytes, bytes, bytes | None, bytes]]
+
+
+def encode_message(subject: bytes, body: bytes, headers: bytes = b"", reply: bytes = b"") -> bytes:
+    """Encode a message for the wire: ``PUB``, or ``HPUB`` where it has headers."""
+    if not headers:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(body), body)
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(headers), len(headers) + len(body), headers, body)
 
 
 async def stream_of(connection: NatsPyConnection, name: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import (
+    DeadLetter,
     Findings,
     Reason,
     Selection,
@@ -23,7 +24,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from testbed.face import NotDead, Scan, consumer_info, probe_consumer
+from testbed.face import Scan, consumer_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -400,7 +401,7 @@ async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_
         own_nats.start()
         await eventually(lambda: connection.client.is_connected and connection.client.stats["reconnects"] > 0)
         jobs = await scan.classify_again(letters)
-        assert [job.status for job in jobs if isinstance(job, NotDead)] == [Status.UNCERTAIN] * 2
+        assert [job.status for job in jobs if not isinstance(job, DeadLetter)] == [Status.UNCERTAIN] * 2
 
 
 async def test_an_advisory_that_a_stored_job_was_deleted_is_ignored(connection: NatsPyConnection, name: str) -> None:
@@ -456,7 +457,8 @@ async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: Nat
     first, second = await pull_jobs(connection, queue, 2)
     before = await consumer_info(connection, name, CONSUMER)
     for _ in range(5):
-        after = await probe_consumer(connection, name, CONSUMER)
+        await probe(connection, queue)
+    after = await consumer_info(connection, name, CONSUMER)
     fields = ("num_pending", "num_ack_pending", "num_redelivered", "delivered", "ack_floor")
     assert {field: after[field] for field in fields} == {field: before[field] for field in fields}
     await first.ack_sync()
@@ -470,7 +472,7 @@ async def test_fifty_probes_use_up_no_delivery(connection: NatsPyConnection, nam
     await pull_jobs(connection, queue, 1)
     await pass_ack_wait(queue)
     for _ in range(50):
-        await probe_consumer(connection, name, CONSUMER)
+        await probe(connection, queue)
     (message,) = await pull_jobs(connection, queue, 1)
     assert message.metadata.num_delivered == 2
     assert await stored_count(connection, f"{name}-dead") == 0
@@ -497,6 +499,6 @@ async def test_deaths_behind_redeliverable_jobs_get_their_advisories_by_one_look
 
 
 async def test_a_consumer_that_does_not_exist_is_named(connection: NatsPyConnection, name: str) -> None:
-    await make_queue(connection, name)
+    queue = await make_queue(connection, name)
     with pytest.raises(NotFoundError, match=f"expected consumer nobody of stream {name} on the server, found none"):
-        await probe_consumer(connection, name, "nobody")
+        await probe(connection, queue, consumer="nobody")

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
-from testbed.face import take_snapshot
+from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from testbed.queues import (
     eventually,
     make_queue,

@@ -33,7 +33,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueGoneError, RedriveRequestError
 from testbed import seams
 from testbed.dead_letters import letter_records, request_for
-from testbed.face import SequenceRanges, advance_redrive, redrive_control_subject
+from testbed.face import advance_redrive
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue
 from testbed.redrivers import redrivers
 from testbed.shop import shop_with_letters as workers_with_letters
@@ -62,6 +62,11 @@ NOT_CONTROLS = (
 )
 
 
+async def died_again(connection: NatsPyConnection, queue: WorkQueue) -> list[int]:
+    """Return the sequences of redriven jobs that are dead letters again."""
+    return [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters if letter.redrives]
+
+
 def fails_first_three(number: int) -> str:
     return "no currency" if number < 3 else ""
 
@@ -74,7 +79,7 @@ async def test_letters_that_somebody_brought_back_at_the_gate_are_left_alone(
         shop.fails = fails_first_three
         async with running(connection, queue, RedriveRequest(waves=[5, "rest"])) as task:
             stopped = await reached(connection, queue, "at_gate")
-            returned = list(SequenceRanges.decode(stopped.waves[0].returned))
+            returned = await died_again(connection, queue)
             assert len(returned) == 3
             shop.fails = lambda _: ""
             other = await redrive_dead_letters(connection, queue, request_for(returned[:1]))
@@ -94,7 +99,7 @@ async def test_what_a_killed_redriver_had_parked_at_the_gate_counts(
         async with running(connection, queue, request):
             stopped = await reached(connection, queue, "at_gate")
         # As one that was killed before it could record that the gate is passed.
-        returned = SequenceRanges.decode(stopped.waves[0].returned)
+        returned = await died_again(connection, queue)
         parking = RedriveRequest(Selection(sequences=frozenset(returned)), max_redrives=0)
         assert len((await redrive_dead_letters(connection, queue, parking)).parked) == 3
         await resume_redrive(connection, queue, stopped.id, who="Ann Lee", park_returned=True)
@@ -112,7 +117,7 @@ async def test_named_letters_of_which_others_brought_some_back_between_waves(
         request = request_for(range(1, 13), waves=[5, "rest"], run="night")
         async with running(connection, queue, request):
             stopped = await reached(connection, queue, "at_gate")
-        returned = list(SequenceRanges.decode(stopped.waves[0].returned))
+        returned = await died_again(connection, queue)
         shop.fails = lambda _: ""
         await redrive_dead_letters(connection, queue, request_for([returned[0], 9]))
         await resume_redrive(connection, queue, stopped.id, who="Ann Lee")
@@ -222,7 +227,7 @@ async def test_entries_that_are_no_controls_steer_nothing(
         publish = connection.client.jetstream().publish
         async with running(connection, queue, RedriveRequest(waves=[5, "rest"])) as task:
             stopped = await reached(connection, queue, "at_gate")
-            subject = redrive_control_subject(name, stopped.id)
+            subject = f"audit.{name}.redrive-controls.{stopped.id}"
             for body in NOT_CONTROLS:
                 await publish(subject, body)
             done, _ = await asyncio.wait({task}, timeout=1.5)

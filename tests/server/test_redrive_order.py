@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -17,11 +18,11 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.contract import late_ack_subject
+from airflow_provider_jetstream.jetstream.contract import late_ack_subject, lease_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, RedriveRequestError
 from testbed import seams
 from testbed.dead_letters import publish_raw, request_for
-from testbed.face import read_lease
+from testbed.face import last_message
 from testbed.key_ledger import KeyLedger, make_keyed_letters
 from testbed.queues import (
     CONSUMER,
@@ -199,8 +200,8 @@ async def test_the_lease_is_free_while_jobs_are_awaited(connection: NatsPyConnec
     assert [first.data, second.data] == [b"a1", b"b1"]
 
     async def is_released() -> bool:
-        state = await read_lease(connection, f"{name}-audit", name)
-        return state is not None and state.record.released
+        lease = await last_message(connection, f"{name}-audit", lease_subject(name))
+        return lease is not None and bool(json.loads(lease.data)["released"])
 
     await eventually(is_released)
     assert not redrive.done()

@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.contract import intent_filter, letter_audit_subject
+from airflow_provider_jetstream.jetstream.contract import intent_filter, lease_subject, letter_audit_subject
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     RedriveError,
@@ -41,7 +41,7 @@ from testbed.dead_letters import (
     run_records,
     stream_messages,
 )
-from testbed.face import NatsPyConnection, read_lease, stream_info
+from testbed.face import NatsPyConnection, last_message, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -342,9 +342,10 @@ async def test_a_redrive_leaves_one_intent_for_a_batch_and_nothing_open(
     assert (intent["action"], [letter for letter, _ in intent["letters"]]) == ("redriven", [1, 2, 3])
     created = (await stream_info(connection, name))["created"]
     assert intent["target"] == {"stream": name, "created": created, "last": 3, "archive": f"{name}-archive"}
-    lease = await read_lease(connection, f"{name}-audit", name)
+    lease = await last_message(connection, f"{name}-audit", lease_subject(name))
     assert lease is not None
-    assert lease.open_since is None
+    state = json.loads(lease.data)
+    assert (state["released"], state.get("open_since")) == (True, None)
 
 
 async def test_what_is_no_intent_is_passed_over(

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.stream_room import stored_size
 from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from testbed.dead_letters import change_stream
-from testbed.face import Headers, Scan, store
+from testbed.face import Headers, Scan
 from testbed.queues import (
     make_queue,
     publish_jobs,

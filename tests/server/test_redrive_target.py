@@ -13,6 +13,8 @@ from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     Repair,
     WorkQueue,
+    connect,
+    connection_settings,
     find_dead_letters,
     get_message,
     preview,
@@ -25,9 +27,10 @@ from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, RedriveRequestError, UnsuitableQueueError
 from testbed import seams
 from testbed.dead_letters import letter_records, make_terminated_letters, request_for
-from testbed.face import open_audit, redrive_message_id, stream_info
-from testbed.page import read_records
+from testbed.face import redrive_message_id, stream_info
+from testbed.page import running_page
 from testbed.queues import (
+    eventually,
     exhaust_deliveries,
     make_dead_letters,
     make_queue,
@@ -41,6 +44,7 @@ from testbed.queues import (
 
 if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
+    from testbed.nats_server import NatsServer
 
 
 def to(target: WorkQueue, token: str = "slow", **fields: Any) -> RedriveRequest:
@@ -270,16 +274,23 @@ async def test_a_new_job_that_was_stored_but_not_recorded_is_found_in_the_target
 
 
 @pytest.mark.slow
-async def test_the_page_shows_no_record_of_a_letter_of_another_queue(connection: NatsPyConnection, name: str) -> None:
-    queue, other = await make_queues(connection, name)
-    await make_dead_letters(connection, other, "x")
-    await redrive_dead_letters(connection, other, RedriveRequest(why="theirs"))
-    await process_all(connection, other)
-    await make_dead_letters(connection, queue, "a")
-    await redrive_dead_letters(connection, queue, to(other))
-    await exhaust_deliveries(connection, other, 1)
-    (letter,) = (await find_dead_letters(connection, other)).letters
-    assert await read_records(letter, await open_audit(connection, other)) == []
+async def test_the_page_shows_no_record_of_a_letter_of_another_queue(own_nats: NatsServer, name: str) -> None:
+    values = {"servers": (own_nats.url,), "timeout": 10}
+    async with connect(connection_settings(values)) as connection, running_page(["target"], own_nats) as page:
+        queue, other = await make_queues(connection, name)
+        await make_dead_letters(connection, other, "x")
+        await redrive_dead_letters(connection, other, RedriveRequest(why="theirs"))
+        await process_all(connection, other)
+        await make_dead_letters(connection, queue, "a")
+        await redrive_dead_letters(connection, queue, to(other))
+        await exhaust_deliveries(connection, other, 1)
+        (letter,) = (await find_dead_letters(connection, other)).letters
+
+        async def shown() -> dict[str, Any] | None:
+            answer = await page.get(f"queues/target/{other.name}/letters/{letter.sequence}")
+            return dict(answer.json()) if answer.status_code == 200 else None
+
+        assert (await eventually(shown, 60))["audit"] == []
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
@@ -29,16 +30,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, RedriveRequestError
 from testbed.dead_letters import letter_records
-from testbed.face import (
-    SequenceRanges,
-    advance_redrive,
-    consumer_info,
-    new_redrive_id,
-    redrive_control_subject,
-    redrive_subject,
-    stream_info,
-    take_redrive_lease,
-)
+from testbed.face import advance_redrive, consumer_info, stream_info, take_redrive_lease
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, wait_for_entries
 from testbed.shop import Shop
 from testbed.shop import shop_with_letters as workers_with_letters
@@ -441,10 +433,10 @@ async def test_kills_and_controls_from_two_sides_leave_one_redrive(
 async def record(connection: NatsPyConnection, queue: WorkQueue, state: RedriveState, **fields: Any) -> str:
     """Store a redrive as its holder does, and return its id."""
     created = (await stream_info(connection, queue.name))["created"]
-    redrive = fields.pop("id", None) or new_redrive_id()
+    redrive = fields.pop("id", None) or f"20260101T000000-{uuid4().hex[:8]}"
     values = {"id": redrive, "stream": queue.name, "created": created, "run": "r", "began_at": datetime.now(UTC)}
     body = Redrive(**{**values, "state": state, **fields}).model_dump_json().encode()
-    await connection.client.jetstream().publish(redrive_subject(queue.name, redrive), body)
+    await connection.client.jetstream().publish(f"audit.{queue.name}.redrives.{redrive}", body)
     return redrive
 
 
@@ -509,19 +501,19 @@ async def test_only_redrives_of_this_queue_are_listed(connection: NatsPyConnecti
     await record(connection, queue, RedriveState.RUNNING, id="20260103T000000-a", created="another stream's")
     jetstream = connection.client.jetstream()
     # What a foreign program may store there.
-    await jetstream.publish(redrive_subject(name, "x"), b"\xff{")
-    await jetstream.publish(redrive_subject(name, "y"), json.dumps({"id": "z", "version": 1}).encode())
+    await jetstream.publish(f"audit.{name}.redrives.x", b"\xff{")
+    await jetstream.publish(f"audit.{name}.redrives.y", json.dumps({"id": "z", "version": 1}).encode())
     for body in (b"[]", b'{"action": "destroy", "who": "x"}', b'{"action": "pause"}', b"\xff"):
-        await jetstream.publish(redrive_control_subject(name, second), body)
+        await jetstream.publish(f"audit.{name}.redrive-controls.{second}", body)
     # 16 characters stand for more sequences than any memory holds.
     endless = {"number": 1, "from_sequence": 1, "began_at": str(datetime.now(UTC)), "returned": ""}
-    endless["returned"] = SequenceRanges.between(1, 2**63 - 1).encode()
+    endless["returned"] = "eJxj/A8F9QAsZwh5"
     forged = await read_redrive(connection, queue, first)
     values = forged.model_dump(mode="json") | {"id": "w", "waves": [endless]}
-    await jetstream.publish(redrive_subject(name, "w"), json.dumps(values).encode())
+    await jetstream.publish(f"audit.{name}.redrives.w", json.dumps(values).encode())
     assert [found.id for found in await list_redrives(connection, queue)] == [second, first]
-    endless["returned"] = SequenceRanges.between(1, 100).encode()
-    await jetstream.publish(redrive_subject(name, "w"), json.dumps(values).encode())
+    endless["returned"] = "eJxjTAEAAGgAZg=="
+    await jetstream.publish(f"audit.{name}.redrives.w", json.dumps(values).encode())
     assert {found.id for found in await list_redrives(connection, queue)} == {second, first, "w"}
     assert (await read_redrive(connection, queue, second)).controls == ()
 

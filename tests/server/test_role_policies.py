@@ -13,6 +13,7 @@ from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
+from role_flows import count_letters_as_spark, read_ahead, take_samples
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
@@ -42,7 +43,6 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
     wait,
 )
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DriftError,
@@ -50,23 +50,11 @@ from airflow_provider_jetstream.jetstream.errors import (
     PermissionDeniedError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.inspection.samples import SampleStream
-from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
-from airflow_provider_jetstream.spark.dead_letters.entry_table import scanned_jobs
 from airflow_provider_jetstream.worker import Worker
 from airflow_provider_jetstream.worker.errors import GiveUpError
 from testbed import seams
-from testbed.face import (
-    ROLES,
-    Scan,
-    authorization,
-    inspect_all_queues,
-    new_redrive_id,
-    read_range,
-    redrive_subject,
-    stream_info,
-    summarise_dead_letters,
-)
+from testbed.dead_letters import stream_messages
+from testbed.face import ROLES, Scan, authorization, inspect_all_queues, stream_info, summarise_dead_letters
 from testbed.nats_server import NatsServer
 from testbed.queues import (
     eventually,
@@ -77,18 +65,13 @@ from testbed.queues import (
     stored_count,
 )
 from testbed.seams import current
-from testbed.spark_face import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from typing import TypeAlias
 
-    import pyarrow as pa
-
-    from airflow_provider_jetstream.jetstream.roles.permissions import Role
     from airflow_provider_jetstream.worker import Delivery
     from testbed.face import NatsPyConnection, StoredMessage
-    from testbed.spark_face import BlockingConnection
 
     _Flow: TypeAlias = Callable[[ConnectionSettings, NatsPyConnection], Awaitable[None]]
 
@@ -129,7 +112,7 @@ _OF_OTHER_QUEUES = {
     # Without it, samples are read one by one.
     ("monitor", "$JS.API.DIRECT.GET.airflow_monitor"),
 }
-_QUEUES: dict[Role, WorkQueue] = {"scheduler": PLANNED, "mover": PLANNED}
+_QUEUES: dict[str, WorkQueue] = {"scheduler": PLANNED, "mover": PLANNED}
 # These change nothing, so the queue stays as it is from one run to the next.
 _READING = {"monitor", "spark-reader"}
 _ADMIN = "admin"
@@ -402,21 +385,15 @@ async def monitors(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
         await admin.api("STREAM.MSG.DELETE.orders", {"seq": max(report.sequences)})
         assert (await account_for_jobs(connection, queue)).unaccounted_count
         await pause_redrive(connection, queue, redrive, who="Ann Lee")
-        with suppress(ApiError):
-            await admin.api("STREAM.DELETE.airflow_monitor")
-        stream = SampleStream(connection)
-        assert await stream.last() is None
-        await stream.make()
-        assert await stream.append("a test", {}, 0)
-        assert [sample.holder async for sample in stream.read(1)] == ["a test"]
+        await take_samples(connection, admin)
 
 
 async def record_redrive(admin: NatsPyConnection, queue: WorkQueue) -> str:
     """Store the record of a redrive that runs, as its holder does, and return its id."""
     created = (await stream_info(admin, queue.name))["created"]
-    redrive = new_redrive_id()
+    redrive = f"20260101T000000-{uuid4().hex[:8]}"
     record = Redrive(id=redrive, stream=queue.name, created=created, run=redrive, began_at=datetime.now(UTC))
-    await admin.client.jetstream().publish(redrive_subject(queue.name, redrive), record.model_dump_json().encode())
+    await admin.client.jetstream().publish(f"audit.{queue.name}.redrives.{redrive}", record.model_dump_json().encode())
     return redrive
 
 
@@ -461,17 +438,7 @@ async def reports_on_spark(settings: ConnectionSettings, admin: NatsPyConnection
     await make_letters(settings, admin)
     options = {"servers": settings.servers[0], "user": settings.user or "", "password": _SECRET}
     options["inboxPrefix"] = settings.inbox_prefix
-    # What the driver does, and then what a task does, without Spark between them.
-    jobs, scan = await asyncio.to_thread(run_on_own_connection, options, _scan_all)
-    task = ClassifyTask(options, scan.context, frozenset(), Selection(), lost=True)
-    letters = await asyncio.to_thread(lambda: list(task.classify(jobs.to_batches())))
-    assert sum(batch.num_rows for batch in letters) == 3
-
-
-async def _scan_all(connection: BlockingConnection) -> tuple[pa.Table, Scan]:
-    await connection.discover_capabilities(("orders", *QUEUE.companion_names()))
-    scan = await Scan.begin(connection, await discover_queue(connection, "orders"))
-    return await scanned_jobs(scan, Selection()), scan
+    assert await count_letters_as_spark(options, QUEUE) == 3
 
 
 async def schedules(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
@@ -488,11 +455,11 @@ async def moves(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
     jobs = [Job(b"hidden", id="1", delay="1h"), *(Job(body, delay="100ms", id=body.decode()) for body in DUE)]
     (await publish(admin, PLANNED, jobs, subject=PLAN)).raise_for_failures()
     # As an answer of the server is stored that somebody has sent there.
-    hidden = await anext(read_range(admin, PLANNED_STREAM, "scheduled.plans.>"))
+    hidden = (await stream_messages(admin, PLANNED_STREAM, "scheduled.plans.>"))[0]
     await admin.client.jetstream().publish(hidden.subject, b"{}")
 
     async def due(count: int) -> list[StoredMessage] | None:
-        found = [message async for message in read_range(admin, PLANNED_STREAM, "due.plans.>")]
+        found = await stream_messages(admin, PLANNED_STREAM, "due.plans.>")
         return found if len(found) == count else None
 
     for message in await eventually(lambda: due(len(DUE))) or []:
@@ -523,7 +490,7 @@ async def moves(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
             await moving
 
 
-_FLOWS: dict[Role, _Flow] = {
+_FLOWS: dict[str, _Flow] = {
     "publisher": publishes,
     "scheduler": schedules,
     "mover": moves,
@@ -537,13 +504,13 @@ _FLOWS: dict[Role, _Flow] = {
 
 
 # The part of a flow that needs most lines.
-_MISSING: dict[Role, _Flow] = {"redriver": redrives, "provisioner": provisions}
+_MISSING: dict[str, _Flow] = {"redriver": redrives, "provisioner": provisions}
 _PROBE = "$JS.API.CONSUMER.MSG.NEXT.orders.worker"
 _DEAD_LETTERS = "$JS.API.STREAM.INFO.orders-dead"
 _ANEW: dict[str, _Flow] = dict.fromkeys(("the queue's streams", "jobs that are dead letters", "entries"), creates_anew)
 # The states of the queue in which a line is needed that the role's flow needs nowhere else: by subject, or by what the
 # line is for.
-_STATES: dict[Role, dict[str, _Flow]] = {
+_STATES: dict[str, dict[str, _Flow]] = {
     "waiter": {_PROBE: waits_for_a_running_job},
     "redriver": {
         _PROBE: while_a_job_runs(redrives_once),
@@ -570,7 +537,7 @@ def settings_of_admin(settings: ConnectionSettings) -> ConnectionSettings:
     return settings.model_copy(update={"user": _ADMIN, "inbox_prefix": "_INBOX"})
 
 
-async def reset(admin: NatsPyConnection, role: Role) -> None:
+async def reset(admin: NatsPyConnection, role: Any) -> None:
     """Begin with new streams, or with none for the role that makes them."""
     queue = _QUEUES.get(role, QUEUE)
     for stream in (*queue.companion_names(), queue.name):
@@ -581,7 +548,7 @@ async def reset(admin: NatsPyConnection, role: Role) -> None:
 
 
 async def run(
-    server: NatsServer, user: str, role: Role, caplog: pytest.LogCaptureFixture, missing: Permission | None
+    server: NatsServer, user: str, role: Any, caplog: pytest.LogCaptureFixture, missing: Permission | None
 ) -> tuple[str, str]:
     """Run a role's flow until it ends, or until something names the missing line; return the error, and the log."""
     caplog.clear()
@@ -629,7 +596,7 @@ def _roles() -> Iterator[object]:
 @pytest.mark.slow
 @pytest.mark.parametrize("role", [*_roles()])
 async def test_a_role_needs_every_line_of_its_policy(
-    server: NatsServer, role: Role, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    server: NatsServer, role: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "airflow_provider_jetstream")
     monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.1)
@@ -653,7 +620,7 @@ async def denied(connection: NatsPyConnection, subject: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-async def test_a_role_reads_no_other_users_answers_and_deletes_nothing(server: NatsServer, role: Role) -> None:
+async def test_a_role_reads_no_other_users_answers_and_deletes_nothing(server: NatsServer, role: Any) -> None:
     async with connect(settings_of(server, role)) as connection:
         for subject in ("_INBOX.>", ">", "*.>", "orders.jobs.>", "$JS.ACK.>"):
             await connection.client.subscribe(subject)

@@ -29,7 +29,8 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.contract import copy_subject
 from airflow_provider_jetstream.jetstream.errors import JobError, ServerTooOldError
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.face import consumer_info, last_message, prepare_jobs, publish_prepared, read_range
+from testbed.dead_letters import stream_messages
+from testbed.face import consumer_info, last_message, prepare_jobs, publish_prepared
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -258,7 +259,7 @@ async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: NatsP
     next_times: dict[bytes, str] = {}
 
     async def came() -> bool:
-        async for message in read_range(connection, f"{name}-schedules", f"due.{name}.>"):
+        for message in await stream_messages(connection, f"{name}-schedules", f"due.{name}.>"):
             next_times[message.data] = message.header("Nats-Schedule-Next") or ""
         return len(next_times) >= 2
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from testbed.face import NatsPyConnection, OutgoingJob
+    from testbed.face import NatsPyConnection
 
 _NAME = "q"
 _SECONDS = 60
@@ -37,7 +37,7 @@ async def _connected(*servers: str, **settings: Any) -> AsyncIterator[NatsPyConn
         yield opened
 
 
-def _jobs(count: int, batch: str = _NAME) -> Iterable[OutgoingJob]:
+def _jobs(count: int, batch: str = _NAME) -> Iterable[Any]:
     return prepare_jobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
 
 

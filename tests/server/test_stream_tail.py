@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, take_cursor
-from testbed.face import consumer_names
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.queues import eventually, make_queue, publish_jobs
 from testbed.waiters import start_waiting, store_completions, wait_reports
 

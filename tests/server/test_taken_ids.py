@@ -36,14 +36,7 @@ from airflow_provider_jetstream.jetstream.contract import end_id
 from airflow_provider_jetstream.worker import GiveUpError, Worker
 from testbed import seams
 from testbed.dead_letters import acknowledge_jobs, request_for, stream_messages
-from testbed.face import (
-    authorization,
-    last_message,
-    read_range,
-    redrive_message_id,
-    stream_info,
-    summarise_dead_letters,
-)
+from testbed.face import authorization, last_message, redrive_message_id, stream_info, summarise_dead_letters
 from testbed.nats_server import NatsServer
 from testbed.queues import (
     eventually,
@@ -175,7 +168,7 @@ async def test_completions_are_stored_whoever_has_taken_their_ids(
         report = await asyncio.wait_for(ended, 20)
     assert report.completed == set(sequences)
     assert list(report.results.values()) == ([result] * _JOBS if result else [])
-    stored = [m async for m in read_range(admin, f"{queue.name}-events", f"completed.{queue.name}.worker.*")]
+    stored = await stream_messages(admin, f"{queue.name}-events", f"completed.{queue.name}.worker.*")
     assert [message.subject.rpartition(".")[2] for message in stored] == [str(sequence) for sequence in sequences]
 
 
@@ -275,7 +268,7 @@ async def test_a_redrive_is_recorded_whoever_has_taken_the_ids_of_its_records(
             await take_id(client, f"audit.{queue.name}.redrive-controls.{uuid4().hex}", message_id)
     report = await redrive_dead_letters(admin, queue)
     assert list(report.redriven) == sequences
-    assert len([m async for m in read_range(admin, f"{queue.name}-audit", f"audit.{queue.name}.letters.*")]) == 2
+    assert len(await stream_messages(admin, f"{queue.name}-audit", f"audit.{queue.name}.letters.*")) == 2
     assert [job.data for job in await pull_jobs(admin, queue, 2)] == [b"0", b"1"]
 
 

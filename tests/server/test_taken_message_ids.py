@@ -24,18 +24,29 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import salted_id
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
-from testbed.face import prepared_jobs, publish_until_killed, read_range, stream_info
+from testbed.dead_letters import stream_messages
+from testbed.face import publish_until_killed, stream_info
 from testbed.queues import make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
-    from testbed.face import NatsPyConnection, OutgoingJob, StoredMessage
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from testbed.face import NatsPyConnection, StoredMessage
 
 ORIGIN = Origin("billing", "scheduled__2026-11-28T00:00:00+00:00", "send", max_tries=0)
 JOBS = [Job(b"pay 1", id="p1"), b"pay 2", Job({"pay": 3}, headers={"Tenant": "a"}), b"\xff\x00"]
 BODIES = [b"pay 1", b"pay 2", b'{"pay":3}', b"\xff\x00"]
+
+
+def prepared_jobs(
+    connection: NatsPyConnection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
+) -> list[OutgoingJob]:
+    """Return the jobs that a task is going to store on the queue's first subject, as anybody can compute them."""
+    publication = Publication(connection, queue, origin)
+    publication._by_key = queue.events is not None  # noqa: SLF001
+    return list(publication._prepare(jobs, f"{queue.name}.jobs.x", None))  # noqa: SLF001
 
 
 async def prepared(
@@ -61,7 +72,7 @@ async def take(
 
 
 async def messages(connection: NatsPyConnection, queue: WorkQueue) -> list[StoredMessage]:
-    return [message async for message in read_range(connection, queue.name, ">")]
+    return await stream_messages(connection, queue.name)
 
 
 async def send(connection: NatsPyConnection, queue: WorkQueue, jobs: Sequence[Any], origin: Origin = ORIGIN) -> Any:

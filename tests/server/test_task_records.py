@@ -27,7 +27,7 @@ from airflow_provider_jetstream.jetstream import (
     take_cursor,
 )
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
-from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
+from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins, resolve_origins
 from airflow_provider_jetstream.jetstream.publishing import manifest_record
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
@@ -37,15 +37,7 @@ from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
 )
 from testbed import seams
 from testbed.dead_letters import change_stream, publish_raw, stream_messages
-from testbed.face import (
-    AskedForEach,
-    prepare_jobs,
-    publish_prepared,
-    resolve_origins,
-    stream_info,
-    subject_counts,
-    summarise_dead_letters,
-)
+from testbed.face import prepare_jobs, publish_prepared, stream_info, summarise_dead_letters
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -243,8 +235,7 @@ async def test_a_record_is_kept_while_the_server_may_make_jobs_of_schedules(
 
 
 async def has_job(connection: NatsPyConnection, queue: WorkQueue) -> bool:
-    counts = list((await subject_counts(connection, queue.name, f"{queue.name}.jobs.>")).values())
-    return bool(counts)
+    return bool(await stream_messages(connection, queue.name, f"{queue.name}.jobs.>"))
 
 
 @pytest.mark.usefixtures("without_margin")
@@ -269,7 +260,7 @@ async def test_provisioning_removes_the_records_that_nothing_needs(connection: N
     await process_all(connection, queue)
     await asyncio.sleep(0.15)
     await provision(connection, queue)
-    assert await subject_counts(connection, f"{name}-events", manifest_filter(name)) == {}
+    assert await stream_messages(connection, f"{name}-events", manifest_filter(name)) == []
 
 
 @pytest.mark.slow
@@ -461,7 +452,7 @@ async def publish_try(connection: NatsPyConnection, queue: WorkQueue, jobs: Iter
     log, record, _ = await begin(connection, queue)
     origin = replace(RECORDS_ORIGIN, round=record.round)
     prepared = prepare_jobs(jobs, subject=f"{queue.name}.jobs.a", origin=origin, batch="", queue=queue, by_key=True)
-    return await publish_prepared(connection, prepared, known=AskedForEach(log.sequence_of))
+    return await publish_prepared(connection, prepared, known=log.sequence_of)
 
 
 @pytest.mark.slow

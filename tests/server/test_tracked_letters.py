@@ -19,15 +19,16 @@ from testbed.dead_letters import (
     publish_raw,
     request_for,
 )
-from testbed.face import Summary, stream_info, summarise_dead_letters
+from testbed.face import stream_info, summarise_dead_letters
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.dead_letters.find import Summary
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from testbed.face import NatsPyConnection, StoredMessage
     from testbed.nats_server import NatsServer
-    from testbed.page import GroupField
 
 
 def counted(summary: Summary, *, with_times: bool) -> dict[str, Any]:

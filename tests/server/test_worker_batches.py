@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_jetstream.jetstream import cancel, find_dead_letters
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, RetryLaterError, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from testbed.face import consumer_info, next_message, stream_info
+from testbed.face import consumer_info, last_message, stream_info
 from testbed.queues import (
     completion_count,
     eventually,
@@ -41,7 +41,7 @@ def count_stored(connection: NatsPyConnection, stream: str, count: int) -> Calla
 
 
 async def result_of(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> object:
-    message = await next_message(connection, f"{queue.name}-events", 1, f"completed.{queue.name}.worker.{sequence}")
+    message = await last_message(connection, f"{queue.name}-events", f"completed.{queue.name}.worker.{sequence}")
     assert message is not None
     return json.loads(message.data).get("result")
 

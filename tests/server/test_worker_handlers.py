@@ -32,8 +32,8 @@ from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError, WorkerStuckError
-from testbed.dead_letters import dead_letter_records
-from testbed.face import Scan, consumer_info, next_message, read_record
+from testbed.dead_letters import dead_letter_records, stream_messages
+from testbed.face import Scan, consumer_info
 from testbed.nats_cluster import NatsCluster
 from testbed.queues import (
     completion_count,
@@ -65,24 +65,12 @@ def settled(connection: NatsPyConnection, queue: WorkQueue, left: int = 0) -> Ca
 
 
 async def completions(connection: NatsPyConnection, queue: WorkQueue) -> dict[int, dict[str, Any]]:
-    completed: dict[int, dict[str, Any]] = {}
-    start = 1
-    while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
-        completion = json.loads(message.data)
-        completed[completion["stream_seq"]] = completion
-        start = message.sequence + 1
-    return completed
+    messages = await stream_messages(connection, f"{queue.name}-events", f"completed.{queue.name}.>")
+    return {event["stream_seq"]: event for event in [json.loads(message.data) for message in messages]}
 
 
 async def deaths(connection: NatsPyConnection, queue: WorkQueue) -> list[Death]:
-    found: list[Death] = []
-    start = 1
-    while message := await next_message(connection, f"{queue.name}-dead", start, f"dead.{queue.name}.>"):
-        record = read_record(message, queue.name)
-        assert record is not None
-        found.append(record[0])
-        start = message.sequence + 1
-    return found
+    return [death for death, _ in await dead_letter_records(connection, queue)]
 
 
 def children() -> set[int]:

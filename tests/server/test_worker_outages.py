@@ -20,11 +20,12 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed import seams
-from testbed.face import ConsumerRef, consumer_info
+from testbed.face import consumer_info
 from testbed.nats_cluster import NatsCluster
 from testbed.priority_consumers import (
     HIGH,
     LOW,
+    QueueConsumer,
     count_deliveries,
     count_in_flight,
     make_priority_consumers,
@@ -242,7 +243,7 @@ def empty(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
     return is_empty
 
 
-async def count_requests(connection: NatsPyConnection, *refs: ConsumerRef) -> int:
+async def count_requests(connection: NatsPyConnection, *refs: QueueConsumer) -> int:
     async with record_pull_requests(connection, *refs) as requests:
         await asyncio.sleep(WATCHED_SECONDS)
         return len(requests)
@@ -270,7 +271,7 @@ async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_e
     monkeypatch.setattr(seams.FETCHER_PULL_EXPIRES, 60)
     queue = priority_queue(name, max_ack_pending=1)
     await provision(connection, queue)
-    high, low = ConsumerRef(queue, queue.consumer(HIGH)), ConsumerRef(queue, queue.consumer(LOW))
+    high, low = QueueConsumer(queue, queue.consumer(HIGH)), QueueConsumer(queue, queue.consumer(LOW))
     await publish_jobs(connection, queue, ["first", "second", "third"], kind=HIGH)
     (other_worker,) = await pull_jobs(connection, queue, 1, consumer=HIGH)
     jobs: list[tuple[str, int]] = []
@@ -442,7 +443,7 @@ async def test_a_consumer_that_loses_its_leader_is_served_again(cluster: NatsClu
             for kind in (LOW, HIGH):
                 await eventually(lambda kind=kind: stored(connection, queue, kind), within=30)  # type: ignore[misc]
             await eventually(empty(connection, queue), within=30)
-            ref = ConsumerRef(queue, queue.consumer(HIGH))
+            ref = QueueConsumer(queue, queue.consumer(HIGH))
             await asyncio.to_thread(cluster.consumer_leader, name, HIGH)
             assert await count_requests(connection, ref) <= 9
         assert set(jobs) == {"before", HIGH, LOW}

@@ -21,10 +21,11 @@ from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from testbed import seams
-from testbed.face import ConsumerRef, last_message, next_message
+from testbed.face import last_message
 from testbed.priority_consumers import (
     HIGH,
     LOW,
+    QueueConsumer,
     count_deliveries,
     count_in_flight,
     make_priority_consumers,
@@ -37,26 +38,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream import ConnectionSettings
-    from testbed.face import Fallback, NatsPyConnection
+    from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
+    from testbed.face import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 BOTH = pytest.mark.parametrize("streams", [1, 2], ids=["one stream", "two streams"])
 
 
-def fallback(high: ConsumerRef, low: ConsumerRef) -> Fallback:
+def fallback(high: QueueConsumer, low: QueueConsumer) -> str | tuple[WorkQueue, str]:
     """Return the fallback in its shortest form."""
     return low.consumer.name if low.queue == high.queue else (low.queue, low.consumer.name)
 
 
 async def publish_kind(
-    connection: NatsPyConnection, ref: ConsumerRef, kind: str, count: int, *, job_id: str = ""
+    connection: NatsPyConnection, ref: QueueConsumer, kind: str, count: int, *, job_id: str = ""
 ) -> list[int]:
     headers = {"Job-Id": job_id} if job_id else None
     return await publish_jobs(connection, ref.queue, [kind] * count, kind=kind, headers=headers)
 
 
-def empty(connection: NatsPyConnection, *refs: ConsumerRef) -> Callable[[], object]:
+def empty(connection: NatsPyConnection, *refs: QueueConsumer) -> Callable[[], object]:
     async def is_empty() -> bool:
         return not any([await stored_count(connection, ref.queue.name) for ref in refs])
 
@@ -222,7 +223,7 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
     assert attempts == [(HIGH, 1), (LOW, 1), (LOW, 2), (LOW, 3)]
     assert (copy.data, copy.header("Dead-Letter-Consumer")) == (LOW.encode(), "worker")
     assert await stored_count(connection, f"{high.queue.name}-dead") == 0
-    completion = await next_message(connection, f"{high.queue.name}-events", 1, completion_filter(high.queue.name))
+    completion = await last_message(connection, f"{high.queue.name}-events", completion_filter(high.queue.name))
     assert completion is not None
     assert (completion.subject, json.loads(completion.data)["worker"]) == (f"completed.{high.queue.name}.worker.1", "w")
     assert await completion_count(connection, low.queue.name) == 0
@@ -380,7 +381,7 @@ async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file
         logs=tmp_path,
     )
     try:
-        refs = [ConsumerRef(queue, queue.consumer(LOW)) for queue in (first, second)]
+        refs = [QueueConsumer(queue, queue.consumer(LOW)) for queue in (first, second)]
         await eventually(empty(connection, *refs), within=20)
     finally:
         await asyncio.to_thread(process.terminate)
@@ -393,7 +394,7 @@ async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file
 
 async def test_invalid_fallbacks_are_refused_with_what_to_do(settings: ConnectionSettings, name: str) -> None:
     queue, other = priority_queue(name), priority_queue(f"{name}-other")
-    cases: list[tuple[list[Fallback], str]] = [
+    cases: list[tuple[list[str | tuple[WorkQueue, str]], str]] = [
         (
             [HIGH],
             f"expected each consumer once, found {name}/high twice among the worker's own and its fallbacks: drop one",
@@ -430,7 +431,7 @@ async def test_a_missing_fallback_is_named_before_any_job_is_pulled(
     text = f"expected stream {name}-absent on the server, found none: provision the queue first"
     with pytest.raises(LookupError, match=text):
         await Worker(queue, "worker", print, settings, fallbacks=[(absent, LOW)]).run()
-    assert await count_deliveries(connection, ConsumerRef(queue, queue.consumers[0])) == 0
+    assert await count_deliveries(connection, QueueConsumer(queue, queue.consumers[0])) == 0
 
 
 # Workers with strict priorities: no job of a consumer is started while a more urgent one has any.

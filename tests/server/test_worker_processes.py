@@ -17,8 +17,8 @@ import yaml
 
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.dev.worker_processes import start_worker
-from testbed.dead_letters import dead_letter_records
-from testbed.face import consumer_info, next_message
+from testbed.dead_letters import dead_letter_records, stream_messages
+from testbed.face import consumer_info
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, make_queue, publish_jobs, stored_count
 
@@ -161,12 +161,8 @@ async def exit_status(process: Process, within: float) -> int | None:
 
 
 async def completions(connection: NatsPyConnection, queue: WorkQueue) -> Counter[int]:
-    counts: Counter[int] = Counter()
-    start = 1
-    while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
-        counts[json.loads(message.data)["stream_seq"]] += 1
-        start = message.sequence + 1
-    return counts
+    messages = await stream_messages(connection, f"{queue.name}-events", f"completed.{queue.name}.>")
+    return Counter(json.loads(message.data)["stream_seq"] for message in messages)
 
 
 @pytest.mark.smoke

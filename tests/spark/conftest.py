@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_streams import open_stream
 
 from airflow_provider_jetstream.spark import register
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

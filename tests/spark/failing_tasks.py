@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
-from testbed.face import AuditLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
-from spark_streams import open_stream
+
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from testbed.spark_face import (
-    NatsSocket,
-    RequestedColumns,
-    SourceStream,
-    fetch_method,
-    plan_ranges,
-    read_options,
-    read_range,
-    socket_settings,
-)
+from testbed.spark_face import SourceStream, read_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 ALL = ("value", "subject", "stream", "seq", "timestamp", "headers")
 METHODS = ("consumer", "direct", "api")
-
-
-@contextmanager
-def open_stream(stream_options: Mapping[str, str]) -> Iterator[SourceStream]:
-    """Open the stream that the options name; it needn't exist."""
-    socket = NatsSocket(socket_settings(stream_options))
-    try:
-        yield SourceStream(socket, stream_options["stream"])
-    finally:
-        socket.close()
 
 
 def make_stream(stream: SourceStream, **config: Any) -> None:
@@ -80,15 +60,8 @@ def read_all(
     stream_options: Mapping[str, str], *, names: Sequence[str] = ALL, first: int | None = None, last: int | None = None
 ) -> list[dict[str, Any]]:
     """Read a stream as tasks do, without Spark."""
-    options = read_options({**stream_options, "includeHeaders": "true"}, "read")
-    with open_stream(stream_options) as stream:
-        info = stream.info()
-        method = fetch_method(options, info, stream.socket.version)
-    columns = RequestedColumns(tuple(names), (True,) * len(names), options.decompress)
     rows: list[dict[str, Any]] = []
-    low, high = first or info.first, info.last if last is None else last
-    for task in plan_ranges(low, high, options, info, method, options.filters):
-        for batch in read_range(stream_options, options, columns, task):
-            batch.validate(full=True)
-            rows += batch.to_pylist()
+    for batch in read_batches({**stream_options, "includeHeaders": "true"}, names, first, last):
+        batch.validate(full=True)
+        rows += batch.to_pylist()
     return rows

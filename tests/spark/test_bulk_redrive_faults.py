@@ -19,9 +19,9 @@ from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
 from airflow_provider_jetstream.spark import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
+from airflow_provider_jetstream.spark.connection_options import socket_settings
 from testbed import seams
 from testbed.queues import process_all
-from testbed.spark_face import socket_settings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,13 +18,12 @@ import pytest
 from bulk_letters import letter_records, make_letters, stored_messages
 from driver_processes import driver_process, read_message, resume
 from process_killer import kill_executor
-from spark_streams import open_stream
 
-from airflow_provider_jetstream.jetstream import connect
+from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import CONSUMER, eventually, running_worker
 from testbed.rates import most_within
-from testbed.spark_face import socket_settings
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +68,7 @@ def test_executors_that_are_killed_beside_workers_neither_repeat_a_letter_nor_ex
     assert queue.archive is not None
     archived = queue.archive.subjects[0]
     declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-    settings = socket_settings(connection_options)
+    settings = connection_settings({"servers": (connection_options["servers"],)})
     stored: list[tuple[float, int]] = []
     done: Counter[int] = Counter()
 

@@ -14,6 +14,7 @@ from bulk_letters import letter_records, make_letters, waiting_jobs
 from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     connect,
+    connection_settings,
     find_dead_letters,
     list_redrives,
     pause_redrive,
@@ -23,7 +24,6 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.spark import redrive_letters
 from testbed.queues import eventually, make_queue
 from testbed.shop import shop_with_letters
-from testbed.spark_face import socket_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -57,7 +57,7 @@ def steering(
     """Redrive with Spark in this thread while the steps run in another one."""
 
     async def steer() -> Any:
-        async with connect(socket_settings(options)) as connection:
+        async with connect(connection_settings({"servers": (options["servers"],)})) as connection:
             return await steps(connection)
 
     with ThreadPoolExecutor(1) as thread:
@@ -96,7 +96,7 @@ def test_a_redrive_right_after_a_death_says_what_it_waits_for_and_can_be_stopped
 
 def letters_of(options: dict[str, str], queue: WorkQueue) -> list[int]:
     async def find() -> list[int]:
-        async with connect(socket_settings(options)) as connection:
+        async with connect(connection_settings({"servers": (options["servers"],)})) as connection:
             return [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters]
 
     with ThreadPoolExecutor(1) as thread:
@@ -153,9 +153,11 @@ def test_a_bulk_redrive_in_waves_stops_at_its_gate_and_goes_on(
     count = 60
 
     async def prepare_and_steer() -> None:
-        async with connect(socket_settings(connection_options)) as connection:
+        async with connect(connection_settings({"servers": (connection_options["servers"],)})) as connection:
             queue = await make_queue(connection, name, consumer={"ack_wait": "2s"})
-            async with shop_with_letters(connection, socket_settings(connection_options), queue, count, WITHIN) as shop:
+            async with shop_with_letters(
+                connection, connection_settings({"servers": (connection_options["servers"],)}), queue, count, WITHIN
+            ) as shop:
                 shop.fails = lambda number: "no currency" if number % 10 < 6 else ""
                 loop = asyncio.get_running_loop()
                 # A letter that the frame leaves out stays one.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import make_stream, open_stream, publish_numbers
+from spark_streams import make_stream, publish_numbers
 
 from airflow_provider_jetstream.spark.connection_policy import (
     ALLOWED_FILES,
     ALLOWED_PROVIDERS,
 )
 from testbed.nats_server import NatsServer
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

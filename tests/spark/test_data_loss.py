@@ -7,7 +7,7 @@ from spark_streams import METHODS, delete, make_stream, publish, publish_numbers
 
 from airflow_provider_jetstream.spark.errors import DataLossError
 from testbed import seams
-from testbed.spark_face import NatsSocket, RequestedColumns, plan_ranges, read_options, read_range
+from testbed.spark_face import NatsSocket, read_batches
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
@@ -62,9 +62,7 @@ def test_a_purge_of_all_that_was_pending_ends_a_consumers_read(
 
 
 def _read_while_purging(stream_options: dict[str, str], stream: SourceStream, first_left: int) -> tuple[list[int], Any]:
-    options, info = read_options(stream_options, "read"), stream.info()
-    (task,) = plan_ranges(info.first, info.last, options, info, options.method, ())
-    batches = read_range(stream_options, options, RequestedColumns(("seq", "value"), (True, True)), task)
+    batches = read_batches(stream_options, ("seq", "value"))
     first = next(batches).column("seq").to_pylist()
     purge(stream, first_left)
     return first, batches

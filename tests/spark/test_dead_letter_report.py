@@ -15,11 +15,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream import DeadLetter, Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import origin_of
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, origin_of
 from airflow_provider_jetstream.spark import repair, snapshot, triage, write_report
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
-from testbed.face import BodySource
 
 if TYPE_CHECKING:
     from collections.abc import Callable

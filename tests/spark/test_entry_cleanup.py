@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from bulk_letters import exhaust_deliveries, make_letters, publish, stored_messages
 
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, copy_subject, parked_subject
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from testbed import seams
-from testbed.face import Scan, store
+from testbed.face import Scan
 from testbed.nats_server import NatsServer
 from testbed.spark_face import run_on_own_connection
 

@@ -17,22 +17,13 @@ import nats
 import pyarrow as pa
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
-from spark_streams import METHODS, make_stream, open_stream, publish
+from spark_streams import METHODS, make_stream, publish
 
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
-from testbed.spark_face import (
-    Publisher,
-    RequestedColumns,
-    RowEncoder,
-    fetch_method,
-    plan_ranges,
-    read_options,
-    read_range,
-    write_options,
-)
+from testbed.spark_face import RowWriter, open_stream, read_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,16 +82,12 @@ def _read(options: Mapping[str, str], step: Callable[[int], None]) -> Rows:
 
     :param step: is called after each batch with the number of rows, as what processes them
     """
-    parsed = read_options(options, "read")
     with open_stream(options) as stream:
-        info = stream.info()
-        method = fetch_method(parsed, info, stream.socket.version)
-    columns = RequestedColumns(("seq", "value"), (True, True), parsed.decompress)
-    (task,) = plan_ranges(1, info.last, parsed, info, method, parsed.filters)
+        last = stream.info().last
     for attempt in range(_TRIES):
         rows: Rows = []
         try:
-            for batch in read_range(options, parsed, columns, task):
+            for batch in read_batches(options, ("seq", "value"), 1, last):
                 rows += zip(batch.column("seq").to_pylist(), batch.column("value").to_pylist(), strict=True)
                 step(len(rows))
         except TransientError:
@@ -113,29 +100,29 @@ def _read(options: Mapping[str, str], step: Callable[[int], None]) -> Rows:
 
 def _write(
     options: Mapping[str, str], bodies: list[bytes], step: Callable[[int], None], tries: int = _TRIES
-) -> Publisher:
+) -> RowWriter:
     """Write rows, as a task that Spark tries again after an error.
 
     :param step: is called after each slice of rows with their number, as what makes them
     """
-    parsed = write_options({**options, "subject": f"{options['stream']}.a"}, "write")
+    options = {**options, "subject": f"{options['stream']}.a"}
     for attempt in range(tries):
-        encoder = RowEncoder(parsed.stream, parsed.subject, "write:0")
-        publisher = Publisher(options, parsed, "partition 0")
         try:
-            for start in range(0, len(bodies), _FEW):
-                part = [{"value": body} for body in bodies[start : start + _FEW]]
-                publisher.send(encoder.encode(pa.RecordBatch.from_pylist(part, _SCHEMA)))
-                step(start + len(part))
-            publisher.wait_for_all()
+            with RowWriter(options) as writer:
+                _write_all(writer, bodies, step)
+                return writer
         except RowsNotStoredError:
             if attempt == tries - 1:
                 raise
-        else:
-            return publisher
-        finally:
-            publisher.close()
     raise AssertionError
+
+
+def _write_all(writer: RowWriter, bodies: list[bytes], step: Callable[[int], None]) -> None:
+    for start in range(0, len(bodies), _FEW):
+        part = [{"value": body} for body in bodies[start : start + _FEW]]
+        writer.send(pa.RecordBatch.from_pylist(part, _SCHEMA))
+        step(start + len(part))
+    writer.wait_for_all()
 
 
 def _once(at: int, act: Callable[[], object]) -> Callable[[int], None]:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import nats as nats_py
 import pytest
 from pyspark.errors import PySparkException
-from spark_streams import make_stream, open_stream, publish, publish_numbers
+from spark_streams import make_stream, publish, publish_numbers
 
-from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
-from testbed.spark_face import RequestedColumns, read_options
+from airflow_provider_jetstream.spark.source.options import read_options
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,22 +92,6 @@ def test_each_subject_comes_once_while_all_are_updated(stream_options: dict[str,
     found = [row["subject"] for batch in [first, *batches] for row in batch.to_pylist()]
     assert len(found) == 20_000
     assert set(found) == set(subjects)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bucket": "a.b"}, "bucket: expected a bucket's name"),
-        ({"bucket": "a", "stream": "b"}, "expected stream or bucket, found both"),
-        (
-            {"stream": "a", "latestPerSubject": "true", "startingOffsets": "7"},
-            "expected no startingOffsets with latest",
-        ),
-    ],
-)
-def test_options_of_buckets_are_checked(options: dict[str, str], message: str) -> None:
-    with pytest.raises(SparkOptionError, match=message):
-        read_options(options, "read")
 
 
 def test_a_work_queue_has_no_latest_messages_and_a_stream_no_keys(

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed.certificates import TlsFiles, make_tls
 from testbed.nats_server import NatsServer, debian_nats_server
 from testbed.ports import LOOPBACK
-from testbed.spark_face import NatsSocket, SourceStream, socket_settings
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +31,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 
 def _open(**stream_options: str) -> dict[str, Any]:
-    socket = NatsSocket(socket_settings(stream_options))
-    try:
-        return SourceStream(socket, "none").api("INFO")
-    finally:
-        socket.close()
+    with open_stream({"stream": "none", **stream_options}) as stream:
+        return stream.api("INFO")
 
 
 def _refused(error: type[JetStreamProviderError], **stream_options: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import nats
@@ -13,12 +12,12 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
-from spark_streams import make_stream, open_stream, read_all
+from spark_streams import make_stream, read_all
 
 from airflow_provider_jetstream.spark import SparkOptionError, write_rows
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from testbed import seams
-from testbed.spark_face import Publisher, RowEncoder, write_options
+from testbed.spark_face import RowWriter, open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -107,14 +106,14 @@ def test_a_row_whose_fate_is_unknown_is_no_refused_one(
     with open_stream(stream_options) as stream:
         make_stream(stream)
     refused: dict[int, tuple[str, str]] = {}
-    publisher = Publisher(stream_options, write_options(stream_options, "write"), "partition 3", refused)
+    writer = RowWriter(stream_options, "w:3", "partition 3", refused)
     own_nats.kill()
     rows = [{"value": b"x", "subject": f"{name}.{'a b' if number == 1 else 'a'}"} for number in range(3)]
     schema = pa.schema([("value", pa.binary()), ("subject", pa.string())])
 
     def publish() -> None:
-        publisher.send(RowEncoder(name, None, "w:3").encode(pa.RecordBatch.from_pylist(rows, schema)))
-        publisher.wait_for_all()
+        writer.send(pa.RecordBatch.from_pylist(rows, schema))
+        writer.wait_for_all()
 
     with pytest.raises(RowsNotStoredError, match=r"2 rows of partition 3.*aren't known to be stored"):
         publish()
@@ -141,12 +140,11 @@ def test_a_retried_task_is_not_refused_for_what_it_has_stored(
 
     def publish(identity: str) -> tuple[int, int, list[int]]:
         refused: dict[int, tuple[str, str]] = {}
-        options = write_options(stream_options, "write")
-        with closing(Publisher(stream_options, options, "partition 0", refused)) as publisher:
-            publisher.send(RowEncoder(stream.name, None, identity).encode(pa.RecordBatch.from_pylist(rows, schema)))
-            publisher.wait_for_all()
+        with RowWriter(stream_options, identity, refused=refused) as writer:
+            writer.send(pa.RecordBatch.from_pylist(rows, schema))
+            writer.wait_for_all()
         assert all("wrong last sequence" in reason for _, reason in refused.values())
-        return publisher.stored, publisher.duplicates, sorted(refused)
+        return writer.stored, writer.duplicates, sorted(refused)
 
     assert publish("write:0") == (4, 0, [])
     assert publish("write:0") == (4, 4, [])

@@ -14,7 +14,7 @@ from spark_streams import make_stream, publish, publish_numbers, purge
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
 from testbed import seams
-from testbed.spark_face import JetStreamStreamReader
+from testbed.spark_face import JetStreamDataSource
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
@@ -265,11 +265,14 @@ def test_a_stream_that_a_list_leaves_out_is_not_gone(
         assert query.places() == []
 
 
-def test_an_earlier_spark_reads_several_streams(pair: list[SourceStream], matching: dict[str, str]) -> None:
+def test_an_earlier_spark_reads_several_streams(
+    pair: list[SourceStream], matching: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seams.STREAM_READER_STREAMING, object())
     one, other = pair
     _make(one, count=3)
     schema = StructType([StructField("seq", LongType())])
-    reader: Any = JetStreamStreamReader({**matching, "startingOffsets": "earliest"}, schema)
+    reader: Any = JetStreamDataSource({**matching, "startingOffsets": "earliest"}).streamReader(schema)
     with closing(_Stopping(reader)):
         start, end = reader.initialOffset(), reader.latestOffset()
         assert [partition.task.last for partition in reader.partitions(start, end)] == [3]

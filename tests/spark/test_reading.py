@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from spark_streams import METHODS, make_stream, open_stream, publish, publish_numbers, read_all
+from spark_streams import METHODS, make_stream, publish, publish_numbers, read_all
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from testbed import seams
-from testbed.spark_face import JetStreamDataSource, NatsSocket
+from testbed.spark_face import JetStreamDataSource, NatsSocket, open_stream
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer

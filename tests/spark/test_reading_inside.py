@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from spark_streams import ALL, METHODS, make_stream, publish
 
-from testbed.spark_face import plan_ranges, read_options
+from airflow_provider_jetstream.spark.source.options import read_options
+from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 
 if TYPE_CHECKING:
     from testbed.spark_face import SourceStream

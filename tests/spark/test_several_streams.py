@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from queries import places
-from spark_streams import make_stream, open_stream, publish_numbers, purge
+from spark_streams import make_stream, publish_numbers, purge
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
@@ -17,6 +17,7 @@ from airflow_provider_jetstream.spark.source.batch_reader import (
     take_snapshots,
 )
 from airflow_provider_jetstream.spark.source.options import source_options
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer

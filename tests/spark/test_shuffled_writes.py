@@ -9,7 +9,9 @@ import pytest
 from failing_source import FailingDataSource
 from pyspark.sql import functions as f
 from shuffled_rows import in_any_order
-from spark_streams import make_stream, open_stream, publish_numbers, read_all
+from spark_streams import make_stream, publish_numbers, read_all
+
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

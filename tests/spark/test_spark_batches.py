@@ -9,7 +9,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, StructType
-from spark_streams import delete, make_stream, open_stream, publish, publish_numbers
+from spark_streams import delete, make_stream, publish, publish_numbers
+
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

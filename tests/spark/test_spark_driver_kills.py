@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 from driver_processes import driver_process, read_message
 from process_killer import kill_driver
-from spark_streams import make_stream, open_stream, publish_numbers, read_all
+from spark_streams import make_stream, publish_numbers, read_all
+
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

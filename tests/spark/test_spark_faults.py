@@ -11,7 +11,9 @@ import pytest
 from driver_processes import driver_process, read_message, resume
 from process_killer import kill_executor, kill_worker
 from pyspark.sql import functions as f
-from spark_streams import make_stream, open_stream, publish, read_all
+from spark_streams import make_stream, publish, read_all
+
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     import subprocess

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_streams import open_stream, publish
+from spark_streams import publish
+
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

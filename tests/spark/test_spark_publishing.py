@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from spark_streams import make_stream, open_stream, read_all
+from spark_streams import make_stream, read_all
 
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from testbed import seams
 from testbed.nats_server import NatsServer
-from testbed.spark_face import Publisher, RowEncoder, write_options
+from testbed.spark_face import RowWriter, open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,23 +29,12 @@ _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers
 
 def _write(
     stream_options: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0", together: int = 500
-) -> Publisher:
-    options = write_options(stream_options, "write")
-    encoder = RowEncoder(
-        options.stream,
-        options.subject,
-        identity,
-        null_is_empty=options.null_is_empty,
-        drop_nats_headers=options.drop_nats_headers,
-    )
-    publisher = Publisher(stream_options, options, "partition 0")
-    try:
+) -> RowWriter:
+    with RowWriter(stream_options, identity) as writer:
         for start in range(0, len(rows), together):
-            publisher.send(encoder.encode(pa.RecordBatch.from_pylist(list(rows[start : start + together]), _SCHEMA)))
-        publisher.wait_for_all()
-    finally:
-        publisher.close()
-    return publisher
+            writer.send(pa.RecordBatch.from_pylist(list(rows[start : start + together]), _SCHEMA))
+        writer.wait_for_all()
+    return writer
 
 
 def test_a_copy_leaves_out_what_the_server_gave_a_meaning(stream_options: dict[str, str], stream: SourceStream) -> None:
@@ -208,13 +197,12 @@ def test_rows_are_named_when_the_server_stays_away(
     stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1", "ackTimeout": "1"}
     with open_stream(stream_options) as stream:
         make_stream(stream)
-    options = write_options(stream_options, "write")
-    publisher = Publisher(stream_options, options, "partition 3")
+    writer = RowWriter(stream_options, "w:3", "partition 3")
     rows = [{"value": b"x", "subject": f"{name}.a"} for _ in range(10)]
     own_nats.kill()
-    publisher.send(RowEncoder(name, None, "w:3").encode(pa.RecordBatch.from_pylist(rows, _SCHEMA)))
+    writer.send(pa.RecordBatch.from_pylist(rows, _SCHEMA))
     with pytest.raises(RowsNotStoredError, match=r"(?s)10 rows of partition 3.*rows 0-9: no acknowledgement") as caught:
-        publisher.wait_for_all()
+        writer.wait_for_all()
     assert "no NATS server reached" in str(caught.value)
 
 

@@ -10,14 +10,14 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
-from spark_streams import make_stream, open_stream, publish_numbers
+from spark_streams import make_stream, publish_numbers
 
 from airflow_provider_jetstream.spark import register
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
 from testbed.authentication import make_pair, operator_mode
 from testbed.nats_server import NatsServer
 from testbed.planted_secrets import places_of_secrets, planted, planted_seed_bytes
-from testbed.spark_face import JetStreamDataSource
+from testbed.spark_face import JetStreamDataSource, open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

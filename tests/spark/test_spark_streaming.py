@@ -3,7 +3,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as f
-from spark_streams import delete, make_stream, open_stream, publish_numbers, read_all
+from spark_streams import delete, make_stream, publish_numbers, read_all
+
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

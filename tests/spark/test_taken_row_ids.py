@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, LongType, StringType, StructField, StructType
-from spark_streams import delete, make_stream, open_stream, publish, publish_numbers, purge, read_all
+from spark_streams import delete, make_stream, publish, publish_numbers, purge, read_all
 
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from testbed.nats_server import NatsServer
-from testbed.spark_face import JetStreamDataSource
+from testbed.spark_face import JetStreamDataSource, open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 from driver_processes import driver_process, read_message
 from shuffled_rows import HOSTS
-from spark_streams import make_stream, open_stream, read_all
+from spark_streams import make_stream, read_all
 from two_hosts_driver import ROWS
 
 from testbed.spark_cluster import SparkCluster
+from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer

@@ -22,6 +22,8 @@ _PACKAGE = "airflow_provider_jetstream"
 _TESTS = Path(__file__).parents[1]
 # The least share of lines on faces.
 _FLOOR = 0.85
+# What tests need of the inside; each of its names is one that a rebuilt room has to keep.
+_FACADE, _MOST_NAMES = ("face", "page", "spark_face"), 35
 # Faces that export their names lazily: all others of the rooms below them are inner.
 _LAZY = ("jetstream", "worker", "spark")
 _MODULES = {
@@ -126,3 +128,28 @@ def test_tests_hold_on_to_faces() -> None:
     listed = "\n".join(text for _, text in sorted(behind, reverse=True))
     print(f"{share:.1%} of {everything} lines hold on to faces; {len(behind)} files don't:\n{listed}")
     assert share >= _FLOOR, f"{share:.1%} of the lines hold on to faces, expected {_FLOOR:.0%}; these don't:\n{listed}"
+
+
+def _testbed_imports(source: str) -> set[str]:
+    """Return what a file imports of modules of testbed, as ``testbed.module.name``."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    modules = [node for node in found if (node.module or "").startswith("testbed")]
+    return {f"{node.module}.{alias.name}" for node in modules for alias in node.names}
+
+
+def _all(source: str) -> list[str]:
+    """Return the value of ``__all__``."""
+    assigned = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    (value,) = [node.value for node in assigned if getattr(node.targets[0], "id", "") == "__all__"]
+    return list(ast.literal_eval(value))
+
+
+def test_the_facade_has_few_names_and_no_other_module_of_testbed_hands_on_inner_names() -> None:
+    testbed = {file.stem: file.read_text() for file in (_TESTS.parent / "testbed").glob("*.py")}
+    used = {name for file in _TESTS.glob("**/*.py") for name in _testbed_imports(file.read_text())}
+    names = {f"testbed.{module}.{name}" for module in _FACADE for name in _all(testbed[module])}
+    assert len(names) <= _MOST_NAMES, sorted(names)
+    assert sorted(names - used) == [], "no test uses these"
+    for module in testbed.keys() - {*_FACADE}:
+        inner = {f"testbed.{module}.{name.name}" for name in _used(testbed[module]) if not _is_face(name)}
+        assert sorted(inner & used) == []

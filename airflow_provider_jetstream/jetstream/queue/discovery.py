@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.stream_api import (
@@ -52,36 +51,6 @@ _CONSUMER_FIELDS = (
     *("description", "filter_subjects", "filter_subject", "max_deliver", "ack_wait", "backoff"),
     *("max_ack_pending", "sample_freq", "priority_groups", "priority_policy", "inactive_threshold", "mem_storage"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterQueueInfo:
-    """A stream that captures dead-letter advisories, or is marked as a dead letter queue.
-
-    :param queues: the work queues whose advisories it captures; :data:`ANY_QUEUE` for any
-    :param marked: whether its metadata marks it as a dead letter queue
-    :param messages: how many messages it stores
-    """
-
-    name: str
-    queues: tuple[str, ...]
-    marked: bool
-    messages: int
-
-
-async def find_dead_letter_queues(connection: Connection) -> list[DeadLetterQueueInfo]:
-    """List by name the streams that are marked as dead letter queues or capture dead-letter advisories.
-
-    :raises ApiError: the server refused the request
-    """
-    infos: list[DeadLetterQueueInfo] = []
-    for info in await list_streams(connection):
-        marked = has_dead_letter_mark(info["config"])
-        queues = captured_queues(info["config"])
-        if marked or queues:
-            name, messages = info["config"]["name"], info["state"]["messages"]
-            infos.append(DeadLetterQueueInfo(name, tuple(sorted(queues)), marked, messages))
-    return sorted(infos, key=lambda info: info.name)
 
 
 def is_bucket(config: Mapping[str, Any]) -> bool:

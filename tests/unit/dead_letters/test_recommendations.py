@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import DeadLetter, Death, Origin, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.cause_group import CauseGroup, CauseGroups
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.recent_completions import RecentCompletions
 from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
     Action,
@@ -17,7 +18,6 @@ from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
     ConsumerActivity,
     recommend,
 )
-from testbed.face import BodySource
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -12,8 +12,9 @@ from airflow_provider_jetstream.jetstream import (
     Death,
     Reason,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
-from testbed.face import BodySource, Summary
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -57,3 +58,27 @@ def test_one_group_has_to_reach_the_threshold(
     for sequence, age, subject in ((1, 5, "a"), (2, 10, "a"), (3, 90, "b")):
         summary.add(letter(sequence, age, subject))
     assert summary.reached(count, timedelta(seconds=seconds)) is reached
+
+
+def test_sequences_are_reported_as_ranges_with_the_number_left_out() -> None:
+    summary = Summary(NOW, ())
+    for sequence in (1, 2, 3, 7, 9, 10):
+        summary.add(letter(sequence))
+    as_json = summary.as_json()
+    assert (as_json["dead"], as_json["sequences"], as_json["ranges_left_out"]) == (6, [[1, 3], [7, 7], [9, 10]], 0)
+    many = Summary(NOW, ())
+    for number in range(1_003):
+        many.add(letter(number * 3 + 1))
+        many.add(letter(number * 3 + 2))
+    as_json = many.as_json()
+    assert (as_json["dead"], len(as_json["sequences"]), as_json["ranges_left_out"]) == (2_006, 1_000, 3)
+    assert as_json["sequences"][-1] == [2_998, 2_999]
+
+
+def test_an_empty_summary_reaches_no_threshold_and_ages_are_never_negative() -> None:
+    assert not Summary(NOW, ()).reached(1)
+    assert Summary(NOW, ()).as_json()["oldest_age_seconds"] is None
+    ahead = Summary(NOW, ())
+    ahead.add(letter(1, -3))
+    assert ahead.reached(1)
+    assert ahead.as_json()["oldest_age_seconds"] == 0

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.option_values import Bound
-from airflow_provider_jetstream.spark.source.options import option_names, source_options
+from airflow_provider_jetstream.spark.source.options import option_names, read_options, source_options, write_options
+from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
-from testbed.spark_face import plan_ranges, read_options, write_options
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.options import Purpose
@@ -227,3 +228,33 @@ def test_ranges_follow_each_other(stream_options: dict[str, str], count: int) ->
     ranges = plan_ranges(1, 100, read_options({**_STREAM, **stream_options}, "read"), _INFO, "api", ())
     assert len(ranges) == count
     assert [sequence for task in ranges for sequence in range(task.first, task.last + 1)] == list(range(1, 101))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bucket": "a.b"}, "bucket: expected a bucket's name"),
+        ({"bucket": "a", "stream": "b"}, "expected stream or bucket, found both"),
+        (
+            {"stream": "a", "latestPerSubject": "true", "startingOffsets": "7"},
+            "expected no startingOffsets with latest",
+        ),
+    ],
+)
+def test_options_of_buckets_are_checked(options: dict[str, str], message: str) -> None:
+    with pytest.raises(SparkOptionError, match=message):
+        read_options(options, "read")
+
+
+def test_the_stream_must_be_named() -> None:
+    with pytest.raises(SparkOptionError, match="expected the option stream, found none"):
+        read_options({"servers": "host"}, "read")
+    with pytest.raises(SparkOptionError, match="found no options: Spark passes"):
+        read_options({}, "read")
+
+
+def test_a_domain_holds_for_a_named_connection_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_ORDERS_URL", "host")
+    monkeypatch.setenv("NATS_ORDERS_JS_DOMAIN", "leaf")
+    assert socket_settings({**_STREAM, "connection": "orders"}).jetstream_api == "$JS.leaf.API"
+    assert socket_settings({**_STREAM, "connection": "orders", "apiPrefix": "hub.api"}).jetstream_api == "hub.api"
