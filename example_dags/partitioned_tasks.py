@@ -9,8 +9,8 @@ partition::
     for number in 0 1 2; do TASKS_RESULTS=/tmp/tasks jetstream-worker run --queue example_dags/queues/tasks.yaml \
         --consumer worker-$number --concurrency 10 --handler example_workers.tasks:process & done
 
-``provision`` changes the one consumer into three while workers run and tasks are stored. Tasks that were published
-without a partition stay with ``worker``; each task is done once. Killed in the middle, it goes on when it runs again.
+``provision`` waits until the workers of the one consumer have done the tasks that are stored, then makes three of it;
+each task is done once. Killed in the middle, it goes on when it runs again.
 
 A worker without this package is in ``tests/documents/foreign_tasks.py``: it fetches ten tasks at a time, acknowledges
 those that it has done and asks for the others again.
@@ -50,7 +50,7 @@ with DAG(
     params={"tasks": Param(30, type="integer", minimum=1, description="tasks of all types together")},
     doc_md=__doc__,
 ) as dag:
-    provision = JetStreamProvisionOperator(task_id="provision", work_queue=QUEUE, migrate=True)
+    provision = JetStreamProvisionOperator(task_id="provision", work_queue=QUEUE, drain=True)
 
     publish = JetStreamPublishOperator(
         task_id="publish",

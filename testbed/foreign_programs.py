@@ -4,6 +4,7 @@ The programs of the source documents are in ``tests/documents/foreign_….py``. 
 and ``NATS_PASSWORD`` in its environment, and appends what it has done to the file of ``FOREIGN_LEDGER``.
 """
 
+import asyncio
 import base64
 import json
 import os
@@ -93,7 +94,9 @@ async def pull(client: Client, stream: str, consumer: str, *, batch: int, expire
                 message = await subscription.next_msg(timeout=expires + 2)
             except NatsTimeoutError:
                 return
-            if status_of(message):
+            if status := status_of(message):
+                # Without the consumer the server answers at once.
+                await asyncio.sleep(0.1 if status == "503" else 0)
                 return
             yield message
     finally:

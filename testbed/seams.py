@@ -41,9 +41,9 @@ DUE_JOBS_MOVED_WITHIN: Final = "airflow_provider_jetstream.jetstream.publishing.
 
 _PROVISIONING: Final = "airflow_provider_jetstream.jetstream.provisioning"
 APPLY_PLAN: Final = f"{_PROVISIONING}.apply.plan"
-CONSUMER_PLAN_LIST_CONSUMERS: Final = f"{_PROVISIONING}.consumer_plan.list_consumers"
-MIGRATION_PAUSED_SECONDS: Final = f"{_PROVISIONING}.migration._PAUSED_SECONDS"
-MIGRATION_STALLED_SECONDS: Final = f"{_PROVISIONING}.migration._STALLED_SECONDS"
+CONSUMER_STEPS_LIST_CONSUMERS: Final = f"{_PROVISIONING}.consumer_steps.list_consumers"
+DRAIN_STALLED_SECONDS: Final = f"{_PROVISIONING}.drain._STALLED_SECONDS"
+DRAIN_ADDED_SECONDS: Final = f"{_PROVISIONING}.drain._ADDED_SECONDS"
 
 _PUBLISHING: Final = "airflow_provider_jetstream.jetstream.publishing"
 MANIFEST: Final = f"{_PUBLISHING}.manifest"

@@ -58,7 +58,10 @@ def add_queue_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
         action.set_defaults(run=run)
         add_queue_argument(action, only_file=True)
         action.add_argument(
-            "--migrate", action="store_true", help="let consumers hand jobs over to others, and remove undeclared ones"
+            "--drain",
+            action="store_true",
+            help="let a change of filters wait until the jobs that would get another consumer are done, park those that"
+            " are dead, and remove undeclared consumers that are in the way",
         )
         action.add_argument(
             "--park-dead",
@@ -239,7 +242,7 @@ async def _plan(options: argparse.Namespace, out: Output) -> ExitCode:
 
     queue = load_file(options.queue)
     async with opened(options, out) as connection:
-        steps = await plan(connection, queue, migrate=options.migrate, park_dead=options.park_dead)
+        steps = await plan(connection, queue, drain=options.drain, park_dead=options.park_dead)
     _print_plan(queue.name, steps, out, applied=False)
     return ExitCode.FINDINGS if steps.changes or steps.blocked else ExitCode.DONE
 
@@ -249,7 +252,7 @@ async def _apply(options: argparse.Namespace, out: Output) -> ExitCode:
 
     queue = load_file(options.queue)
     async with opened(options, out) as connection:
-        steps = await provision(connection, queue, migrate=options.migrate, park_dead=options.park_dead)
+        steps = await provision(connection, queue, drain=options.drain, park_dead=options.park_dead)
     _print_plan(queue.name, steps, out, applied=True)
     return ExitCode.DONE
 
@@ -263,13 +266,14 @@ def _print_plan(queue: str, plan: Plan, out: Output, *, applied: bool) -> None:
                 "action": step.action,
                 "differences": [str(difference) for difference in step.differences],
                 "blocked": list(step.blocked),
-                "migration": str(step.migration) if step.migration else None,
+                "drain": str(step.drain) if step.drain else None,
                 "parking": str(step.parking) if step.parking else None,
                 "notes": list(step.notes),
             }
             for step in plan.steps
         ]
-        out.document({"queue": queue, "applied": applied, "changes": len(plan.changes), "steps": steps})
+        counts = {"changes": len(plan.changes), "parked": list(plan.parked)}
+        out.document({"queue": queue, "applied": applied, **counts, "steps": steps})
         return
     out.text(str(plan))
     if not plan.changes:

@@ -89,28 +89,30 @@ class JetStreamHook(ConnectedHook):
         return {name.replace("-", "_"): value for name, value in FIELD_BEHAVIOUR.items()}
 
     @blocking
-    def plan(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Operation[Plan]:
+    def plan(self, queue: QueueSource, *, drain: bool = False, park_dead: bool = False) -> Operation[Plan]:
         """Plan what :meth:`provision` would do; change nothing.
 
-        :param migrate: whether consumers may hand jobs over to others
+        :param drain: whether a change of filters waits until the jobs that would get another consumer are done, and
+            parks those that are dead
         :param park_dead: whether dead letters that a new consumer would run again are parked first
         :return: the steps, those that the server would refuse included
         :raises ServerTooOldError: the declaration needs a feature that the server lacks
         """
-        return call(plan, load_queue(queue), **_provisioning_flags(migrate, park_dead))
+        return call(plan, load_queue(queue), **_provisioning_flags(drain, park_dead))
 
     aplan = awaitable(plan)
 
     @blocking
-    def provision(self, queue: QueueSource, *, migrate: bool = False, park_dead: bool = False) -> Operation[Plan]:
+    def provision(self, queue: QueueSource, *, drain: bool = False, park_dead: bool = False) -> Operation[Plan]:
         """Create or update a queue's streams and consumers.
 
-        :param migrate: whether consumers may hand jobs over to others
+        :param drain: whether a change of filters waits until the jobs that would get another consumer are done, and
+            parks those that are dead
         :param park_dead: whether dead letters that a new consumer would run again are parked first
         :return: the steps that were applied
         :raises DriftError: what exists differs in a way that no update can change
         """
-        return call(provision, load_queue(queue), **_provisioning_flags(migrate, park_dead))
+        return call(provision, load_queue(queue), **_provisioning_flags(drain, park_dead))
 
     aprovision = awaitable(provision)
 
@@ -366,8 +368,8 @@ class JetStreamHook(ConnectedHook):
     apreview_redrive = awaitable(preview_redrive)
 
 
-def _provisioning_flags(migrate: bool, park_dead: bool) -> dict[str, bool]:  # noqa: FBT001
-    return {"migrate": flag("migrate", migrate), "park_dead": flag("park_dead", park_dead)}
+def _provisioning_flags(drain: bool, park_dead: bool) -> dict[str, bool]:  # noqa: FBT001
+    return {"drain": flag("drain", drain), "park_dead": flag("park_dead", park_dead)}
 
 
 def _optional_queue(queue: QueueSource | None) -> WorkQueue | None:

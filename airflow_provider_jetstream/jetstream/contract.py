@@ -21,8 +21,8 @@ NO_CONSUMER = "_"
 DEAD_LETTER_MARK = "dead_letter_queue"
 # In the metadata of a consumer: the number of partitions.
 PARTITIONS = "partitions"
-# In the metadata of a consumer that hands jobs over to others: the max_ack_pending that it has otherwise.
-MIGRATION = "migration"
+# In the metadata of a consumer whose filters change: the filters that it gave up, until others may get them.
+DRAINED = "drained"
 
 MSG_ID = "Nats-Msg-Id"
 # The server stores a message with it, without a body, where the last one of a subject has expired (ADR-43).
@@ -185,7 +185,7 @@ def ordered_key_subject(queue: str, order_key: str, key: str) -> str:
 
 
 def handed_over_subject(queue: str, consumer: str) -> str:
-    """Return the filter of a consumer that has handed all its jobs over and is about to be removed.
+    """Return the filter of a consumer that has no jobs left and is about to be removed.
 
     No stream captures it.
     """

@@ -32,9 +32,9 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
     :param dry_run: plan what would be done, and change nothing
-    :param migrate: whether consumers may hand stored jobs over to others, such as one consumer to its partitions. An
-        undeclared consumer that has nothing left is removed then. The task waits until none of the jobs is in flight;
-        a try that was interrupted is continued by the next one
+    :param drain: whether a change of filters, such as from one consumer to its partitions, waits until the jobs that
+        would get another consumer are done, and parks those that are dead. An undeclared consumer that is in the way
+        is removed then. A try that was interrupted is continued by the next one
     :param park_dead: whether dead letters that a new consumer would run again, since theirs is gone, are parked first;
         otherwise the consumer isn't created
     :param nats_conn_id: the Airflow connection
@@ -52,7 +52,7 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
         *,
         work_queue: QueueSource,
         dry_run: bool = False,
-        migrate: bool = False,
+        drain: bool = False,
         park_dead: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
@@ -60,11 +60,11 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
         super().__init__(**kwargs)
         declared_queue(work_queue, self)
         check_text(nats_conn_id=nats_conn_id)
-        check_flags(dry_run=dry_run, migrate=migrate, park_dead=park_dead)
+        check_flags(dry_run=dry_run, drain=drain, park_dead=park_dead)
         self.work_queue = work_queue
         # Not named dry_run: every operator has a method of that name.
         self.only_plan = dry_run
-        self.migrate = migrate
+        self.drain = drain
         self.park_dead = park_dead
         self.nats_conn_id = nats_conn_id
 
@@ -78,10 +78,10 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
             self._log_warnings(queue, queue.warnings())
             hook = JetStreamHook(self.nats_conn_id)
             if self.only_plan:
-                return self._log_plan(hook.plan(queue, migrate=self.migrate, park_dead=self.park_dead))
-            plan = hook.provision(queue, migrate=self.migrate, park_dead=self.park_dead)
-        for step in plan.steps:
-            self.log.info("%s", step)
+                return self._log_plan(hook.plan(queue, drain=self.drain, park_dead=self.park_dead))
+            plan = hook.provision(queue, drain=self.drain, park_dead=self.park_dead)
+        for line in (*plan.steps, *plan.parked):
+            self.log.info("%s", line)
         try:
             self._log_warnings(queue, hook.blocking(running_warnings, queue))
         except JetStreamProviderError as error:
@@ -102,7 +102,7 @@ class JetStreamProvisionOperator(NamedMissingValues, BaseOperator):
                 "kind": step.kind,
                 "name": step.name,
                 "differences": [str(difference) for difference in step.differences],
-                "migration": str(step.migration) if step.migration else None,
+                "drain": str(step.drain) if step.drain else None,
                 "parking": str(step.parking) if step.parking else None,
                 "notes": list(step.notes),
                 "blocked": list(step.blocked),

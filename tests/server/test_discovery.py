@@ -398,7 +398,7 @@ async def test_the_queues_of_the_documents_are_adopted_as_they_are_by_their_yaml
 async def test_a_consumer_made_with_a_durable_name_only_is_adopted_as_it_is(
     documents: NatsPyConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list_consumers = seams.current(seams.CONSUMER_PLAN_LIST_CONSUMERS)
+    list_consumers = seams.current(seams.CONSUMER_STEPS_LIST_CONSUMERS)
 
     async def as_of_an_older_server(connection: NatsPyConnection, stream: str) -> Any:
         """Leave out the name, as nats-server 2.10 and 2.11 do."""
@@ -408,7 +408,7 @@ async def test_a_consumer_made_with_a_durable_name_only_is_adopted_as_it_is(
         return infos
 
     queue = await discover_queue(documents, "IMAGES")
-    monkeypatch.setattr(seams.CONSUMER_PLAN_LIST_CONSUMERS, as_of_an_older_server)
+    monkeypatch.setattr(seams.CONSUMER_STEPS_LIST_CONSUMERS, as_of_an_older_server)
     assert (await plan(documents, queue)).changes == ()
 
 

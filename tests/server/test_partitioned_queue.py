@@ -118,8 +118,9 @@ async def test_the_number_of_partitions_changes_only_while_no_job_is_stored(
         await provision(connection, resized)
     assert (
         f"worker would go from 4 to {number} partitions while 3 jobs are stored in them, and the later jobs of a key"
-        " would have another consumer than those; stop publishing, let workers finish, redrive or park its dead"
-        " letters, then provision again; or declare a consumer of another name on other subjects"
+        " would have another consumer than those; stop publishing, let workers finish and redrive or park its dead"
+        " letters, then provision again; or provision with drain=True (apply --drain), which waits for that and parks"
+        " what is dead; or declare a consumer of another name on other subjects"
     ) in str(caught.value)
     lost = (
         f"keep consumer {name}/worker-3\n    not possible: worker is declared with 2 partitions, and 2 jobs are stored"

@@ -375,7 +375,11 @@ async def test_a_filter_is_not_dropped_while_jobs_are_stored_that_only_it_matche
         await provision(connection, _alone(name))
     assert (await _consumer_config(connection, name, "w"))["filter_subjects"] == [f"{name}.a", f"{name}.b"]
     other = _other(name)
-    await provision(connection, _alone(name, consumers=[_consumer(name), other]), migrate=True)
+    draining = asyncio.create_task(provision(connection, _alone(name, consumers=[_consumer(name), other]), drain=True))
+    (job,) = await pull_jobs(connection, both, 1, consumer="w")
+    await job.ack_sync()
+    await draining
+    await _jobs(connection, f"{name}.b")
     assert await _pending(connection, name, "x") == 1
 
 

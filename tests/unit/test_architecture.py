@@ -43,6 +43,8 @@ _DEEP = {
     "jetstream.publishing.preparation": 660,
     # What a schedule may be, what is stored of it, and what becomes of it.
     "jetstream.publishing.schedules": 400,
+    # Which stored jobs a change of filters concerns, and in which order the server takes it: one decision.
+    "jetstream.provisioning.consumer_steps": 430,
     # Cursor, manifest and handle of one publication, and what retry, clear and re-created run mean for them.
     "jetstream.publication": 720,
     # Each operation twice, blocking and awaited, with what it takes.

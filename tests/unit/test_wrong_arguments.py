@@ -408,7 +408,7 @@ OTHERS = [
     Row(call, {name: value}, found)
     for call, name, value, found in (
         (PROVISION, "dry_run", "false", "found 'false'"),
-        (PROVISION, "migrate", 1, "found 1"),
+        (PROVISION, "drain", 1, "found 1"),
         (CANCEL, "job_ids", {"a": 1}, "found {'a': 1}"),
         (CANCEL, "job_ids", [1.5], "found 1.5"),
         (CANCEL, "job_ids", [True], "found True"),
@@ -543,7 +543,7 @@ HOOKS = [
         (HOOK.cancel, {"queue": QUEUE, "job_id": ["a"]}, "found ['a']"),
         (HOOK.cancel, {"queue": QUEUE, "job_id": "a", "why": 7}, "found 7"),
         (HOOK.plan, {"queue": "nowhere.yaml"}, "nowhere.yaml"),
-        (HOOK.plan, {"queue": QUEUE, "migrate": "no"}, "found 'no'"),
+        (HOOK.plan, {"queue": QUEUE, "drain": "no"}, "found 'no'"),
         (HOOK.provision, {"queue": None}, "found None"),
         (HOOK.provision, {"queue": {"name": "q"}}, "stream q has no subjects"),
         (HOOK.check_drained, {"queue": QUEUE, "consumers": 7}, "found 7"),

@@ -18,20 +18,18 @@ from airflow_provider_jetstream.jetstream.errors import (
     ServerTooOldError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.provisioning.absent_consumers import park_first, with_dead_letters
 from airflow_provider_jetstream.jetstream.provisioning.companion_owner import owner_blockers
-from airflow_provider_jetstream.jetstream.provisioning.consumer_plan import (
+from airflow_provider_jetstream.jetstream.provisioning.consumer_steps import (
+    MULTIPLE_UNFILTERED,
+    NOT_UNIQUE,
     dead_letter_consumer_steps,
     existing_consumers,
     mover_steps,
     work_queue_consumer_steps,
 )
-from airflow_provider_jetstream.jetstream.provisioning.migration import migrate, update_consumer
-from airflow_provider_jetstream.jetstream.provisioning.plan import (
-    Plan,
-    Step,
-    stream_step,
-)
+from airflow_provider_jetstream.jetstream.provisioning.drain import Draining, update_consumer
+from airflow_provider_jetstream.jetstream.provisioning.parking import park, with_dead_letters
+from airflow_provider_jetstream.jetstream.provisioning.plan import Plan, Step, stream_step
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import maintain_manifests
 from airflow_provider_jetstream.jetstream.queue.declared_config import (
@@ -53,7 +51,7 @@ from airflow_provider_jetstream.jetstream.queue.undeclared_changes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
@@ -64,8 +62,8 @@ __all__ = ["Difference", "Plan", "Step", "apply", "plan", "provision"]
 _STREAM_EXISTS, _STREAM_MISSING = 10058, 10059
 
 # What the server says where another process has made the same change in another way since the plan was made: a stream
-# exists otherwise or is missing, a consumer exists otherwise or doesn't exist.
-_CHANGED_MEANWHILE = (_STREAM_EXISTS, _STREAM_MISSING, 10148, 10149)
+# exists otherwise or is missing, a consumer exists otherwise or doesn't exist, or another one has its subjects.
+_CHANGED_MEANWHILE = (_STREAM_EXISTS, _STREAM_MISSING, 10148, 10149, MULTIPLE_UNFILTERED, NOT_UNIQUE)
 _ATTEMPTS = 3
 
 # The API level that knows a field: older servers drop it silently, and it would differ for ever.
@@ -77,12 +75,13 @@ _SCHEDULING_SERVER = (2, 12, 0)
 _POLICY_LEVELS = {"overflow": (1, (2, 11, 0)), "pinned_client": (1, (2, 11, 0)), "prioritized": (2, (2, 12, 0))}
 
 
-async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = False, park_dead: bool = False) -> Plan:
+async def plan(connection: Connection, queue: WorkQueue, *, drain: bool = False, park_dead: bool = False) -> Plan:
     """Compare a declaration with the server, and return what :func:`apply` would do; change nothing.
 
     Steps that the server would refuse, or that would lose or repeat jobs, are blocked.
 
-    :param migrate: whether consumers may hand jobs over to others, and undeclared ones without any left be removed
+    :param drain: whether a change of filters waits until the jobs that would get another consumer are done, and parks
+        those that are dead; undeclared consumers that are in the way are removed then
     :param park_dead: whether dead letters that a new consumer would run again, since theirs is gone, are parked first
     :raises ServerTooOldError: the declaration needs a feature that the server lacks
     :raises ApiError: the server refused a request
@@ -108,10 +107,10 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
         config["metadata"] = {**(config.get("metadata") or {}), **marks}
     steps.append(own := _own_step(queue, existing, config, "queue"))
     stored = stored_subjects(own.config)
-    steps += await work_queue_consumer_steps(connection, queue, declared, consumers, stored, migrate=migrate)
+    steps += await work_queue_consumer_steps(connection, queue, declared, consumers, stored, drain=drain)
     steps = await with_refusals(connection, steps)
     if info:
-        steps = await with_dead_letters(connection, queue, steps, park_dead=park_dead)
+        steps = await with_dead_letters(connection, queue, steps, park_dead=park_dead or drain)
     if existing and marks:
         # Last: until the consumers have their filters, the marks are those of before.
         marking = stream_step(own.config, {"name": queue.name, "metadata": marks}, "queue")
@@ -119,56 +118,66 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
     return Plan(tuple(steps))
 
 
-async def apply(connection: Connection, plan: Plan) -> None:
-    """Execute a plan.
+async def apply(connection: Connection, plan: Plan) -> Plan:
+    """Execute a plan, and return it with the dead letters that were parked.
 
     :param plan: the steps, as :func:`plan` gives them
-    :raises DriftError: a step is blocked, and nothing has been changed; or a consumer has dead letters that it can't
-        hand over
+    :raises DriftError: a step is blocked, and nothing has been changed; or a drained consumer has a stored job that
+        isn't known to be dead
     :raises ProvisioningError: the server refused a step; it says which steps are done, and provisioning goes on there
-    :raises TransientError: the connection was lost, jobs stay in flight, or another process has changed the queue since
+    :raises TransientError: the connection was lost, jobs aren't done, or another process has changed the queue since
         the plan was made; provisioning again goes on there too
     """
+    parked: list[str] = []
+    await _apply(connection, plan, parked)
+    return replace(plan, parked=tuple(parked))
+
+
+async def _apply(connection: Connection, plan: Plan, parked: list[str]) -> None:
     if plan.blocked:
         raise DriftError(
             "the server can't be made to match the declaration, so nothing was changed:\n"
             + "\n".join(str(step) for step in plan.blocked)
         )
+    draining: Draining | None = None
     for number, step in enumerate(plan.changes):
         try:
-            await _execute(connection, step)
+            if step.drain and draining is None:
+                draining = Draining(connection, [step for step in plan.changes if step.drain], parked)
+                await draining.begin()
+            await _execute(connection, step, draining, parked)
         except ApiError as error:
             if error.err_code in _CHANGED_MEANWHILE:
                 raise TransientError(
                     f"{step.kind} {step.name} was changed by another process after the plan was made:"
-                    f" {error.description} (error {error.err_code}); {_progress(plan, number)}"
+                    f" {error.description} (error {error.err_code}); {_progress(plan, number, parked)}"
                 ) from error
             raise ProvisioningError(
                 f"the server refused to {step.action} {step.kind} {step.name}: {error.description} (error"
-                f" {error.err_code}); {_progress(plan, number)}"
+                f" {error.err_code}); {_progress(plan, number, parked)}"
             ) from None
         except (DriftError, TransientError) as error:
-            raise type(error)(f"{error}; {_progress(plan, number)}") from error.__cause__
+            raise type(error)(f"{error}; {_progress(plan, number, parked)}") from error.__cause__
 
 
-async def provision(
-    connection: Connection, queue: WorkQueue, *, migrate: bool = False, park_dead: bool = False
-) -> Plan:
+async def provision(connection: Connection, queue: WorkQueue, *, drain: bool = False, park_dead: bool = False) -> Plan:
     """Create and update a queue's streams and consumers, and return the plan that was executed.
 
     What was interrupted is continued by calling it again. Where another process changes the queue meanwhile, the plan
     is made again; of two different declarations the later one to be applied holds.
 
-    :param migrate: whether consumers may hand jobs over to others, and undeclared ones without any left be removed
+    :param drain: whether a change of filters waits until the jobs that would get another consumer are done, and parks
+        those that are dead; undeclared consumers that are in the way are removed then
     :param park_dead: whether dead letters that a new consumer would run again, since theirs is gone, are parked first
     :raises ServerTooOldError: the declaration needs a feature that the server lacks; nothing has been changed
     :raises DriftError: what exists differs in a way that no update can change; nothing has been changed
     :raises ProvisioningError: the server refused a step; the steps before it are done, and provisioning again is safe
     """
+    parked: list[str] = []
     for attempt in range(1, _ATTEMPTS + 1):
-        executed = await plan(connection, queue, migrate=migrate, park_dead=park_dead)
+        executed = await plan(connection, queue, drain=drain, park_dead=park_dead)
         try:
-            await apply(connection, executed)
+            await _apply(connection, executed, parked)
             break
         except TransientError as error:
             if attempt == _ATTEMPTS or not isinstance(error.__cause__, ApiError | DeadLetterGoneError):
@@ -177,7 +186,7 @@ async def provision(
     await maintain_manifests(connection, queue)
     if queue.audit:
         await watch_server(connection, await stream_info(connection, queue.audit.name))
-    return executed
+    return replace(executed, parked=tuple(parked))
 
 
 async def _note_declaration(connection: Connection, queue: WorkQueue, executed: Plan) -> None:
@@ -258,17 +267,19 @@ async def _existing_info(connection: Connection, name: str) -> dict[str, Any] | 
         raise
 
 
-async def _execute(connection: Connection, step: Step) -> None:
+async def _execute(connection: Connection, step: Step, draining: Draining | None, parked: list[str]) -> None:
     if step.parking:
-        await park_first(connection, step.parking)
+        why = f"its consumer was gone, and {step.consumer} would have run it again"
+        parking = step.parking
+        parked.append(await park(connection, parking.queue, parking.sequences, why, step.consumer))
     if step.kind == "stream":
         try:
             await connection.api(f"STREAM.{step.action.upper()}.{step.name}", step.config)
         except ApiError as error:
             if error.err_code != _STREAM_EXISTS or not await _is_as_declared(connection, step):
                 raise
-    elif step.migration:
-        await migrate(connection, step)
+    elif step.drain and draining:
+        await draining.switch(step)
     else:
         await update_consumer(connection, step.name.partition("/")[0], step.config, step.action)
 
@@ -279,9 +290,10 @@ async def _is_as_declared(connection: Connection, step: Step) -> bool:
     return existing is not None and not stream_differences(existing, step.config)
 
 
-def _progress(plan: Plan, number: int) -> str:
+def _progress(plan: Plan, number: int, parked: Sequence[str]) -> str:
     """Return where the execution of a plan stopped."""
+    letters = "".join(f"; {sentence}" for sentence in parked)
     if not number:
-        return "nothing was changed before that"
+        return f"nothing was changed before that{letters}"
     done, last = f"{number} of {len(plan.changes)} steps", plan.changes[number - 1]
-    return f"{done} are done, {last.action} {last.kind} {last.name} the last; provision again to go on"
+    return f"{done} are done, {last.action} {last.kind} {last.name} the last; provision again to go on{letters}"

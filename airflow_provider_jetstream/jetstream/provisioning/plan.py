@@ -30,26 +30,23 @@ _FIXED_CONSUMER_FIELDS = config_fields("consumer", change="fixed").keys()
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
-    """What a consumer passes on to others before it is changed or removed.
+class Drain:
+    """What is awaited before a consumer's filters change: that nothing of it is pending or in flight.
 
-    :param receivers: the names of the others
-    :param filters: the filters that they get
-    :param others: all subjects that aren't the consumer's own any more
-    :param divided: the filters of an undeclared consumer, which keeps the stored jobs that nobody else takes
-    :param jobs: how many of its stored jobs are theirs then
+    :param queue: the work queue
+    :param jobs: how many of its jobs are stored that others would get, or nobody
+    :param receivers: the consumers that get its subjects
+    :param filters: the filters whose dead letters are parked then, since another consumer would deliver them
     """
 
+    queue: WorkQueue
+    jobs: int
     receivers: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    divided: tuple[str, ...] = ()
-    jobs: int = 0
 
     def __str__(self) -> str:
-        if not self.receivers:
-            return "ends a migration that was interrupted"
-        return f"hands {job_count(self.jobs)} over to {listed(self.receivers)}, once none is in flight"
+        awaited = f"waits for {job_count(self.jobs)} of it and parks what is dead"
+        return f"{awaited}, then gives its subjects to {listed(self.receivers)}" if self.receivers else awaited
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +54,14 @@ class Parking:
     """The dead letters that are parked before a consumer is created, which would run them again.
 
     :param queue: the work queue
-    :param consumer: the consumer
     :param sequences: the letters' stream sequences, in order
     """
 
     queue: WorkQueue
-    consumer: str
     sequences: tuple[int, ...]
 
     def __str__(self) -> str:
-        count = len(self.sequences)
-        return f"parks {'1 dead letter' if count == 1 else f'{count} dead letters'} first, which it would run again"
+        return f"parks {letter_count(len(self.sequences))} first, which it would run again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +72,7 @@ class Step:
     :param config: the whole configuration to send
     :param differences: what an update changes
     :param blocked: why the server can't make the change, and what to do instead
-    :param migration: what a consumer passes on to others first
+    :param drain: the jobs of a consumer that are awaited first
     :param parking: the dead letters that are parked first
     :param role: what the stream or consumer is to the queue
     """
@@ -89,9 +83,14 @@ class Step:
     config: dict[str, Any]
     differences: tuple[Difference, ...] = ()
     blocked: tuple[str, ...] = ()
-    migration: Migration | None = None
+    drain: Drain | None = None
     parking: Parking | None = None
     role: Kind = "consumer"
+
+    @property
+    def consumer(self) -> str:
+        """The consumer's name; empty for a stream."""
+        return self.name.partition("/")[2]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -102,7 +101,7 @@ class Step:
         return tuple(str(finding) for finding in found if not isinstance(finding, Refusal))
 
     def __str__(self) -> str:
-        before = (*self.differences, *filter(None, (self.migration, self.parking)))
+        before = (*self.differences, *filter(None, (self.drain, self.parking)))
         lines = [*map(str, before), *(f"note: {note}" for note in self.notes)]
         lines += [f"not possible: {reason}" for reason in self.blocked]
         return f"{self.action} {self.kind} {self.name}" + "".join(f"\n    {line}" for line in lines)
@@ -113,14 +112,16 @@ class Plan(TaskReport):
     """The steps that make the server match a declaration, in their order.
 
     :param steps: the streams that capture the events of the queue's jobs come first, so that no end of a job is missed
+    :param parked: a sentence on the dead letters that were parked when it was executed, with what brings them back
     """
 
     steps: tuple[Step, ...]
+    parked: tuple[str, ...] = ()
 
     @property
     def changes(self) -> tuple[Step, ...]:
         """The steps that change something."""
-        return tuple(step for step in self.steps if step.action != "keep")
+        return tuple(step for step in self.steps if step.action != "keep" or step.drain)
 
     @property
     def blocked(self) -> tuple[Step, ...]:
@@ -128,7 +129,7 @@ class Plan(TaskReport):
         return tuple(step for step in self.steps if step.blocked)
 
     def __str__(self) -> str:
-        return "\n".join(str(step) for step in self.steps)
+        return "\n".join([*map(str, self.steps), *self.parked])
 
 
 def stream_step(existing: Mapping[str, Any] | None, declared: dict[str, Any], role: Kind) -> Step:
@@ -157,19 +158,16 @@ def consumer_step(
     stream: str,
     existing: Mapping[str, Any] | None,
     declared: dict[str, Any],
-    resize_blocker: str | None = None,
     stored: Sequence[str] = (),
 ) -> Step:
     """Return the step of a consumer.
 
     :param existing: the server's configuration, if it has the consumer
     :param declared: the declared fields
-    :param resize_blocker: why this number of partitions is impossible now
     :param stored: the subjects that the stream stores; none where its filters aren't compared with them
     """
     name = f"{stream}/{declared['name']}"
-    blocked = [resize_blocker] if resize_blocker else []
-    blocked += outside_filters(stream, declared["name"], filter_subjects(declared), stored)
+    blocked = list(outside_filters(stream, declared["name"], filter_subjects(declared), stored))
     if existing is None:
         return Step("consumer", name, "create", declared, blocked=tuple(blocked))
     differences = consumer_differences(existing, declared)
@@ -188,6 +186,11 @@ def consumer_step(
 def job_count(count: int) -> str:
     """Return a number of jobs as text."""
     return "1 job" if count == 1 else f"{count} jobs"
+
+
+def letter_count(count: int) -> str:
+    """Return a number of dead letters as text."""
+    return "1 dead letter" if count == 1 else f"{count} dead letters"
 
 
 def listed(names: Sequence[str], shown: int = 4) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
 
-# Redrives in place, censuses and migrations pause a consumer for less at a time.
+# Redrives in place and counts under a pause pause a consumer for less at a time.
 _BRIEF_PAUSE = timedelta(minutes=1)
 
 

@@ -97,7 +97,7 @@ def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
             yield Restriction(
                 "briefly-paused-consumer",
                 f"consumer {consumer.name} of {queue} is paused for {consumer.resumes_in.total_seconds():.0f} s more,"
-                " as by a redrive in place, a count under a pause or a migration: which of its"
+                " as by a redrive in place or a count under a pause: which of its"
                 f" {consumer.in_flight} open deliveries were the last ones of their jobs is known once it"
                 " resumes; look again then",
             )

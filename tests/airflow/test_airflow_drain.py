@@ -1,4 +1,4 @@
-"""The provisioning task hands a consumer's jobs over to partitions where its author asks for that."""
+"""The provisioning task waits for a consumer's jobs before it has partitions, where its author asks for that."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import WorkQueue, provision
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
-from testbed.face import consumer_info
+from testbed.foreign_programs import acknowledge, pull
 
 if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
@@ -23,15 +23,15 @@ async def _run(queue: WorkQueue, **fields: Any) -> Any:
     return await asyncio.to_thread(operator.execute, cast("Any", {}))
 
 
-async def test_a_task_migrates_only_where_its_author_asks_for_it(connection: NatsPyConnection, name: str) -> None:
+async def test_a_task_drains_only_where_its_author_asks_for_it(connection: NatsPyConnection, name: str) -> None:
     fields: dict[str, Any] = {"name": name, "subjects": [f"{name}.>"]}
     await provision(connection, WorkQueue(**fields, consumers=[{"name": "worker", "max_deliver": 5}]))
     await connection.client.jetstream().publish(f"{name}.1.email", b"job")
     partitions = {"name": "worker", "filter_subject": f"{name}.{{partition}}.>", "partitions": 2, "max_deliver": 5}
     queue = WorkQueue(**fields, consumers=[partitions])
-    with pytest.raises(AirflowFailException, match="provision with migrate=True to hand 1 job over to them"):
+    with pytest.raises(AirflowFailException, match="provision with drain=True"):
         await _run(queue)
-    planned = await _run(queue, dry_run=True, migrate=True)
+    planned = await _run(queue, dry_run=True, drain=True)
     assert [(step["action"], step["name"]) for step in planned["steps"]] == [
         ("keep", name),
         ("remove", f"{name}/worker"),
@@ -40,7 +40,12 @@ async def test_a_task_migrates_only_where_its_author_asks_for_it(connection: Nat
         # The filters that the consumers have from then on.
         ("update", name),
     ]
-    assert planned["steps"][1]["migration"] == "hands 1 job over to worker-0, worker-1, once none is in flight"
+    assert planned["steps"][1]["drain"] == (
+        "waits for 1 job of it and parks what is dead, then gives its subjects to worker-0, worker-1"
+    )
     assert (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"] == ["worker"]
-    await _run(queue, migrate=True)
-    assert (await consumer_info(connection, name, "worker-1"))["num_pending"] == 1
+    draining = asyncio.create_task(_run(queue, drain=True))
+    async for message in pull(connection.client, name, "worker", batch=1, expires=5):
+        await acknowledge(connection.client, message)
+    await draining
+    assert (await connection.api(f"CONSUMER.NAMES.{name}"))["consumers"] == ["worker-0", "worker-1"]
