@@ -225,7 +225,7 @@ def kill_at_call(
     :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
     :param report: called just before, with ``kind`` and ``subject`` of the call
     """
-    publish, write, calls = connection.client.publish, connection.client.write, 0
+    write, calls = connection.write, 0
 
     def is_last(subject: str) -> bool:
         nonlocal calls
@@ -236,13 +236,8 @@ def kill_at_call(
         report({"kind": call_kind(subject, queue), "subject": subject})
         os.kill(os.getpid(), signal.SIGKILL)
 
-    # The client sends everything through these, its requests too.
-    async def counted_publish(subject: str, *args: Any, **kwargs: Any) -> None:
-        if is_last(subject):
-            kill(subject)
-        await publish(subject, *args, **kwargs)
-
-    def counted_write(frames: bytes, messages: int) -> None:
+    # The connection sends everything through this, its requests too.
+    def counted_write(frames: bytes, messages: int = 1) -> None:
         before = b""
         for subject, message in sent_messages(frames):
             if is_last(subject):
@@ -253,16 +248,13 @@ def kill_at_call(
             before += message
         write(frames, messages)
 
-    connection.client.publish = counted_publish  # type: ignore[method-assign]
-    connection.client.write = counted_write  # type: ignore[method-assign]
+    connection.write = counted_write  # type: ignore[method-assign]
 
 
 def send_now(connection: NatsPyConnection, messages: bytes) -> None:
     """Send what is written, and these messages, at once: what is written later may be lost with the process."""
-    client = connection.client
-    if client._transport is not None:  # noqa: SLF001
-        client._transport.writelines([*client._pending, messages])  # noqa: SLF001
-        client._pending = []  # noqa: SLF001
+    connection.session.write(messages)
+    connection.session.flush()
 
 
 def _send(sock: socket.socket, fields: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream import Connection
 from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS, STATUS, is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values
-from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.wire import SentFrameReader, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
 from testbed.simulated.server import Listener
 
@@ -305,18 +305,7 @@ def _status(headers: bytes) -> list[tuple[str, str]]:
 
 def parsed_frames(frames: bytes) -> list[tuple[str, str, bytes, bytes]]:
     """Parse PUB and HPUB frames into subject, reply, headers and body."""
-    messages, position = [], 0
-    while position < len(frames):
-        end = frames.index(b"\r\n", position)
-        verb, *fields = frames[position:end].split()
-        begin, size = end + 2, int(fields[-1])
-        header_size = int(fields[-2]) if verb == b"HPUB" else 0
-        names = fields[:-2] if verb == b"HPUB" else fields[:-1]
-        reply = names[1].decode("utf-8", "surrogateescape") if len(names) > 1 else ""
-        block, body = frames[begin : begin + header_size], frames[begin + header_size : begin + size]
-        messages.append((names[0].decode("utf-8", "surrogateescape"), reply, block, body))
-        position = begin + size + 2
-    return messages
+    return [(frame.subject, frame.reply, frame.headers, frame.payload) for frame in SentFrameReader().feed(frames)]
 
 
 __all__ = ["NO_RESPONDERS", "SimulatedConnection", "parsed_frames"]

@@ -145,7 +145,7 @@ def test_jobs_and_dead_letters(server: NatsServer, oldest: Path, tmp_path: Path)
     assert {"nats-py==2.14.0", "pydantic==2.11.0", "prometheus-client==0.21.0"} <= installed_packages(oldest)
     jobs = [f"job {number}" for number in range(20)]
     assert run(oldest, _PROGRAM, server.url, tmp_path) == {
-        "transport": "AbortableTransport",
+        "transport": "SessionTransport",
         "completed": 18,
         "dead": 2,
         "letters": ["job 3", "job 13"],

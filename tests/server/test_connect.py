@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_servers import fake_server
-from nats.errors import StaleConnectionError
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import (
@@ -277,7 +276,7 @@ async def test_a_connection_that_is_closed_while_it_is_being_restored_is_closed(
     # Both wait for the end of the same socket.
     for turns in range(4):
         async with connect(connection_settings({"servers": (nats.url,)})) as opened:
-            await opened.client._process_op_err(StaleConnectionError())  # noqa: SLF001
+            await opened.client.force_reconnect()
             for _ in range(turns):
                 await asyncio.sleep(0)
         assert opened.client.is_closed

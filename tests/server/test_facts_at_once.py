@@ -107,7 +107,7 @@ async def test_each_of_them_is_proved_again_after_the_connection_was_lost(
         begun.append(tuple(sequence for sequence, _ in jobs))
         if len(begun) == 2:
             # Both pages are read from the server as it was before.
-            connection.client.stats["reconnects"] += 1
+            connection.session.reconnects += 1
             lost.set()
         results = await read(reader, jobs)
         await lost.wait()

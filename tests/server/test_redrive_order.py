@@ -257,16 +257,9 @@ async def cut_off_redrive(settings: ConnectionSettings, queue: WorkQueue, reques
     """Run a redrive that reaches the server no more after some requests; return whether it was cut off."""
     left = requests
     async with connect(settings.model_copy(update={"timeout": 0.2})) as connection:
-        publish, write = connection.client.publish, connection.client.write
+        write = connection.write
 
-        async def publish_some(*args: Any, **kwargs: Any) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise OSError("cut off")
-            await publish(*args, **kwargs)
-
-        def write_some(frames: bytes, messages: int) -> None:
+        def write_some(frames: bytes, messages: int = 1) -> None:
             nonlocal left
             left -= messages
             sent = [message for _, message in sent_messages(frames)][: messages + min(left, 0)]
@@ -274,8 +267,7 @@ async def cut_off_redrive(settings: ConnectionSettings, queue: WorkQueue, reques
             if left < 0:
                 raise OSError("cut off")
 
-        connection.client.publish = publish_some  # type: ignore[method-assign]
-        connection.client.write = write_some  # type: ignore[method-assign]
+        connection.write = write_some  # type: ignore[method-assign]
         with suppress(JetStreamProviderError, OSError):
             (await redrive_dead_letters(connection, queue, BY_CUSTOMER)).raise_for_failures()
             return left < 0

@@ -510,17 +510,9 @@ async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
 
 async def kill_server_before(server: NatsServer, connection: NatsPyConnection, call: int, redrive_module: Any) -> None:
     """Run a redrive, and kill and restart the server before its n-th call."""
-    publish, write, sent = connection.client.publish, connection.client.write, 0
+    write, sent = connection.write, 0
 
-    async def killing(*args: Any, **kwargs: Any) -> None:
-        nonlocal sent
-        sent += 1
-        if sent == call:
-            server.kill()
-            await asyncio.to_thread(server.restart)
-        await publish(*args, **kwargs)
-
-    def killing_write(frames: bytes, messages: int) -> None:
+    def killing_write(frames: bytes, messages: int = 1) -> None:
         nonlocal sent
         written = list(sent_messages(frames))
         assert len(written) == messages
@@ -531,15 +523,13 @@ async def kill_server_before(server: NatsServer, connection: NatsPyConnection, c
                 server.start()
             write(message, 1)
 
-    connection.client.publish = killing  # type: ignore[method-assign]
-    connection.client.write = killing_write  # type: ignore[method-assign]
+    connection.write = killing_write  # type: ignore[method-assign]
     try:
         await redrive_module
     except TransientError:
         pass
     finally:
-        connection.client.publish = publish  # type: ignore[method-assign]
-        connection.client.write = write  # type: ignore[method-assign]
+        connection.write = write  # type: ignore[method-assign]
     assert sent >= call
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,21 +28,16 @@ if TYPE_CHECKING:
 def published_subjects(connection: NatsPyConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Record the subject of everything that the client publishes until the block ends, requests included."""
     subjects: list[str] = []
-    publish, write = connection.client._send_publish, connection.client.write  # noqa: SLF001
+    write = connection.write
 
-    async def record(subject: str, *args: Any, **kwargs: Any) -> None:
-        subjects.append(subject)
-        await publish(subject, *args, **kwargs)
-
-    def record_written(frames: bytes, messages: int) -> None:
+    def record_written(frames: bytes, messages: int = 1) -> None:
         sent = [subject for subject, _ in sent_messages(frames)]
         assert len(sent) == messages
         subjects.extend(sent)
         write(frames, messages)
 
     with monkeypatch.context() as patch:
-        patch.setattr(connection.client, "_send_publish", record)
-        patch.setattr(connection.client, "write", record_written)
+        patch.setattr(connection, "write", record_written)
         yield subjects
 
 

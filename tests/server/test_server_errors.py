@@ -101,7 +101,7 @@ async def test_a_limit_that_is_lowered_while_a_worker_runs_ends_it(own_nats: Nat
 
 
 async def test_the_refused_subscription_is_named_and_the_others_go_on(own_nats: NatsServer) -> None:
-    own_nats.config = "max_subscriptions: 4\nmax_sub_tokens: 16"
+    own_nats.config = "max_subscriptions: 3\nmax_sub_tokens: 16"
     own_nats.restart()
     refused: list[JetStreamProviderError] = []
     got: list[bytes] = []
@@ -111,7 +111,7 @@ async def test_the_refused_subscription_is_named_and_the_others_go_on(own_nats: 
             got.append(subject)
 
         await connection.api("INFO")
-        # All at once: beside the inboxes of requests the server takes two, and of the others says only that.
+        # All at once: beside the inbox of requests the server takes two, and of the others says only that.
         subscriptions = await asyncio.gather(
             *(connection.subscribe_raw(f"s.{number}", on_message, refused.append) for number in range(5))
         )
@@ -136,7 +136,7 @@ async def test_the_refused_subscription_is_named_and_the_others_go_on(own_nats: 
 
 
 async def test_requests_beyond_the_limit_fail_at_once(own_nats: NatsServer) -> None:
-    own_nats.config = "max_subscriptions: 2"
+    own_nats.config = "max_subscriptions: 1"
     own_nats.restart()
     async with connect(settings_of(own_nats)) as connection:
         await connection.api("INFO")
@@ -302,8 +302,10 @@ async def test_the_limits_of_an_account_are_named(own_nats: NatsServer) -> None:
             with pytest.raises(UnreachableError, match="maximum account active connections exceeded"):
                 await open_it(settings)
     settings = limit(max_subscriptions=1)
-    with pytest.raises(SubscriptionRefusedError, match="maximum subscriptions exceeded"):
-        await asyncio.wait_for(Worker(small_queue("q"), CONSUMER, print, settings).run(), SOON)
+    async with connect(settings) as connection:
+        await connection.api("INFO")
+        with pytest.raises(SubscriptionRefusedError, match="maximum subscriptions exceeded"):
+            await asyncio.wait_for(connection.request_status("$JS.API.INFO", b""), SOON)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ import ast
 import re
 import sys
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import nats
 import pytest
 from source_code import Package, circles, package_of_tests
 
@@ -30,6 +32,10 @@ _MAX_LINES = 350
 _DEEP = {
     # Both directions of one protocol: what is written by one side is parsed for the other.
     "jetstream.client.wire": 600,
+    # One connection, from its first byte to its restoration: each state is a condition of what may be sent.
+    "jetstream.client.session": 760,
+    # The connection, and nats-py's client over it: what either sends passes the same place.
+    "jetstream.client.nats_py": 730,
     "jetstream.dead_letters.account": 500,
     # What is stored of a letter, and the queries of it: each depends on what the other holds.
     "jetstream.dead_letters.table": 700,
@@ -188,6 +194,46 @@ def skins_leave_nats_to_the_core(package: Package) -> list[str]:
     return [module.name for module in package.in_rooms(*_skins(package)) if "nats" in package.distributions(module)]
 
 
+def private_names_of_nats_py() -> set[str]:
+    """Return the private names of nats-py's classes and functions, those of its instances included."""
+    names: set[str] = set()
+    for folder in ("aio", "js", "protocol"):
+        for path in (Path(nats.__file__).parent / folder).rglob("*.py"):
+            names |= _names(ast.parse(path.read_text(encoding="utf-8")))
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def _names(tree: ast.AST, *, own: bool = True) -> set[str]:
+    """Return the names of attributes, functions and keyword arguments, those in texts included (``getattr``).
+
+    :param own: whether those of ``self`` count, as where a class may derive from one of nats-py's
+    """
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self")) if not own:
+                pass
+            case ast.Attribute(attr=name) | ast.keyword(arg=str(name)) | ast.Constant(value=str(name)):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if own:
+                names.add(name)
+    return names
+
+
+def used_private_names_of_nats_py(package: Package) -> dict[str, set[str]]:
+    """Return the private names of nats-py by the module that uses them: it imports nats-py, or uses a client."""
+    private = private_names_of_nats_py()
+    used: dict[str, set[str]] = {}
+    for module in package.modules.values():
+        if "nats" in package.distributions(module) or "client._" in module.source:
+            at_run_time = any(
+                isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "nats"
+                for node in module.tree.body
+            )
+            used[module.name] = _names(module.tree, own=at_run_time) & private
+    return {name: names for name, names in used.items() if names}
+
+
 def modules_beside_the_rooms_are_light(package: Package) -> list[str]:
     light = {*sys.stdlib_module_names, package.root.name}
     modules = [module for module in package.in_rooms("") if module.name not in _AIRFLOW_MODULES]
@@ -308,6 +354,14 @@ def test_worker_spark_and_command_import_the_core_only_and_never_airflow(package
 
 def test_skins_never_import_nats(package: Package) -> None:
     _assert_kept(skins_leave_nats_to_the_core, package)
+
+
+def test_one_module_uses_at_most_ten_private_names_of_nats_py(package: Package) -> None:
+    assert {"_transport", "_pending", "_process_msg", "_ps", "_client"} <= private_names_of_nats_py()
+    used = used_private_names_of_nats_py(package)
+    assert list(used) == ["jetstream.client.nats_py"]
+    # Ten at most, each with a guard and another way without it; see docs/decisions.md.
+    assert used["jetstream.client.nats_py"] == {"_transport"}
 
 
 def test_modules_beside_the_rooms_import_nothing_heavy(package: Package) -> None:

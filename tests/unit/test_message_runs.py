@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.aio.client import Client
 
-from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
-from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
+from airflow_provider_jetstream.jetstream.client.wire import FrameReader, PublishAckForm
 
 Fields = tuple[bytes, bytes, bytes | None, bytes]
 
@@ -23,31 +20,31 @@ _BODIES = st.one_of(
 )
 
 
-class ReceivingClient(Client):
-    """Has a raw subscription with the number 1, whose PubAcks of the stream q are taken in runs."""
+class Receiver:
+    """Has a subscription with the number 1, whose PubAcks of the stream q are taken many at a time."""
 
     def __init__(self, domain: str = "") -> None:
-        super().__init__()
         self.others: list[bytes] = []
         self.received: list[Fields] = []
         self.runs: list[tuple[int, int]] = []
-        self.parser = FrameParser(self)
-        self.parser.raw_callbacks[1] = lambda *fields: self.received.append(fields)
+        self.reader = FrameReader()
         run = PublishAckForm(
             b"i.", "q", domain, lambda indexes, sequences: self.runs.extend(zip(indexes, sequences, strict=True))
         )
         run.bind(1)
-        self.parser.forms[1] = run
+        self.reader.forms[b"1"] = run
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        self.others.append(data)
+    def _receive(self, sid: bytes, subject: bytes, reply: bytes, headers: bytes | None, body: bytes) -> None:
+        if sid == b"1":
+            self.received.append((subject, reply, headers, body))
+        else:
+            self.others.append(body)
 
     def parse(self, *chunks: bytes) -> None:
-        async def parse() -> None:
-            for chunk in chunks:
-                await self.parser.parse(chunk)
-
-        asyncio.run(parse())
+        for chunk in chunks:
+            self.reader.feed(chunk)
+            while self.reader.read(self._receive, lambda *_: None, 64):
+                pass
 
 
 def message(subject: bytes, body: bytes, *, sid: int = 1, size: int | None = None) -> bytes:
@@ -71,7 +68,7 @@ def test_what_is_received_does_not_depend_on_how_it_was_cut(
         else:
             stream += message(b"i.%d" % number, body, sid=sid)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    whole, cut = ReceivingClient(), ReceivingClient()
+    whole, cut = Receiver(), Receiver()
     whole.parse(stream)
     cut.parse(*(stream[start:end] for start, end in pairwise([0, *cuts, len(stream)])))
     # A PubAck that came in two parts is received by the slow path.
@@ -81,18 +78,18 @@ def test_what_is_received_does_not_depend_on_how_it_was_cut(
         client.received = [fields for fields in client.received if fields[3] != b'{"stream":"q","seq":7}' or fields[2]]
     assert (cut.received, sorted(cut.runs), cut.others) == (whole.received, sorted(whole.runs), whole.others)
     assert len(whole.received) + len(whole.runs) + len(whole.others) == len(sent)
-    assert whole.stats["in_msgs"] == len(sent) - len(whole.others)
+    assert whole.reader.messages == len(sent)
 
 
 @pytest.mark.parametrize(
     "text", [b'{"stream":"q","seq":%d}', b'{"stream":"q", "seq": %d}', b'{"stream": "q", "seq":%d}']
 )
 def test_the_pubacks_of_the_stream_are_taken_together(text: bytes) -> None:
-    client = ReceivingClient()
+    client = Receiver()
     client.parse(b"".join(ack(index, 2**60 + index, text) for index in range(1_000)))
     assert client.runs == [(index, 2**60 + index) for index in range(1_000)]
     assert client.received == []
-    assert (client.stats["in_msgs"], client.stats["in_bytes"]) == (1_000, 1_000 * len(text % 2**60))
+    assert (client.reader.messages, client.reader.size) == (1_000, 1_000 * len(text % 2**60))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +107,7 @@ def test_the_pubacks_of_the_stream_are_taken_together(text: bytes) -> None:
     ],
 )
 def test_any_other_answer_is_received_by_itself(answer: bytes) -> None:
-    client = ReceivingClient()
+    client = Receiver()
     client.parse(ack(8, 8) + answer + ack(9, 9))
     (received,) = [body for subject, _, _, body in client.received if subject not in (b"i.8", b"i.9")]
     assert received == answer.partition(b"\r\n")[2][:-2]

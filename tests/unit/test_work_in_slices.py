@@ -8,10 +8,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from nats.aio.client import Client
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
+from airflow_provider_jetstream.jetstream.client.session import ServerLink
+from testbed.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -46,14 +46,23 @@ async def turns_during(working: Coroutine[object, object, object]) -> int:
 
 
 async def test_a_burst_that_the_client_reads_without_a_pause() -> None:
-    parser = FrameParser(Client())
-    parser.raw_callbacks[1] = lambda *_: work()
+    done = asyncio.Event()
+    left = _COUNT
 
-    async def read() -> None:
-        for _ in range(_COUNT):
-            await parser.parse(b"MSG i 1 2\r\nok\r\n")
+    def receive(*_: object) -> None:
+        nonlocal left
+        work()
+        left -= 1
+        if not left:
+            done.set()
 
-    assert await turns_during(read()) >= _COUNT / 2
+    link = ServerLink(receive, lambda *_: None, lambda *_: None, {"in_msgs": 0, "in_bytes": 0})
+    server = await asyncio.start_server(lambda _, writer: writer.write(b"MSG i 1 2\r\nok\r\n" * _COUNT), LOOPBACK, 0)
+    loop, address = asyncio.get_running_loop(), server.sockets[0].getsockname()
+    transport, _ = await loop.create_connection(lambda: link, *address)
+    assert await turns_during(done.wait()) >= _COUNT / 5
+    transport.abort()
+    server.close()
 
 
 async def test_many_calls_that_wait_for_nothing() -> None:

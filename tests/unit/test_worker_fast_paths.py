@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from contextlib import suppress
@@ -15,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.client.frame_parser import FrameParser
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
-from airflow_provider_jetstream.jetstream.client.wire import DeliveryForm, encode_message, encode_requests
+from airflow_provider_jetstream.jetstream.client.wire import DeliveryForm, FrameReader, encode_message, encode_requests
 from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, TRACE_PARENT, end_id
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import (
@@ -34,8 +32,6 @@ from airflow_provider_jetstream.worker.job_run import JobRun
 from airflow_provider_jetstream.worker.pulled_message import PulledMessage
 
 if TYPE_CHECKING:
-    from nats.aio.client import Client
-
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.job_run import RunOwner
 
@@ -142,21 +138,17 @@ def _taken(data: bytes, cuts: list[int], *, together: bool) -> list[object]:
         with suppress(WireError):
             taken.append(PulledMessage.parse(subject, reply, headers, payload))
 
-    client = SimpleNamespace(stats={"in_msgs": 0, "in_bytes": 0})
-    parser = FrameParser(cast("Client", client))
-    parser.raw_callbacks = {4: take, 5: lambda *fields: taken.append(fields)}
+    reader = FrameReader()
+    callbacks = {b"4": take, b"5": lambda *fields: taken.append(fields)}
     if together:
-        parser.forms[4] = run = DeliveryForm(b"_INBOX.p.", PulledMessage.of, taken.extend)
-        run.bind(4)
-
-    async def parse() -> None:
-        places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
-        for start, end in pairwise(places):
-            await parser.parse(data[start:end])
-
-    asyncio.run(parse())
-    assert not parser.buf
-    return [*map(_fields, taken), client.stats]
+        reader.forms[b"4"] = form = DeliveryForm(b"_INBOX.p.", PulledMessage.of, taken.extend)
+        form.bind(4)
+    places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
+    for start, end in pairwise(places):
+        reader.feed(data[start:end])
+        while reader.read(lambda sid, *fields: callbacks[sid](*fields), lambda *_: None, 3):
+            pass
+    return [*map(_fields, taken), reader.messages, reader.size]
 
 
 def _fields(item: object) -> object:

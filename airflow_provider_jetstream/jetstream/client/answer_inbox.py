@@ -14,13 +14,14 @@ from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
-from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.wire import AnswerForm, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     PermissionDeniedError,
     TransientError,
     UnreachableError,
     WireError,
+    same_error,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class AnswerInbox:
                 inbox, self._is_denied = self._connection.new_inbox(), False
                 self._prefix = f"{inbox}.".encode()
                 self._subscription = await self._connection.subscribe_raw(
-                    f"{inbox}.*", self._on_answer, self._on_denied
+                    f"{inbox}.*", self._on_answer, self._on_denied, AnswerForm(self._prefix, self._on_answers)
                 )
 
     def _write(self, group: _RequestGroup, headers: Sequence[dict[str, str]] | None, start: int, most: int) -> int:
@@ -205,7 +206,12 @@ class AnswerInbox:
         return position
 
     async def _expire(self, group: _RequestGroup) -> None:
-        """Settle requests that aren't answered in time, so that none arrives later that would change something."""
+        """Settle requests that aren't answered in time, so that none arrives later that would change something.
+
+        :raises JetStreamProviderError: why the connection was closed for good, where the server is the reason
+        """
+        if self._connection.close_reason:
+            raise same_error(self._connection.close_reason)
         changes, what = False, "acknowledgement" if group.stores else "answer"
         reported = last_report(self._connection.last_error)
         for number in list(group.missing):
@@ -219,6 +225,10 @@ class AnswerInbox:
         if group := self._groups.pop(number, None):
             group.settle(number, answer)
             self._room.set()
+
+    def _on_answers(self, numbers: Sequence[int], bodies: Sequence[bytes]) -> None:
+        for number, body in zip(numbers, bodies, strict=True):
+            self._settle(number, body)
 
     def _on_answer(self, subject: bytes, _: bytes, headers: bytes | None, payload: bytes) -> None:
         number = subject[len(self._prefix) :]

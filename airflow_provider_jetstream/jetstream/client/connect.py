@@ -16,18 +16,18 @@ from airflow_provider_jetstream.jetstream.client.diagnostics import (
     too_old,
     unavailable,
 )
+from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.tls import tls_context
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
+    DeadlineError,
     JetStreamDisabledError,
-    JetStreamProviderError,
     UnreachableError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -66,61 +66,34 @@ async def connect(settings: ConnectionSettings, renew: RenewSettings | None = No
     try:
         yield connection
     finally:
-        await _close(connection.client)
+        # nats-py raises from close() while it is reconnecting, and nothing is left to do about that.
+        with suppress(Exception):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await connection.client.close()
+        await connection.session.close(_CLOSE_SECONDS)
 
 
 async def _open(
     settings: ConnectionSettings, renew: RenewSettings | None, failures: list[Exception]
 ) -> NatsPyConnection:
-    # Imported here, since nats-py takes long to import and Airflow parses DAG files often.
-    from nats import errors as nats_errors
-
-    from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
+    # Imported here, since these take long to import and Airflow parses DAG files often.
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-
-    client = JetStreamClient(settings, renew)
-    connection = NatsPyConnection(client, settings)
-
-    async def record_error(reported: Exception) -> None:
-        # What this package raises within the client is the cause of an error of the client's.
-        error = reported.__cause__ if isinstance(reported.__cause__, JetStreamProviderError) else reported
-        if client.outage.is_explained and isinstance(error, OSError):
-            # How the connection ends says less than what the server said before.
-            return
-        connection.last_error = error
-        if not client.is_connected:
-            failures.append(error)
-            client.outage.record(error)
+    from airflow_provider_jetstream.jetstream.client.session import Session
 
     check_credentials(settings)
     if settings.encrypted:
         # So that a file that can't be used is reported before anything else is tried.
         tls_context(settings)
-    client.use_tls_options()
+    session = Session(settings, renew)
+    connection = NatsPyConnection(session)
     try:
-        await client.connect(
-            list(settings.servers),
-            error_cb=record_error,
-            inbox_prefix=settings.inbox_prefix,
-            tls_handshake_first=settings.tls_handshake_first,
-            tls_hostname=settings.tls_server_name,
-            # A share for each server: one that doesn't answer mustn't use up the time of the others.
-            connect_timeout=max(1, round(settings.timeout / len(settings.servers))),
-            # The client has one policy for the first connection and for later ones. The first one tries each server
-            # twice and gives up; a connection that has worked is worth waiting for.
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-        )
+        await session.open(failures)
         await _require_jetstream(connection, failures)
-    except (OSError, nats_errors.Error) as error:
-        await _abandon(client)
-        failures.append(error)
-        raise explain(settings, failures) from None
+        await connection.client.open()
     except BaseException:
-        await _abandon(client)
+        # It never worked: nothing is worth sending.
+        session.abort()
         raise
-    client.options["max_reconnect_attempts"] = -1
-    client.options["reconnect_time_wait"] = 1
     connection.last_error = None
     failures.clear()
     return connection
@@ -136,43 +109,23 @@ async def _require_jetstream(connection: NatsPyConnection, failures: list[Except
 
 async def _account_info(connection: NatsPyConnection, failures: list[Exception]) -> dict[str, Any]:
     """Request the account's state until an answer comes: a cluster that elects a leader drops requests."""
-    from nats import errors as nats_errors
-
-    client, limit = connection.client, min(_FIRST_LIMIT, connection.timeout / 2)
-    subject = f"{connection.api_prefix}.INFO"
+    limit = min(_FIRST_LIMIT, connection.timeout / 2)
     failures_before, connection.last_error = len(failures), None
     while True:
         try:
-            return decode_answer((await client.request(subject, timeout=limit)).data, "INFO")
-        except nats_errors.NoRespondersError:
-            raise JetStreamDisabledError(NO_JETSTREAM) from None
-        except nats_errors.ConnectionReconnectingError:
-            await client.wait_until_connected()
+            ((headers, answer),) = await connection.ask(f"{connection.api_prefix}.INFO", time_limit=limit)
+            if headers.startswith(NO_RESPONDERS):
+                raise JetStreamDisabledError(NO_JETSTREAM)
+            return decode_answer(answer, "INFO")
         except ApiError as error:
             if error.err_code in NOT_ENABLED:
                 raise JetStreamDisabledError(NO_JETSTREAM) from None
             raise
+        except DeadlineError:
+            limit *= 2
+            # A connection that was lost meanwhile has recorded its own causes.
+            if connection.is_connected and len(failures) == failures_before:
+                failures.insert(0, unavailable(f"no answer{last_report(connection.last_error)}"))
         except UnreachableError as error:
             failures.insert(0, error)
             await asyncio.sleep(_PAUSE)
-        except TimeoutError:
-            limit *= 2
-            # A connection that was lost meanwhile has recorded its own causes.
-            if client.is_connected and len(failures) == failures_before:
-                failures.insert(0, unavailable(f"no answer{last_report(connection.last_error)}"))
-
-
-async def _abandon(client: JetStreamClient) -> None:
-    """Close a connection that never worked: nothing is worth sending."""
-    client.abort()
-    await _close(client)
-
-
-async def _close(client: JetStreamClient) -> None:
-    # The client raises from close() while it is reconnecting with buffered data (TypeError among others), and nothing
-    # is left to do about a connection that is being closed.
-    with suppress(Exception):
-        async with asyncio.timeout(_CLOSE_SECONDS):
-            await client.close()
-    # Where the server takes nothing more, what is left would be sent whenever it does.
-    client.abort()

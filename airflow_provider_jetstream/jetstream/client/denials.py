@@ -20,7 +20,6 @@ from airflow_provider_jetstream.jetstream.errors import (
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
@@ -100,7 +99,6 @@ def parse_denial(text: str, user: str) -> PermissionDeniedError | None:
 
 def is_refusal(text: str) -> bool:
     """Return whether the text of an ``-ERR`` refuses the client itself, by its credentials or its account."""
-    # nats-py has a text of its own for the commonest.
     return error_kind(text) == "credentials" or "authorization" in text.lower()
 
 
@@ -147,45 +145,6 @@ def _unescape(match: re.Match[str]) -> str:
     if byte:
         return bytes([int(byte, 16)]).decode("utf-8", "surrogateescape")
     return chr(int(character, 16)) if character else str(other)
-
-
-class OpenRequests:
-    """The requests without an answer yet, by subject, and those who follow denials."""
-
-    def __init__(self) -> None:
-        self._requests: dict[str, set[asyncio.Future[object]]] = {}
-        self._followers: dict[int, Callable[[PermissionDeniedError], None]] = {}
-        self._last_follower = 0
-
-    def add(self, subject: str, answer: asyncio.Future[object]) -> None:
-        """Let the future of an answer fail where the request's subject is denied."""
-        answers = self._requests.setdefault(subject, set())
-        answers.add(answer)
-        answer.add_done_callback(lambda done: self._remove(subject, done))
-
-    def _remove(self, subject: str, answer: asyncio.Future[object]) -> None:
-        answers = self._requests.get(subject, set())
-        answers.discard(answer)
-        if not answers:
-            self._requests.pop(subject, None)
-
-    def follow(self, on_denied: Callable[[PermissionDeniedError], None]) -> int:
-        """Call a function with every denial; return a number for :meth:`unfollow`."""
-        self._last_follower += 1
-        self._followers[self._last_follower] = on_denied
-        return self._last_follower
-
-    def unfollow(self, number: int) -> None:
-        """Call the function no more."""
-        self._followers.pop(number, None)
-
-    def deny(self, denial: PermissionDeniedError) -> None:
-        """Let the requests on a denied subject fail, and call those who follow denials."""
-        if denial.action == "publish":
-            for answer in list(self._requests.get(denial.subject, ())):
-                fail(answer, denial)
-        for follower in list(self._followers.values()):
-            follower(denial)
 
 
 def fail(answer: asyncio.Future[object], denial: PermissionDeniedError, purpose: str = "") -> None:

@@ -116,16 +116,13 @@ def explain(settings: ConnectionSettings, failures: list[Exception]) -> JetStrea
         return authentication_error(where, settings.way, refused)
     if failed := next((failure for failure in failures if isinstance(failure, ssl.SSLError)), None):
         return TLSError(f"no TLS with {where}: {tls_problem(failed)}")
-    if own:
-        return own[0]
+    if said := next((failure for failure in own if not isinstance(failure, WireError)), None):
+        return said
     ended = [error for failure in failures if (error := connection_error(where, str(failure)))]
     if ended:
         # One of several servers may be about to take it.
         return next((error for error in ended if not isinstance(error, TerminalError)), ended[0])
-    from nats.errors import NoServersError
-
-    causes = [_reason(failure) for failure in failures if not isinstance(failure, NoServersError)]
-    reasons = "; ".join(dict.fromkeys(causes)) or f"no answer within {settings.timeout:g} s"
+    reasons = "; ".join(dict.fromkeys(map(_reason, failures))) or f"no answer within {settings.timeout:g} s"
     return UnreachableError(f"no NATS server reached at {where}: {reasons}; check host, port and firewall")
 
 

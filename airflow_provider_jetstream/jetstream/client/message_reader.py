@@ -25,8 +25,6 @@ from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from nats.aio.msg import Msg
-
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
@@ -183,11 +181,10 @@ async def follow(connection: Connection, stream: str, subject: str, start: int) 
     """
     arrived = asyncio.Event()
 
-    async def signal(_: Msg) -> None:
-        arrived.set()
-
     try:
-        subscription = await connection.subscribe(subject, signal, partial(_warn, stream, subject))
+        subscription = await connection.subscribe_raw(
+            subject, lambda *_: arrived.set(), partial(_warn, stream, subject)
+        )
     except UnreachableError as error:
         raise UnreachableError(f"{stream} can't be followed: {error}; open a new connection") from None
     try:

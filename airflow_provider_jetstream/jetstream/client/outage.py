@@ -30,12 +30,10 @@ class Outage:
     """The attempts to connect since the connection was lost, or since the beginning.
 
     :ivar failures: why the connection was lost, where the server has said that, and why attempts failed
-    :ivar is_explained: whether the server has said why, and nothing was attempted since
     """
 
     def __init__(self) -> None:
         self.failures: list[Exception] = []
-        self.is_explained = False
         self._began_at = time.monotonic()
         self._refused_since: float | None = None
         self._renewed_at: float | None = None
@@ -51,7 +49,6 @@ class Outage:
         self._refused_since = self._renewed_at = self._reported_at = None
         if report:
             self.record(report)
-        self.is_explained = report is not None
 
     def record(self, error: Exception) -> None:
         """Note why an attempt failed."""

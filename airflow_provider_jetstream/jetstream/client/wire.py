@@ -1,9 +1,9 @@
 """The NATS protocol: bytes to frames and back, without I/O.
 
-:func:`next_frame` parses what a server sends, on a blocking socket and as the reference for Spark's parser of
-columns. On an event loop nats-py's client has a parser of its own. :class:`SentFrameReader` parses what a client
-sends, for whoever stands between both. A :class:`FrameForm` takes frames of one form many at a time. Whoever is at
-the other end may send anything: lines and messages are bounded, and what isn't a frame is a :class:`WireError`.
+:func:`next_frame` parses what a server sends: on an event loop through :class:`FrameReader`, on a blocking socket, and
+as the reference for Spark's parser of columns. :class:`SentFrameReader` parses what a client sends, for whoever stands
+between both. A :class:`FrameForm` takes frames of one form many at a time. Whoever is at the other end may send
+anything: lines and messages are bounded, and what isn't a frame is a :class:`WireError`.
 
 Protocol: "NATS Client Protocol" in the NATS documentation; ADR-15, "JetStream Subject Names and Reply Subjects".
 """
@@ -174,6 +174,78 @@ def new_sid() -> bytes:
     return MARKS + "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM)).encode()
 
 
+class FrameReader:
+    """Divides what a server sends into frames, however the bytes are cut.
+
+    :ivar forms: by subscription, what takes messages of one form many at a time
+    :ivar messages: how many messages were read
+    :ivar size: the size of their bodies
+    """
+
+    def __init__(self) -> None:
+        self.forms: dict[bytes, FrameForm] = {}
+        self.messages = 0
+        self.size = 0
+        self._parts: list[bytes] = []
+        self._data = b""
+        self._position = 0
+        # How many bytes have to come before the next frame can be whole; those of a line, before it is too long.
+        self._missing = 0
+        self._is_line = False
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes in the order in which they arrive."""
+        self._parts.append(data)
+        self._missing = 0 if self._is_line and b"\n" in data else self._missing - len(data)
+
+    def read(
+        self,
+        on_message: Callable[[bytes, bytes, bytes, bytes | None, bytes], None],
+        on_control: Callable[[bytes, bytes], None],
+        most: int,
+    ) -> bool:
+        """Hand whole frames over until one isn't whole, or they are many.
+
+        :param on_message: gets subscription, subject, reply, headers (``None`` without any) and body
+        :param on_control: gets the name of a control line, and the line
+        :param most: how many frames, or whole forms of frames, are read at once
+        :return: whether there may be more
+        :raises WireError: no nats-server has sent this
+        """
+        if self._missing > 0:
+            return False
+        if self._parts:
+            rest = self._data[self._position :]
+            self._data = b"".join((rest, *self._parts)) if rest else b"".join(self._parts)
+            self._parts, self._position = [], 0
+        data, forms, filled = self._data, self.forms, len(self._data)
+        for _ in range(most):
+            frame = _frame_at(data, self._position, filled)
+            if frame is None or frame.end > filled:
+                self._is_line = frame is None
+                self._missing = (frame.end if frame else self._position + PROTOCOL_LINE + 1) - filled
+                return False
+            _, end, line, sid, offsets = frame
+            if not sid:
+                self._position = end
+                on_control(frame.op, line)
+                continue
+            if form := forms.get(sid):
+                self._position, count, size = form.take(data, self._position)
+                if count:
+                    self.messages += count
+                    self.size += size
+                    continue
+            subject, subject_end, reply, reply_end, header, body, stop = offsets
+            self._position = end
+            self.messages += 1
+            self.size += stop - body
+            on_message(
+                sid, data[subject:subject_end], data[reply:reply_end], data[header:body] or None, data[body:stop]
+            )
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class SentFrame:
     """A frame of a client; every line but PUB and HPUB is one by itself.
@@ -182,12 +254,16 @@ class SentFrame:
     :param verb: the first field of its line, in capitals
     :param subject: that of a message; empty for every other frame
     :param payload: the message's body
+    :param reply: its subject for answers; empty without one
+    :param headers: its headers as they are on the wire; empty without any
     """
 
     data: bytes
     verb: bytes = b""
     subject: str = ""
     payload: bytes = b""
+    reply: str = ""
+    headers: bytes = b""
 
 
 class SentFrameReader:
@@ -229,7 +305,16 @@ def _sent_frame(data: bytes, start: int) -> SentFrame | None:
     end = begin + size
     if len(data) < end + len(_END):
         return None
-    return SentFrame(data[start : end + len(_END)], verb, decode_text(fields[1]), data[begin + header_size : end])
+    reply = fields[2] if len(fields) > _FIELDS + sizes else b""
+    body = begin + header_size
+    return SentFrame(
+        data[start : end + len(_END)],
+        verb,
+        decode_text(fields[1]),
+        data[body:end],
+        decode_text(reply),
+        data[begin:body],
+    )
 
 
 class FrameForm(Protocol):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 from airflow_provider_jetstream.jetstream.client.wire import (
     AnswerForm,
-    FrameForm,
+    FrameReader,
     HeaderBlock,
     SentFrameReader,
     Unfinished,
@@ -45,34 +45,23 @@ _NOT_FRAMES = [
 ]
 
 
-class _Reader:
-    """Reads frames from bytes that come in pieces; a form takes the messages of its subscription."""
+class _Received:
+    """What a reader hands over."""
 
-    def __init__(self, form: tuple[bytes, FrameForm] | None = None) -> None:
+    def __init__(self) -> None:
         self.frames: list[tuple[bytes, ...]] = []
-        self._form = form
-        self._data = b""
-        self._unfinished = Unfinished()
 
-    def read(self, data: bytes, size: int = 1 << 30) -> None:
+    def on_message(self, sid: bytes, subject: bytes, reply: bytes, headers: bytes | None, body: bytes) -> None:
+        self.frames.append((sid, subject, reply, headers or b"", body))
+
+    def on_control(self, op: bytes, line: bytes) -> None:
+        self.frames.append((op, line))
+
+    def read(self, reader: FrameReader, data: bytes, size: int = 1 << 30) -> None:
         for start in range(0, len(data), size):
-            self._data += data[start : start + size]
-            self._read_whole()
-
-    def _read_whole(self) -> None:
-        position = 0
-        while frame := self._unfinished.next_frame(self._data, position, len(self._data)):
-            if self._form and frame.sid == self._form[0]:
-                position, count, _ = self._form[1].take(self._data, position)
-                if count:
-                    continue
-            position = frame.end
-            subject, subject_end, reply, reply_end, header, body, end = frame.offsets
-            places = (subject, subject_end), (reply, reply_end), (header, body), (body, end)
-            parts = [self._data[first:last] for first, last in places]
-            self.frames.append((frame.sid, *parts) if frame.sid else (frame.op, frame.line))
-        self._data = self._data[position:]
-        self._unfinished.drop(position)
+            reader.feed(data[start : start + size])
+            while reader.read(self.on_message, self.on_control, 2):
+                pass
 
 
 def reference(data: bytes) -> list[tuple[bytes, ...]]:
@@ -115,11 +104,18 @@ def _server_frames(draw: st.DrawFn) -> bytes:
 @given(st.lists(_server_frames(), max_size=8), st.lists(st.integers(0, 400), max_size=8))
 def test_frames_are_the_same_wherever_the_bytes_are_cut(frames: list[bytes], cuts: list[int]) -> None:
     data = b"".join(frames)
-    reader = _Reader()
+    received, reader = _Received(), FrameReader()
     places = [0, *sorted(cuts), len(data)]
     for start, end in pairwise(places):
-        reader.read(data[start:end])
-    assert reader.frames == reference(data)
+        received.read(reader, data[start:end])
+    assert received.frames == reference(data)
+    position, ops = 0, []
+    while frame := next_frame(data, position, len(data)):
+        position = frame.end
+        ops.append(frame.sid or frame.op)
+    assert (position, ops) == (len(data), [parts[0] for parts in received.frames])
+    messages = [parts for parts in received.frames if len(parts) > 2]
+    assert (reader.messages, reader.size) == (len(messages), sum(len(parts[-1]) for parts in messages))
 
 
 @given(st.lists(st.integers(1, 60), max_size=12))
@@ -131,14 +127,15 @@ def test_what_a_form_takes_and_what_it_leaves_come_in_order_wherever_the_bytes_a
     taken: list[tuple[int, bytes]] = []
     form = AnswerForm(b"i.", lambda numbers, bodies: taken.extend(zip(numbers, bodies, strict=True)))
     form.bind(1)
-    reader = _Reader((b"1", form))
+    reader, received = FrameReader(), _Received()
+    reader.forms[b"1"] = form
     position = 0
     for size in [*sizes, len(data)]:
-        reader.read(data[position : position + size])
+        received.read(reader, data[position : position + size])
         position += size
-    by_itself = [(int(subject[2:]), body) for _, subject, _, _, body in reader.frames]
+    by_itself = [(int(subject[2:]), body) for _, subject, _, _, body in received.frames]
     assert sorted(taken + by_itself) == [(int(subject[2:]), body) for _, subject, _, _, body in reference(data)]
-    assert len(taken) + len(by_itself) == 7
+    assert reader.messages == 7
 
 
 @pytest.mark.parametrize("data", _NOT_FRAMES)
@@ -146,10 +143,18 @@ def test_what_a_form_takes_and_what_it_leaves_come_in_order_wherever_the_bytes_a
 def test_what_no_server_sends_is_refused_before_it_is_waited_for(data: bytes, size: int) -> None:
     with pytest.raises(WireError):
         next_frame(data, 0, len(data))
-    reader = _Reader()
+    received, reader = _Received(), FrameReader()
     with pytest.raises(WireError):
-        reader.read(data, size)
-    assert reader.frames == []
+        received.read(reader, data, size)
+    assert received.frames == []
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_anything_ends_with_frames_or_an_error_of_the_tree(data: bytes, size: int) -> None:
+    received, reader = _Received(), FrameReader()
+    with suppress(WireError):
+        received.read(reader, b"PING\r\n" + data, size)
+    assert received.frames[:1] in ([], [(b"PING", b"PING")])
 
 
 @pytest.mark.parametrize("begun", [b"MSG " + b"x" * 90, b"INFO " + b"x" * 90, b"MSG a 1 200\r\n" + b"x" * 90], ids=str)
@@ -163,14 +168,6 @@ def test_a_frame_that_comes_in_pieces_is_read_once(before: bytes, begun: bytes) 
     unfinished.drop(len(before))
     changed = begun[:50] + b"\r\n" + begun[52:] + b"x"
     assert unfinished.next_frame(changed, 0, len(changed)) is None
-
-
-@given(st.binary(max_size=200), st.integers(1, 50))
-def test_anything_ends_with_frames_or_an_error_of_the_tree(data: bytes, size: int) -> None:
-    reader = _Reader()
-    with suppress(WireError):
-        reader.read(b"PING\r\n" + data, size)
-    assert reader.frames[:1] in ([], [(b"PING", b"PING")])
 
 
 def test_what_is_encoded_is_read_as_it_was() -> None:
@@ -229,3 +226,13 @@ def test_constant_headers_are_encoded_once() -> None:
 def test_a_subject_that_would_be_another_command_is_refused(subject: str) -> None:
     with pytest.raises(WireError, match="expected a subject of at most 3500 bytes"):
         encode_subject(subject)
+
+
+def test_a_line_in_many_pieces_is_put_together_once() -> None:
+    reader, received = FrameReader(), _Received()
+    received.read(reader, b"PING\r\nINFO ", 1)
+    joined = reader._data  # noqa: SLF001
+    received.read(reader, b"x" * 5_000, 1)
+    assert reader._data is joined  # noqa: SLF001
+    received.read(reader, b"\r\n", 1)
+    assert received.frames == [(b"PING", b"PING"), (b"INFO", b"INFO " + b"x" * 5_000)]
