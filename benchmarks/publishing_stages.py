@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.wire import PublishAckForm
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from benchmarks.report import Sample, Table, Way
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Stages:
 
     def measure(self, origin: Origin | None) -> None:
         """Measure all stages once."""
-        prepared = prepare_jobs(self._bodies, subject="jobs.new", origin=origin, batch="b", by_key=True)
+        prepared = PreparedJobs(self._bodies, subject="jobs.new", origin=origin, batch="b", by_key=True)
         batches: list[Batch] = []
         what = "a task's jobs" if origin else "jobs"
 

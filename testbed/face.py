@@ -8,7 +8,6 @@ names. What it hands on is what a rebuilt room still has, perhaps elsewhere: the
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream import ApiError, NotFoundError, Policy, Publication
@@ -24,9 +23,9 @@ from airflow_provider_jetstream.jetstream.dead_letters.record import record_head
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.jetstream.publishing.batch import Batch
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
-from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
-from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import redrive_message_id
+from airflow_provider_jetstream.jetstream.publishing.outbox import KnownJobs, Outbox
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
@@ -44,6 +43,7 @@ __all__ = [
     "Headers",
     "LetterRecord",
     "NatsPyConnection",
+    "PreparedJobs",
     "Scan",
     "StoredMessage",
     "advance_redrive",
@@ -54,7 +54,6 @@ __all__ = [
     "known_queue",
     "last_message",
     "open_audit",
-    "prepare_jobs",
     "publish_prepared",
     "publish_until_killed",
     "record_headers",
@@ -66,22 +65,17 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class _AskedForEach:
-    """Asks a function for each job whether it is stored.
+class _AskedForEach(KnownJobs):
+    """Asks a function for each job whether it is stored, by its index and the job."""
 
-    :param stored_sequence: gets the index and the job
-    """
-
-    stored_sequence: Callable[[int, Any], int | None]
-    batch_size: int = 64
-    verifies: bool = False
+    def __init__(self, stored_sequence: Callable[[int, Any], int | None]) -> None:
+        self._stored_sequence = stored_sequence
 
     def are_new(self, _first: int, _batch: object) -> bool:
         return False
 
     def sequence_of(self, index: int, job: object) -> int | None:
-        return self.stored_sequence(index, job)
+        return self._stored_sequence(index, job)
 
 
 async def publish_prepared(
@@ -92,7 +86,7 @@ async def publish_prepared(
     known: Callable[[int, Any], int | None] | None = None,
     **arguments: Any,
 ) -> PublishReport:
-    """Send jobs of :func:`prepare_jobs` through an outbox of their own.
+    """Send jobs of :func:`PreparedJobs` through an outbox of their own.
 
     :param stream: the stream that has to store them
     :param known: returns the sequence of a job that is stored already, by its index and the job

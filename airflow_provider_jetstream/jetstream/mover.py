@@ -33,6 +33,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.archive import job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     Cancellation,
     find_cancellation,
@@ -41,7 +42,7 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import (
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, Headers, parse_headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, msg_get, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
@@ -53,6 +54,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     MOVER,
     MSG_ID,
     SCHEDULED_MSG_ID,
+    archive_filter,
     cancellation_filter,
     due_message_id,
     due_subject,
@@ -60,6 +62,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
+    NotFoundError,
     QueueDeclarationError,
     TransientError,
     UnreachableError,
@@ -72,15 +75,13 @@ from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, 
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import (
     content_of_message,
     ended_jobs,
-    first_since,
-    jobs_since,
     read_messages,
 )
 from airflow_provider_jetstream.jetstream.queue.declaration import mover_consumer
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
@@ -421,7 +422,7 @@ class _Mover:
             wanted[job.headers[MSG_ID]].append(job)
         found: dict[_Due, None] = {}
         since = min(job.message.stored_at for job in jobs) - _SKEW
-        async for stored in jobs_since(self._connection, self._queue, since):
+        async for stored in _jobs_since(self._connection, self._queue, since):
             message_id = stored.header(SCHEDULED_MSG_ID) or stored.header(MSG_ID) or ""
             for job in wanted.get(message_id, ()):
                 if stored.stored_at >= job.message.stored_at - _SKEW and content_of_message(stored) == job.content:
@@ -509,7 +510,7 @@ class _Mover:
         ended: Collection[int] = ()
         if gone and queue.events:
             since = min(job.message.stored_at for job, _ in repeated) - _SKEW
-            events_from = await first_since(connection, queue.events.name, ">", since)
+            events_from = await _first_since(connection, queue.events.name, ">", since)
             ended = await ended_jobs(connection, queue, created, gone, events_from) if events_from else ()
         return [
             job
@@ -578,3 +579,39 @@ def _under_another_id(job: _Due) -> _Due:
 
 def _nak(seconds: float) -> bytes:
     return b'-NAK {"delay": %d}' % round(seconds * NANOSECONDS) if seconds else b"-NAK"
+
+
+async def _jobs_since(
+    connection: Connection, queue: WorkQueue, moment: datetime
+) -> AsyncGenerator[StoredMessage, None]:
+    """Yield the jobs that a queue has stored since a moment, as the archive has them and as it stores them."""
+    created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
+    if queue.archive:
+        async for copy in _read_since(connection, queue.archive.name, archive_filter(queue.name), moment):
+            if job_sequence(copy) and (job := republished_message(copy)).stored_at >= created:
+                yield job
+    async for job in _read_since(connection, queue.name, ">", moment):
+        yield job
+
+
+async def _read_since(
+    connection: Connection, stream: str, subject: str, moment: datetime
+) -> AsyncGenerator[StoredMessage, None]:
+    # A stream that doesn't exist holds none of the jobs.
+    with suppress(NotFoundError):
+        if start := await _first_since(connection, stream, subject, moment):
+            async for message in read_range(connection, stream, subject, start):
+                yield message
+
+
+async def _first_since(connection: Connection, stream: str, subject: str, moment: datetime) -> int | None:
+    """Return the sequence of the first message that was stored since a moment by the server's clock, if there is one.
+
+    Needs nats-server 2.11.
+    """
+    since = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    try:
+        first = await msg_get(connection, stream, {"next_by_subj": subject, "start_time": since})
+    except NotFoundError:
+        return None
+    return first.sequence if first else None

@@ -26,24 +26,22 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, Reservations
 from airflow_provider_jetstream.jetstream.publishing.batch import Batch
+from airflow_provider_jetstream.jetstream.publishing.job_reader import read_all
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest, NamedTask, read_manifest_sequences
-from airflow_provider_jetstream.jetstream.publishing.outbox import BATCH_SIZE, SINGLE_JOBS, NothingKnown, Outbox
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs, refuse_schedule
+from airflow_provider_jetstream.jetstream.publishing.outbox import BATCH_SIZE, SINGLE_JOBS, KnownJobs, Outbox
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, refuse_schedule
 from airflow_provider_jetstream.jetstream.publishing.report import (
     SCHEDULED,
     Destination,
-    PublishFailure,
     PublishReport,
     RepeatedJob,
     sequence_ranges,
 )
 from airflow_provider_jetstream.jetstream.publishing.schedules import warn_unless_moved
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import (
-    MessageIs,
-    PublishedBefore,
     StoredJobs,
     ended_jobs,
-    find_out,
+    is_stored,
     may_have_dropped,
     named_identity,
     read_messages,
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.publishing.job import JobIdSource, OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord
-    from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -83,7 +80,7 @@ _ENDED_SECONDS = 10.0
 _LONGEST_KEY = 1_024
 
 
-class Publication:
+class Publication(KnownJobs):
     """One publication of jobs to a queue.
 
     Entered, it notes in the queue's events stream that publishing begins, and reads what earlier tries have stored:
@@ -111,7 +108,6 @@ class Publication:
     :ivar report: the fate of the jobs; ``None`` until all are sent
     """
 
-    # As the outbox asks: this finds out itself what the server calls duplicates.
     verifies = True
 
     def __init__(
@@ -136,11 +132,10 @@ class Publication:
         self._info: Mapping[str, Any] | None = None
         self._manifest: Manifest | None = None
         self._names: NamedTask | None = None
-        self._by_key = False
         self._events_from = 1
         self._resumed_from: int | None = None
         self._stored = StoredJobs()
-        self._advised = AdvisedJobs.of(queue)
+        self._advised = AdvisedJobs(queue.advisory_subjects if queue else ())
         self._saving: asyncio.Task[None] | None = None
         self._taken: list[RepeatedJob] = []
         self._unverified: list[RepeatedJob] = []
@@ -159,28 +154,37 @@ class Publication:
         :raises TransientError: it can't be done just now
         :raises NotFoundError: the queue doesn't exist, and the caller waits or has an idempotency key
         """
-        connection, queue, origin = self._connection, self._queue, self._origin
         self._is_begun = True
-        if queue is None:
-            return self
+        if self._queue:
+            await self._begin(self._queue, self._origin)
+        return self
+
+    async def _begin(self, queue: WorkQueue, origin: Origin | None) -> None:
+        connection = self._connection
         has_records = queue.events is not None and origin is not None
         if has_records or self._waits:
-            self._info = await self._queue_info(queue)
-        if self._waits:
-            self.cursor = await take_cursor(connection, queue, self._info)
-        elif self._with_handle and origin is None:
-            self.cursor = await _cursor_if_any(connection, queue)
+            try:
+                self._info = await stream_info(connection, queue.name)
+            except NotFoundError:
+                # Else the error of publishing says more: it names the job and its subject.
+                if self._waits or self._key:
+                    raise
+        if self._waits or (self._with_handle and origin is None and queue.events):
+            try:
+                self.cursor = await take_cursor(connection, queue, self._info)
+            except JetStreamProviderError as error:
+                if self._waits:
+                    raise
+                # Publishing needs none of it.
+                log.debug("There is no handle on jobs of %s: %s", queue.name, error)
         if not has_records or origin is None or self._info is None:
-            return self
+            return
         log_changes(queue.name, undeclared_changes(queue, {queue.name: self._info}))
         if origin.tells_tries_apart:
             origin = await self._begin_manifest(queue, origin, self._info)
-        if self._manifest and origin.is_key_of_manifest:
-            self._by_key = True
-        elif origin.is_task:
+        if origin.is_task and not (self._manifest and origin.is_key_of_manifest):
             # What all runs of an idempotency key have published, or one call, isn't what this task has.
             await self._announce(queue, origin, self._info)
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -202,11 +206,6 @@ class Publication:
     def is_recorded(self) -> bool:
         """Whether the events stream records the jobs, so that a retry stores none twice, however late it comes."""
         return self._manifest is not None
-
-    @property
-    def destination(self) -> Destination | None:
-        """The queue's stream."""
-        return Destination.of(self._queue.name, self._info) if self._queue else None
 
     async def publish(
         self,
@@ -236,22 +235,25 @@ class Publication:
         if not self._is_begun:
             raise ArgumentError("expected one publish within 'async with' of a Publication, found another: make one")
         self._is_begun = False
+        queue, origin = self._queue, self._origin
+        destination = Destination.of(queue.name, self._info) if queue else None
         outbox = Outbox(
-            self._connection, rate=rate, room_timeout=room_timeout, destination=self.destination, stopped=stopped
+            self._connection, rate=rate, room_timeout=room_timeout, destination=destination, stopped=stopped
         )
         prepared = self._prepare(jobs, subject, job_id)
         reservations: Reservations | None = None
         reserved: PreparedJobs | list[Batch] = prepared
         if self.cursor and self._waits:
             prepared.then(refuse_schedule)
-            if self._queue and self._origin and self._manifest:
-                reservations = Reservations(self._connection, self._queue, self._origin.manifest_key, self._origin)
-                reserved = await reservations.reserve(self._advised, prepared, self.cursor.created)
+            if queue and origin and self._manifest and queue.advisory_subjects:
+                reservations = Reservations(self._connection, queue, self.cursor.created, origin)
+                reserved = await read_all(prepared)
+                await reservations.reserve(self._advised)
         self.report = report = await outbox.send(reserved, self, self._save_progress)
         await self._complete(report, outbox)
         if reservations:
             await reservations.record(report.advised)
-        await self._record(report, is_incomplete=stopped())
+        await self._record(report, is_incomplete=stopped() or bool(report.failures) or report.source_error is not None)
         report.raise_for_failures()
         return report
 
@@ -285,41 +287,29 @@ class Publication:
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Note a job that is about to be sent; return its stream sequence where it is known to be stored."""
-        sequence = self._sequence_of(index, job)
+        sequence = None
+        if self._queue and self._manifest and (sequence := self._stored.unverified(job)):
+            # It isn't sent, but looked for once more.
+            stream = job.schedules or self._queue.name
+            self._unverified.append(RepeatedJob(index, job, stream, sequence & ~SCHEDULED))
+        elif self._manifest:
+            sequence = self._manifest.sequence_of(index, job)
         if self._waits:
             self.job_ids.note(Batch.of(job))
         return sequence
 
-    def _sequence_of(self, index: int, job: OutgoingJob) -> int | None:
-        if self._manifest is None:
-            return None
-        if self._queue and (sequence := self._stored.unverified(job)):
-            # It isn't sent, but looked for once more.
-            stream = job.schedules or self._queue.name
-            self._unverified.append(RepeatedJob(index, job, stream, sequence & ~SCHEDULED))
-            return sequence
-        return self._manifest.sequence_of(index, job)
-
     # Before the first job is sent.
-
-    async def _queue_info(self, queue: WorkQueue) -> Mapping[str, Any] | None:
-        try:
-            return await stream_info(self._connection, queue.name)
-        except NotFoundError:
-            # Else the error of publishing says more: it names the job and its subject.
-            if self._waits or self._key:
-                raise
-            return None
 
     async def _announce(self, queue: WorkQueue, origin: Origin, info: Mapping[str, Any]) -> None:
         """Store what names the task, so that its jobs hold only its key."""
         names = NamedTask(self._connection, queue, origin)
         try:
-            self._by_key = await names.announce(info)
+            position = await names.announce(info)
         except JetStreamProviderError as error:
             log.warning("The task's record couldn't be stored, so its jobs name the task as far as it fits: %s", error)
             return
-        self._names, self._events_from = names, max(self._events_from, names.position)
+        if position:
+            self._names, self._events_from = names, max(self._events_from, position)
 
     async def _begin_manifest(self, queue: WorkQueue, origin: Origin, info: Mapping[str, Any]) -> Origin:
         manifest = Manifest(self._connection, queue, origin)
@@ -361,19 +351,16 @@ class Publication:
     def _prepare(
         self, jobs: Iterable[object] | AsyncIterable[object], subject: str | None, job_id: JobIdSource | None
     ) -> PreparedJobs:
-        """Give every job its subject, id and headers; see :func:`prepare_jobs`.
-
-        :raises JobError: a job of a list can't be published as it is
-        """
         config = self._info["config"] if self._info else None
         captured = self._queue.subjects if self._queue else ()
-        prepared = prepare_jobs(
+        origin = self._origin
+        prepared = PreparedJobs(
             jobs,
             subject=subject,
-            origin=self._origin,
-            batch="" if self._origin else uuid4().hex,
+            origin=origin,
+            batch="" if origin else uuid4().hex,
             queue=self._queue,
-            by_key=self._by_key,
+            by_key=bool(self._names or (self._manifest and origin and origin.is_key_of_manifest)),
             limit=SizeLimit.of(self._queue, config) if self._queue else None,
             job_id=job_id,
             check=None if self._stored.is_empty else self._stored.check,
@@ -410,31 +397,36 @@ class Publication:
         gone = {job.sequence for job, message in zip(repeated, messages, strict=True) if message is None}
         first = self._manifest.unrecorded_from if self._manifest else 0
         events = self._queue.events if self._queue else None
-        if gone and first and events and self._info:
-            first = 0 if await may_have_dropped(self._connection, events.name, self._info) else first
-        publisher = PublishedBefore(
-            first,
-            of_any_task=self._origin is not None and self._origin.idempotency_key is not None,
-            has_origin=self._origin is not None,
-        )
+        if (
+            gone
+            and first
+            and events
+            and self._info
+            and await may_have_dropped(self._connection, events.name, self._info)
+        ):
+            first = 0
         ended = await ended_jobs(self._connection, self._queue, created, gone, self._resumed_from or 1)
         for job, message in zip(repeated, messages, strict=True):
-            finding = find_out(job, message, publisher, ended)
-            if finding is MessageIs.JOB:
+            is_job = is_stored(
+                job, message, ended, first=first, of_any_task=self._is_of_any_task, is_secret=self._origin is None
+            )
+            if is_job:
                 report.add_verified(job)
                 if self._manifest and self._stored.unverified(job.job):
                     # The others were noted when they were sent.
                     self._manifest.note(job.index, job.job)
-            elif finding is MessageIs.UNKNOWN:
+            elif is_job is None:
                 if self._manifest:
                     self._manifest.note_unverified(job.job, job.sequence)
-                report.failures.append(PublishFailure(job.index, job.job.job_id, _not_verified(job), certain=False))
-            elif self._manifest and not self._has_changed(job, message, publisher):
+                report.add_failure(job, _not_verified(job), certain=False)
+            elif self._manifest and not self._has_changed(job, message, first):
                 self._taken.append(job)
             else:
-                report.failures.append(
-                    PublishFailure(job.index, job.job.job_id, _other_job(job, message), certain=True)
-                )
+                report.add_failure(job, _other_job(job, message))
+
+    @property
+    def _is_of_any_task(self) -> bool:
+        return self._origin is not None and self._origin.idempotency_key is not None
 
     async def _send_taken(self, report: PublishReport, outbox: Outbox) -> None:
         """Send jobs whose message ids somebody else has taken under other ids, which the manifest notes first."""
@@ -442,49 +434,46 @@ class Publication:
         for _ in range(_MOST_SALTS):
             taken, self._taken = self._taken, []
             if not taken or self._manifest is None:
-                return
+                break
             try:
                 salt = renewed.pop() if renewed else await self._manifest.add_salt()
             except JetStreamProviderError as error:
-                self._fail(report, taken, error)
-                return
+                report.add_failures(taken, error)
+                break
             log.warning(
                 "%d jobs of %s have message ids that somebody else has taken, such as that of sequence %d: they are"
                 " sent under other ids; see who else publishes there",
                 *(len(taken), taken[0].stream, taken[0].sequence),
             )
-            jobs = [Batch.of(_with_salt(repeated.job, salt)) for repeated in taken]
-            sent = await outbox.send(jobs, NothingKnown(verifies=True))
+            known = KnownJobs()
+            known.verifies = True
+            sent = await outbox.send([Batch.of(_with_salt(repeated.job, salt)) for repeated in taken], known)
             for repeated, sequence in zip(taken, sent.sequences, strict=False):
                 report.sequences[repeated.index] = sequence
                 if sequence and repeated.job.scheduled:
                     report.scheduled.add(repeated.index)
             for failure in sent.failures:
-                index, job_id = taken[failure.index].index, taken[failure.index].job.job_id
-                report.failures.append(PublishFailure(index, job_id, failure.error, failure.certain))
-            self._fail(report, taken[len(sent.sequences) :], TransientError("it was not sent"))
+                report.add_failure(taken[failure.index], failure.error, certain=failure.certain)
+            report.add_failures(taken[len(sent.sequences) :], TransientError("it was not sent"))
             report.repeated = [
                 replace(again, index=taken[again.index].index, job=taken[again.index].job) for again in sent.repeated
             ]
             await self._verify(report)
+        report.add_failures(self._taken, TransientError(_TAKEN))
+        self._taken = []
 
-    def _has_changed(self, repeated: RepeatedJob, message: StoredMessage | None, before: PublishedBefore) -> bool:
+    def _has_changed(self, repeated: RepeatedJob, message: StoredMessage | None, first: int) -> bool:
         """Return whether a message is what an earlier try seems to have stored, with another body, under a given id."""
         job, begun = repeated.job, self._info["state"]["last_seq"] if self._info else 0
         if message is None or job.given_id is None or message.data == job.body:
             return False
-        if not job.scheduled and (
-            repeated.sequence < before.first or (repeated.sequence > begun and not before.of_any_task)
-        ):
+        of_any_task = self._is_of_any_task
+        if not job.scheduled and (repeated.sequence < first or (repeated.sequence > begun and not of_any_task)):
             # This try stores the same body whenever it sends the job. Schedules have sequences of another stream.
             return False
         job_id, task = named_identity(message.headers, message.data)
         own_id, own_task = named_identity(job.headers.items(), job.body or b"")
-        return job_id == own_id and (before.of_any_task or task == own_task)
-
-    def _fail(self, report: PublishReport, jobs: Iterable[RepeatedJob], error: JetStreamProviderError) -> None:
-        for repeated in jobs:
-            report.failures.append(PublishFailure(repeated.index, repeated.job.job_id, error, certain=True))
+        return job_id == own_id and (of_any_task or task == own_task)
 
     # Once the fate of each job is known.
 
@@ -496,8 +485,6 @@ class Publication:
         report.repeated += self._unverified
         await self._verify(report)
         await self._send_taken(report, outbox)
-        self._fail(report, self._taken, TransientError(_TAKEN))
-        self._taken.clear()
         report.advised = self._advised.sequences(report)
         report.events_from = self._events_from
         if report.scheduled and self._queue and self._queue.schedules:
@@ -512,17 +499,14 @@ class Publication:
 
     async def _record(self, report: PublishReport, *, is_incomplete: bool) -> None:
         """Record what is stored, and close the manifest unless the caller waits, or a retry has something to do."""
-        if self._names and self._by_key:
+        if self._names:
             await _recorded(self._names.conclude(report))
-        is_incomplete = is_incomplete or bool(report.failures) or report.source_error is not None
         if report.extra and not is_incomplete:
             log.warning(
                 "An earlier try has stored %d jobs in %s that aren't among the jobs any more: sequences %s",
-                *(
-                    len(report.extra),
-                    report.stream or report.destination,
-                    sequence_ranges(report.extra)[:_NAMED_RANGES],
-                ),
+                len(report.extra),
+                report.stream or report.destination,
+                sequence_ranges(report.extra)[:_NAMED_RANGES],
             )
         if self._with_handle and not is_incomplete:
             await self._add_handle(report)
@@ -532,9 +516,18 @@ class Publication:
 
     async def _add_handle(self, report: PublishReport) -> None:
         """Add a handle to the report; what prevents it is logged, since the jobs are stored."""
-        cursor = self.cursor
-        if cursor is None and self._queue and self._origin:
-            cursor = _cursor_of(self._queue, report)
+        cursor, queue, stream = self.cursor, self._queue, report.destination
+        if cursor is None and queue and queue.events and self._origin and stream and stream.created:
+            cursor = Cursor(
+                queue=queue.name,
+                created=stream.created,
+                events=queue.events.name,
+                events_from=report.events_from,
+                dead_letters=queue.dead_letters.name if queue.dead_letters else None,
+                dead_letters_from=1,
+                advisory_subjects=queue.advisory_subjects,
+                audit=queue.audit.name if queue.audit else None,
+            )
         if cursor is None:
             return
         key = self._origin.key if self._origin else "_"
@@ -661,31 +654,6 @@ def _other_job(repeated: RepeatedJob, message: StoredMessage | None) -> JetStrea
         f"expected the same job under its id {job.given_id!r}, {found}, with another {differs}: give the changed"
         " job another id, or see who else publishes there"
     )
-
-
-def _cursor_of(queue: WorkQueue, report: PublishReport) -> Cursor | None:
-    """Return the cursor for a handle on the jobs of a task; ``None`` where nobody can wait for them."""
-    if queue.events is None or report.destination is None or not report.destination.created:
-        return None
-    return Cursor(
-        queue=queue.name,
-        created=report.destination.created,
-        events=queue.events.name,
-        events_from=report.events_from,
-        dead_letters=queue.dead_letters.name if queue.dead_letters else None,
-        dead_letters_from=1,
-        advisory_subjects=queue.advisory_subjects,
-        audit=queue.audit.name if queue.audit else None,
-    )
-
-
-async def _cursor_if_any(connection: Connection, queue: WorkQueue) -> Cursor | None:
-    try:
-        return await take_cursor(connection, queue) if queue.events else None
-    except JetStreamProviderError as error:
-        # Publishing needs none of it.
-        log.debug("There is no handle on jobs of %s: %s", queue.name, error)
-        return None
 
 
 async def _recorded(recording: Awaitable[None]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs, refuse_schedule
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, refuse_schedule
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject, placeholder_problem
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count
@@ -93,7 +93,7 @@ def check_min_completed(jobs: object, min_completed: object) -> None:
 def _prepare(
     jobs: Iterable[object], subject: str | None, queue: WorkQueue, job_id: JobIdSource | None, *, waits: bool
 ) -> None:
-    prepared = prepare_jobs(
+    prepared = PreparedJobs(
         jobs,
         subject=subject,
         origin=None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeAlias
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.jetstream.limits import SHOWN_VALUE
-from airflow_provider_jetstream.jetstream.publishing.job_identity import delivered_job_id
+from airflow_provider_jetstream.jetstream.publishing.job import delivered_job_id
 from airflow_provider_jetstream.jetstream.units import parse_seconds, parse_size
 from airflow_provider_jetstream.worker.errors import InvalidBodyError
 

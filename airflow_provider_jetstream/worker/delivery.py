@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT
 from airflow_provider_jetstream.jetstream.limits import SHOWN_VALUE
 from airflow_provider_jetstream.jetstream.line_text import one_line
-from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+from airflow_provider_jetstream.jetstream.publishing.job import (
     delivered_advisory,
     delivered_job_id,
     redrives_of,

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES
 from airflow_provider_jetstream.jetstream.limits import TIME
 from airflow_provider_jetstream.jetstream.line_text import shown_value
-from airflow_provider_jetstream.jetstream.publishing.job_identity import redrives_of
+from airflow_provider_jetstream.jetstream.publishing.job import redrives_of
 from airflow_provider_jetstream.jetstream.units import parse_seconds, short_text
 from airflow_provider_jetstream.worker.errors import JobExpiredError
 

@@ -16,7 +16,7 @@ from foreign_tasks import partition_of, publish_task, schedule_task
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, plan, provision, publish
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.dead_letters import stream_messages
-from testbed.face import consumer_info, prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, consumer_info, publish_prepared
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
 from testbed.queues import eventually, running_worker, stored_count
@@ -65,7 +65,7 @@ async def test_workers_share_a_consumer_and_jobs_that_fail_are_delivered_again(
 
     async with AsyncExitStack() as stack:
         jobs = [Job(str(number), f"tasks.{TYPES[number % 3]}") for number in range(TASKS)]
-        await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch="tasks"))
+        await publish_prepared(connection, PreparedJobs(jobs, subject=None, origin=None, batch="tasks"))
         for number in range(2):
             worker = Worker(queue, "worker", handler(number), settings, concurrency=10)
             await stack.enter_async_context(running_worker(worker))
@@ -98,7 +98,7 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
             )
         customers = [f"customer {number}" for number in range(TASKS)]
         jobs = [Job(name, f"tasks.{partition_of(name, PARTITIONS)}.email") for name in customers]
-        await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch="partitions"))
+        await publish_prepared(connection, PreparedJobs(jobs, subject=None, origin=None, batch="partitions"))
         await eventually(lambda: is_empty(connection), within=30)
     for number in range(PARTITIONS):
         expected = sum(partition_of(name, PARTITIONS) == number for name in customers)
@@ -128,7 +128,7 @@ async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_
     async def submit(queue: WorkQueue, batch: str, count: int) -> None:
         level = queue.name.removeprefix("TASKS_").lower()
         jobs = [Job(level, f"tasks.{level}.{TYPES[number % 3]}") for number in range(count)]
-        await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch=batch))
+        await publish_prepared(connection, PreparedJobs(jobs, subject=None, origin=None, batch=batch))
 
     started: list[str] = []
 

@@ -14,7 +14,7 @@ import yaml
 from airflow_provider_jetstream.dev.process import Process
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, cancel, provision
 from testbed.dead_letters import dead_letter_records, stream_messages
-from testbed.face import prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, publish_prepared
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class WorkerContainer:
             process.kill()
 
     async def publish(self, *jobs: Job) -> None:
-        prepared = prepare_jobs(
+        prepared = PreparedJobs(
             jobs, subject=f"{self.queue.name}.jobs", origin=None, batch=uuid4().hex, queue=self.queue
         )
         (await publish_prepared(self.connection, prepared)).raise_for_failures()

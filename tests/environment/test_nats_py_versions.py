@@ -23,7 +23,7 @@ from importlib.metadata import version
 from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.publishing.outbox import Outbox
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 
@@ -34,7 +34,7 @@ async def main():
     settings = connection_settings({"servers": (url,), "timeout": 30})
     async with connect(settings), connect(settings) as connection:
         await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
-        jobs = prepare_jobs(map(str, range(3_000)), subject=f"{name}.a", origin=None, batch="b")
+        jobs = PreparedJobs(map(str, range(3_000)), subject=f"{name}.a", origin=None, batch="b")
         report = await Outbox(connection, destination=Destination(name)).send(jobs)
         report.raise_for_failures()
         assert sorted(report.sequences) == list(range(1, 3_001))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,23 +13,16 @@ from airflow_provider_jetstream.jetstream import (
     Cursor,
     Job,
     Origin,
+    Publication,
     WaitPolicy,
     publish,
     take_cursor,
     wait,
 )
 from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.publishing.advised_jobs import (
-    AdvisedJobs,
-    Reservations,
-    advised_job_digest,
-    read_advised_jobs,
-    reported_job,
-)
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import advised_job_digest, reported_job
 from airflow_provider_jetstream.worker import Worker
 from testbed import seams
-from testbed.dead_letters import stream_messages
-from testbed.face import prepare_jobs
 from testbed.queues import eventually, make_queue, pull_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
@@ -280,33 +273,16 @@ async def test_a_thousand_jobs_of_many_waiters_end_once_each(connection: NatsPyC
     assert sorted(sequence for outcome in outcomes for sequence in outcome.completed) == sorted(report.sequences)
 
 
-def task_reservations(connection: NatsPyConnection, queue: WorkQueue, task_id: str) -> Reservations:
-    origin = Origin("dag", "run", task_id)
-    return Reservations(connection, queue, origin.key, origin)
-
-
-async def stored_reservations(connection: NatsPyConnection, name: str) -> list[int]:
-    """Return how many messages each subject of reservations has, and of their parts."""
-    messages = await stream_messages(connection, f"{name}-events", f"published.{name}.*")
-    stored = Counter(message.subject for message in messages)
-    return [count for subject, count in stored.items() if "-" in subject.rpartition(".")[2]]
+def waiting_task(task_id: str) -> Origin:
+    return Origin("dag", "run", task_id, max_tries=0)
 
 
 async def publish_reserved(
     connection: NatsPyConnection, queue: WorkQueue, task_id: str, jobs: list[Any]
 ) -> PublishReport:
     """Publish as a waiting task does."""
-    created = (await take_cursor(connection, queue)).created
-    reservations, advised = task_reservations(connection, queue, task_id), AdvisedJobs.of(queue)
-    prepared = prepare_jobs(
-        jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id), batch="", queue=queue
-    )
-    await reservations.reserve(advised, prepared.then(advised.note), created)
-    report = await publish(
-        connection, queue, jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id)
-    )
-    await reservations.record(report.advised)
-    return report
+    async with Publication(connection, queue, waiting_task(task_id), waits=True) as publication:
+        return await publication.publish(jobs, subject=f"{queue.name}.jobs.plain")
 
 
 async def test_a_task_can_not_wait_for_a_job_whose_id_another_one_awaits_on_that_subject(
@@ -314,28 +290,34 @@ async def test_a_task_can_not_wait_for_a_job_whose_id_another_one_awaits_on_that
 ) -> None:
     queue = await advised_queue(connection, name)
     report = await publish_reserved(connection, queue, "one", [image(name, "z"), image(name, "a")])
-    refused = rf"^job 0 has id 'a' on .* of {name} \(sequence 2\) that dag/run/one awaits"
+    refused = rf"^job 1 has id 'a' on .* of {name} \(sequence 2\) that dag/run/one awaits"
     with pytest.raises(JobError, match=refused):
-        await publish_reserved(connection, queue, "two", [image(name, "a")])
+        await publish_reserved(connection, queue, "two", [image(name, "b"), image(name, "a")])
     assert await stored_count(connection, name) == 2
+    # What the refused task had reserved is free.
+    await publish_reserved(connection, queue, "three", [image(name, "b")])
     # What another task that was killed for good has reserved can be released.
-    with pytest.raises(
-        JobError, match=rf"purge published\.{name}\.[0-9a-f]{{32}}-reserved from {name}-events, which ends"
-    ):
+    with pytest.raises(JobError, match=r"if that task was killed and won't run again, purge .*") as caught:
         await publish_reserved(connection, queue, "two", [image(name, "a")])
-    # A retry of the same task goes on, and other ids are free.
+    purged = re.search(rf"purge (published\.{name}\.[\w-]{{22}}-reserved) from {name}-events", str(caught.value))
+    assert purged
+    # A retry of the same task goes on.
     again = await publish_reserved(connection, queue, "one", [image(name, "z"), image(name, "a")])
     assert again.sequences == report.sequences
-    await publish_reserved(connection, queue, "three", [image(name, "c")])
     # The job has ended, although its task still waits for another one.
     for message in await pull_jobs(connection, queue, 3):
         if json.loads(message.data)["id"] == "a":
             await message.ack_sync()
     await publish_reserved(connection, queue, "two", [image(name, "a")])
+    with pytest.raises(JobError, match="that dag/run/two awaits"):
+        await publish_reserved(connection, queue, "four", [image(name, "a")])
+    await connection.api(f"STREAM.PURGE.{name}-events", {"filter": purged[1]})
+    await publish_reserved(connection, queue, "four", [image(name, "a")])
+    # The first task waits no more, and its job is stored all the same.
     with pytest.raises(JobError, match="that dag/run/one awaits"):
-        await publish_reserved(connection, queue, "four", [image(name, "z")])
-    await task_reservations(connection, queue, "one").remove()
-    await publish_reserved(connection, queue, "four", [image(name, "z")])
+        await publish_reserved(connection, queue, "five", [image(name, "z")])
+    await Publication(connection, queue, waiting_task("one")).close()
+    await publish_reserved(connection, queue, "five", [image(name, "z")])
 
 
 @pytest.mark.parametrize("sequence", [10**30, 2**64, -1, True, "7", None, 1.5, [1], {"a": 1}], ids=json.dumps)
@@ -343,21 +325,26 @@ async def test_a_forged_reservation_of_no_job_keeps_nobody_from_publishing(
     connection: NatsPyConnection, name: str, sequence: object
 ) -> None:
     queue = await advised_queue(connection, name)
+    await publish_reserved(connection, queue, "open", [image(name, "z")])
     created = (await take_cursor(connection, queue)).created
     digest = advised_job_digest(f"{name}-advisory.a", "a")
     forged = {"type": "io.airflow.jetstream.v1.reserved", "stream": name, "created": created}
+    is_open = {"key": waiting_task("open").key}
     bodies = [
-        json.dumps(forged | {"jobs": {digest: sequence}}),
-        json.dumps(forged | {"jobs": {}, "parts": [[1, sequence, "0" * 32]]}),
-        json.dumps(forged | {"jobs": {}, "parts": [[7, 1, "0" * 32]]}),
+        json.dumps(forged | is_open | {"sequence": sequence}),
+        # No such record; a job of another stream; one that is gone.
+        json.dumps(forged | {"key": "0" * 32}),
+        json.dumps(forged | is_open | {"created": "2026-01-01T00:00:00Z"}),
+        json.dumps(forged | is_open | {"stream": "other"}),
+        json.dumps(forged | is_open | {"sequence": 999}),
         json.dumps(forged) + "[" * 100_000,
         "\udcff",
     ]
     for number, body in enumerate(bodies):
-        subject = f"published.{name}.{number:032x}-reserved"
+        subject = f"published.{name}.{digest}-reserved"
         await connection.client.jetstream().publish(subject, body.encode(errors="surrogateescape"))
-    report = await publish_reserved(connection, queue, "one", [image(name, "a")])
-    assert (report.stored, list(report.advised)) == (1, [digest])
+        report = await publish_reserved(connection, queue, f"task {number}", [image(name, "a")])
+        assert (report.stored, list(report.advised)) == (1, [digest])
 
 
 async def test_of_tasks_that_reserve_the_same_at_once_at_most_one_publishes(
@@ -373,21 +360,12 @@ async def test_of_tasks_that_reserve_the_same_at_once_at_most_one_publishes(
     assert await stored_count(connection, name) == 2
 
 
-async def test_a_triggerer_finds_the_jobs_by_the_tasks_key_in_as_many_parts_as_they_need(
-    connection: NatsPyConnection, name: str
-) -> None:
-    queue = await advised_queue(connection, name, events={"name": f"{name}-events", "max_msg_size": 3_072})
-    created = (await take_cursor(connection, queue)).created
-    report = await publish_reserved(connection, queue, "many", [image(name, n) for n in range(50)])
-    key = Origin("dag", "run", "many").key
-    found = await read_advised_jobs(connection, f"{name}-events", name, key, created)
-    assert found == report.advised
-    assert len(found) == 50
-    assert await stored_reservations(connection, name) == [2, 1]
-    assert await read_advised_jobs(connection, f"{name}-events", name, key, "2026-01-01T00:00:00Z") == {}
-    assert await read_advised_jobs(connection, f"{name}-events", name, "other", created) == {}
-    await task_reservations(connection, queue, "many").remove()
-    assert await stored_reservations(connection, name) == []
+async def test_each_of_many_jobs_is_reserved(connection: NatsPyConnection, name: str) -> None:
+    queue = await advised_queue(connection, name)
+    report = await publish_reserved(connection, queue, "many", [image(name, n) for n in range(1_500)])
+    assert len(report.advised) == 1_500
+    with pytest.raises(JobError, match=rf"of {name} \(sequence 1300\) that dag/run/many awaits"):
+        await publish_reserved(connection, queue, "one", [image(name, 1_299)])
 
 
 @pytest.mark.parametrize("second_cursor", ["the same", "its own"])

@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from testbed.dead_letters import stream_messages
-from testbed.face import consumer_info, find_cancellation, prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, consumer_info, find_cancellation, publish_prepared
 from testbed.queues import (
     eventually,
     make_dead_letters,
@@ -67,7 +67,7 @@ async def _publish_scheduled(connection: NatsPyConnection, queue: WorkQueue, *jo
     for job in jobs:
         # Each by a run of its own: ids are unique among the jobs of one.
         origin = Origin("shop", uuid4().hex, "send")
-        prepared = prepare_jobs([job], subject=subject, origin=origin, batch="", queue=queue)
+        prepared = PreparedJobs([job], subject=subject, origin=origin, batch="", queue=queue)
         (await publish_prepared(connection, prepared)).raise_for_failures()
 
 

@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.contract import completion_filter, let
 from airflow_provider_jetstream.jetstream.errors import JobError, JobTooLargeError
 from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import publish_raw
-from testbed.face import Headers, LetterRecord, last_message, prepare_jobs, stream_info
+from testbed.face import Headers, LetterRecord, PreparedJobs, last_message, stream_info
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -121,7 +121,7 @@ async def test_the_largest_job_whose_copy_fits_is_published_and_one_byte_more_is
     await make_letter(connection, queue, b"x" * room)
     (first,) = (await find_dead_letters(connection, queue)).letters
     job_id = first.job_id
-    (job,) = prepare_jobs([b"x" * room], subject=f"{name}.jobs.a", origin=ORIGIN, batch="")
+    (job,) = PreparedJobs([b"x" * room], subject=f"{name}.jobs.a", origin=ORIGIN, batch="")
     assert job_id == job.message_id
     for redrives in (1, 2, 3):
         (letter,) = (await find_dead_letters(connection, queue)).letters

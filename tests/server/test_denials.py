@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
 from airflow_provider_jetstream.worker import Worker
-from testbed.face import prepare_jobs, publish_prepared, stream_info
+from testbed.face import PreparedJobs, publish_prepared, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, stored_count
 from testbed.spark_face import BlockingConnection, NatsSocket
@@ -160,7 +160,7 @@ async def test_a_job_that_had_no_answer_when_something_was_denied_may_be_stored(
 
             await other.client.subscribe("lost.*", cb=stay_silent)
             await other.client.flush()
-            jobs = prepare_jobs(["a"], subject="lost.a", origin=None, batch="b")
+            jobs = PreparedJobs(["a"], subject="lost.a", origin=None, batch="b")
             report = await publish_prepared(user, jobs, ack_timeout=ack_timeout, attempts=20)
     (failure,) = report.failures
     assert isinstance(failure.error, PermissionDeniedError)

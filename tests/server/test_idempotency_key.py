@@ -10,10 +10,10 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, JobError, Origin, PublishReport, publish
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
-from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestStore, remove_unneeded_manifests
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import TaskRecord, remove_unneeded_manifests
 from testbed import seams
 from testbed.dead_letters import stream_messages
-from testbed.face import prepare_jobs, publish_prepared, publish_until_killed, stream_info
+from testbed.face import PreparedJobs, publish_prepared, publish_until_killed, stream_info
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ async def test_another_key_another_task_and_a_run_of_that_name_are_others(
     assert (await run(connection, queue, "r", named("ab"), key="k")).duplicates == 0
     assert (await run(connection, queue, "r", named("ab"), key="l")).duplicates == 0
     origin = Origin("dag", "k", "task")
-    same_text = prepare_jobs(named("ab"), subject=f"{name}.jobs.x", origin=origin, batch="", queue=queue)
+    same_text = PreparedJobs(named("ab"), subject=f"{name}.jobs.x", origin=origin, batch="", queue=queue)
     assert (await publish_prepared(connection, same_text)).duplicates == 0
     other = replace(origin, task_id="other", idempotency_key="k")
-    others = prepare_jobs(named("ab"), subject=f"{name}.jobs.x", origin=other, batch="", queue=queue)
+    others = PreparedJobs(named("ab"), subject=f"{name}.jobs.x", origin=other, batch="", queue=queue)
     assert (await publish_prepared(connection, others)).duplicates == 0
     assert (
         len({origin.manifest_key, other.manifest_key, replace(origin, idempotency_key="k").manifest_key, origin.key})
@@ -193,9 +193,9 @@ async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_be
     monkeypatch.setattr(seams.MANIFEST_REMOVAL_MARGIN, timedelta(0))
     await remove_unneeded_manifests(connection, queue)
     key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").manifest_key
-    assert await ManifestStore(connection, name, f"{name}-events").read(key) is not None
-    (stored,) = await stream_messages(connection, f"{name}-events", manifest_subject(name, key))
-    assert stored.header("Nats-TTL") is None
+    assert await TaskRecord(connection, name, f"{name}-events", key).read() is not None
+    stored = await stream_messages(connection, f"{name}-events", manifest_subject(name, key))
+    assert {message.header("Nats-TTL") for message in stored} == {None}
 
 
 async def test_a_queue_made_anew_gets_the_jobs_again(connection: NatsPyConnection, name: str) -> None:

@@ -113,7 +113,7 @@ async def test_a_changed_body_is_refused_where_the_try_before_was_killed(
 async def test_what_the_server_has_under_a_message_id_is_compared(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, events=None)
     subject = f"{name}.jobs.x"
-    (job,) = prepared_jobs(connection, queue, [Job(b"charge", id="7")], ORIGIN)
+    (job,) = prepared_jobs(queue, [Job(b"charge", id="7")], ORIGIN)
     # Somebody else, or a try that recorded nothing.
     stranger = connection.client.jetstream()
     await stranger.publish(subject, b"refund", headers={"Nats-Msg-Id": job.message_id})

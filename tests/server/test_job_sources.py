@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, PublishRefusedError, publish
 from airflow_provider_jetstream.jetstream.errors import EventLoopError
-from testbed.face import prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, publish_prepared
 from testbed.queues import eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _SECONDS = 30
 
 
 def _jobs(name: str, items: Iterable[object] | AsyncIterable[object]) -> Iterable[Any]:
-    return prepare_jobs(items, subject=f"{name}.jobs.a", origin=None, batch=name)
+    return PreparedJobs(items, subject=f"{name}.jobs.a", origin=None, batch=name)
 
 
 class _BlockingSource:

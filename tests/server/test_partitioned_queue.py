@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import Job, WorkQueue, get_message, plan, provision
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from testbed.face import consumer_info, prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, consumer_info, publish_prepared
 from testbed.queues import pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ def _queue(name: str, partitions: int, **changes: Any) -> WorkQueue:
 async def _publish(connection: NatsPyConnection, queue: WorkQueue, *keys: str) -> None:
     jobs = [Job(key, partition_key=key) for key in keys]
     subject = f"{queue.name}.{{partition}}.email"
-    prepared = prepare_jobs(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
+    prepared = PreparedJobs(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
     (await publish_prepared(connection, prepared)).raise_for_failures()
 
 
 def partition_of(key: str, count: int) -> int:
     """Return the partition that a job is published to."""
-    jobs = prepare_jobs(
+    jobs = PreparedJobs(
         [Job(b"", partition_key=key)], subject="q.{partition}.x", origin=None, batch="", queue=_queue("q", count)
     )
     return int(next(iter(jobs)).subject.split(".")[1])

@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import stream_messages
-from testbed.face import prepare_jobs, publish_prepared, stream_info
+from testbed.face import PreparedJobs, publish_prepared, stream_info
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, running_worker, stored_count
 from testbed.rates import most_within
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterable[Any]:
-    return prepare_jobs(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
+    return PreparedJobs(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
 
 
 def _errors(report: PublishReport) -> dict[int, str]:
@@ -315,7 +315,7 @@ async def test_only_the_jobs_of_a_run_fail_that_can_not_be_sent(connection: Nats
     bodies: list[object] = [*[b"x"] * 700, object(), "\ud800", *[b"z"] * 700, too_large, *[b"w"] * 700]
     # Without the queue's name, each answer is looked at by itself.
     for batch, stream in (("a", name), ("b", None)):
-        jobs = prepare_jobs(bodies, subject=f"{name}.jobs.a", origin=None, batch=batch)
+        jobs = PreparedJobs(bodies, subject=f"{name}.jobs.a", origin=None, batch=batch)
         report = await publish_prepared(connection, jobs, stream=stream)
         assert sorted(failure.index for failure in report.failures) == [700, 701, 1402]
         assert [index for index, sequence in enumerate(report.sequences) if not sequence] == [700, 701, 1402]
@@ -458,7 +458,7 @@ async def test_a_server_that_goes_away_while_a_call_waits_for_room_ends_the_call
             await message.respond(full)
 
     await connection.client.subscribe(f"{name}.>", cb=answer_as_a_stream_that_goes)
-    jobs = prepare_jobs("abc", subject=f"{name}.a", origin=None, batch=name)
+    jobs = PreparedJobs("abc", subject=f"{name}.a", origin=None, batch=name)
     report = await publish_prepared(connection, jobs, ack_timeout=0.1, attempts=2, room_timeout=30)
     assert [failure.certain for failure in sorted(report.failures, key=lambda failure: failure.index)] == [
         False,
@@ -487,7 +487,7 @@ async def test_ten_seconds_have_no_more_jobs_than_the_rate_allows(
 
 async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
-    jobs = prepare_jobs(range(1_000), subject=f"{name}.jobs.a", origin=None, batch=name)
+    jobs = PreparedJobs(range(1_000), subject=f"{name}.jobs.a", origin=None, batch=name)
     async with asyncio.timeout(60):
         report = await publish_prepared(
             connection, jobs, rate=1, known=lambda index, _: index + 1 if index < 999 else None
@@ -512,7 +512,7 @@ async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
             read += 1
             yield number
 
-    jobs = prepare_jobs(items(), subject=f"{name}.jobs.a", origin=None, batch=name)
+    jobs = PreparedJobs(items(), subject=f"{name}.jobs.a", origin=None, batch=name)
     publishing = asyncio.create_task(publish_prepared(connection, jobs, stopped=lambda: stopped, **arguments))
     await eventually(lambda: read > sent)
     await eventually(lambda: _are_stored(connection, name, sent))

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from testbed.face import prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, publish_prepared
 from testbed.queues import eventually, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None
                 then()
             yield f"job {number}"
 
-    return prepare_jobs(bodies(), subject=f"{_NAME}.jobs.a", origin=None, batch=_NAME)
+    return PreparedJobs(bodies(), subject=f"{_NAME}.jobs.a", origin=None, batch=_NAME)
 
 
 async def _process_all(connection: NatsPyConnection) -> Counter[str]:

@@ -30,7 +30,7 @@ from testbed.dead_letters import (
     publish_raw,
     stream_messages,
 )
-from testbed.face import prepare_jobs, publish_prepared, summarise_dead_letters
+from testbed.face import PreparedJobs, publish_prepared, summarise_dead_letters
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -358,7 +358,7 @@ QUEUE_JOBS = WorkQueue(
 
 async def publish_jobs_queue(connection: NatsPyConnection, kind: str, count: int) -> PublishReport:
     bodies = (f"{kind}-{number}" for number in range(count))
-    jobs = prepare_jobs(bodies, subject=f"jobs.{kind}.my_job_id", origin=None, batch=f"{kind}-{count}")
+    jobs = PreparedJobs(bodies, subject=f"jobs.{kind}.my_job_id", origin=None, batch=f"{kind}-{count}")
     return await publish_prepared(connection, jobs)
 
 

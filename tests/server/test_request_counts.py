@@ -52,7 +52,7 @@ async def test_publishing_one_job_takes_one_request(
     assert subjects == [f"{name}.jobs.x"]
 
 
-async def test_publishing_one_job_as_a_task_takes_three_requests_and_two_for_its_manifest(
+async def test_publishing_one_job_as_a_task_takes_two_requests_and_two_for_its_manifest(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
@@ -61,9 +61,8 @@ async def test_publishing_one_job_as_a_task_takes_three_requests_and_two_for_its
     with published_subjects(connection, monkeypatch) as subjects:
         await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
     record = f"published.{name}.{origin.key}"
-    # Three requests; the two records make a retry, and a cleared task, publish what they should.
-    one_record = f"$JS.API.STREAM.PURGE.{name}-events"
-    assert subjects == [f"$JS.API.STREAM.INFO.{name}", record, f"{name}.jobs.x", record, one_record]
+    # The two records make a retry, and a cleared task, publish what they should.
+    assert subjects == [f"$JS.API.STREAM.INFO.{name}", record, f"{name}.jobs.x", record]
 
 
 async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_publishes(

@@ -30,7 +30,7 @@ from airflow_provider_jetstream.jetstream.contract import copy_subject
 from airflow_provider_jetstream.jetstream.errors import JobError, ServerTooOldError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.dead_letters import stream_messages
-from testbed.face import consumer_info, last_message, prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, consumer_info, last_message, publish_prepared
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -74,7 +74,7 @@ async def _publish(
     connection: NatsPyConnection, queue: WorkQueue, *jobs: Job, origin: Origin | None = None
 ) -> PublishReport:
     subject = f"{queue.name}.jobs.a"
-    prepared = prepare_jobs(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
+    prepared = PreparedJobs(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
     report = await publish_prepared(connection, prepared)
     report.raise_for_failures()
     return report
@@ -498,7 +498,7 @@ async def test_publishing_refuses_a_time_that_workers_could_not_parse(
     queue = await make_timed_queue(connection, name)
     jobs = [Job("job", f"{name}.jobs.a", headers={HEADER: value})]
     with pytest.raises(JobError, match=f"job 0, header {HEADER}: expected a time such as"):
-        list(prepare_jobs(jobs, subject=None, origin=None, batch="b", queue=queue))
+        list(PreparedJobs(jobs, subject=None, origin=None, batch="b", queue=queue))
     # Another queue may have its own use for the header.
     other = await make_queue(connection, f"{name}-other")
-    assert list(prepare_jobs(jobs, subject=None, origin=None, batch="b", queue=other))
+    assert list(PreparedJobs(jobs, subject=None, origin=None, batch="b", queue=other))

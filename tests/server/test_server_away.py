@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream import PublishIncompleteError, connect, connection_settings, publish
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueFullError, TransientError, UnreachableError
-from testbed.face import prepare_jobs, publish_prepared
+from testbed.face import PreparedJobs, publish_prepared
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually, make_queue, process_all
@@ -38,7 +38,7 @@ async def _connected(*servers: str, **settings: Any) -> AsyncIterator[NatsPyConn
 
 
 def _jobs(count: int, batch: str = _NAME) -> Iterable[Any]:
-    return prepare_jobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
+    return PreparedJobs([f"job {n}" for n in range(count)], subject=f"{_NAME}.jobs.a", origin=None, batch=batch)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ async def test_a_server_that_can_store_nothing_for_too_long_ends_the_call(
         await message.respond(json.dumps({"error": refusal, "stream": name}).encode())
 
     await connection.client.subscribe(f"{name}.>", cb=answer_as_a_server_without_a_leader)
-    jobs = prepare_jobs(["a", "b"], subject=f"{name}.jobs.a", origin=None, batch=name)
+    jobs = PreparedJobs(["a", "b"], subject=f"{name}.jobs.a", origin=None, batch=name)
     report = await asyncio.wait_for(publish_prepared(connection, jobs, away_timeout=0.5), _SECONDS)
     assert report.stored == 0
     assert [failure.certain for failure in report.failures] == [True, True]

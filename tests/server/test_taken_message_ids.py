@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream import (
     publish,
 )
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import salted_id
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from testbed.dead_letters import stream_messages
@@ -40,20 +41,17 @@ JOBS = [Job(b"pay 1", id="p1"), b"pay 2", Job({"pay": 3}, headers={"Tenant": "a"
 BODIES = [b"pay 1", b"pay 2", b'{"pay":3}', b"\xff\x00"]
 
 
-def prepared_jobs(
-    connection: NatsPyConnection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
-) -> list[OutgoingJob]:
+def prepared_jobs(queue: WorkQueue, jobs: Iterable[object], origin: Origin) -> list[OutgoingJob]:
     """Return the jobs that a task is going to store on the queue's first subject, as anybody can compute them."""
-    publication = Publication(connection, queue, origin)
-    publication._by_key = queue.events is not None  # noqa: SLF001
-    return list(publication._prepare(jobs, f"{queue.name}.jobs.x", None))  # noqa: SLF001
+    by_key = queue.events is not None
+    return list(PreparedJobs(jobs, subject=f"{queue.name}.jobs.x", origin=origin, batch="", queue=queue, by_key=by_key))
 
 
 async def prepared(
     connection: NatsPyConnection, queue: WorkQueue, jobs: Sequence[Any], origin: Origin = ORIGIN
 ) -> list[OutgoingJob]:
     """Return the jobs that a task is going to store, as anybody can compute them who knows its names."""
-    return prepared_jobs(connection, queue, jobs, origin)
+    return prepared_jobs(queue, jobs, origin)
 
 
 async def take(
@@ -258,7 +256,7 @@ async def test_without_events_a_job_whose_id_is_taken_fails_by_its_index(
 ) -> None:
     queue = await make_queue(connection, name, events=None)
     origin = Origin("billing", "run", "send")
-    first, second = prepared_jobs(connection, queue, [b"a", b"b"], origin)
+    first, second = prepared_jobs(queue, [b"a", b"b"], origin)
     await take(connection, second, b"EVIL")
     with pytest.raises(PublishIncompleteError, match=r"job 1 .* is not stored: .*another one there \(sequence 1\)"):
         await send(connection, queue, [b"a", b"b"], origin)

@@ -28,16 +28,17 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins, resolve_origins
+from airflow_provider_jetstream.jetstream.origin import TaskTry
 from airflow_provider_jetstream.jetstream.publishing import manifest_record
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
-    ManifestStore,
+    TaskRecord,
     parse_manifest_record,
     remove_unneeded_manifests,
 )
 from testbed import seams
 from testbed.dead_letters import change_stream, publish_raw, stream_messages
-from testbed.face import prepare_jobs, publish_prepared, stream_info, summarise_dead_letters
+from testbed.face import PreparedJobs, publish_prepared, stream_info, summarise_dead_letters
 from testbed.queues import (
     eventually,
     exhaust_deliveries,
@@ -82,7 +83,7 @@ async def publish_as(connection: NatsPyConnection, queue: WorkQueue, origin: Ori
 
 
 async def record_of(connection: NatsPyConnection, queue: WorkQueue, origin: Origin = ORIGIN) -> ManifestRecord:
-    stored = await ManifestStore(connection, queue.name, f"{queue.name}-events").read(origin.key)
+    stored = await TaskRecord(connection, queue.name, f"{queue.name}-events", origin.key).read()
     assert stored is not None
     return stored.record
 
@@ -268,7 +269,7 @@ async def test_a_redrive_leaves_the_log_of_a_task_that_waits_as_it_is(connection
     queue = await make_queue(connection, name)
     log = Manifest(connection, queue, ORIGIN)
     assert await log.begin(await stream_info(connection, name)) is not None
-    jobs = prepare_jobs([b"a"], subject=f"{name}.jobs.a", origin=ORIGIN, batch="", by_key=True)
+    jobs = PreparedJobs([b"a"], subject=f"{name}.jobs.a", origin=ORIGIN, batch="", by_key=True)
     report = await publish_prepared(connection, jobs)
     await log.record_stored(report)
     await exhaust_deliveries(connection, queue, 1)
@@ -320,8 +321,8 @@ async def test_an_older_server_is_warned_of(
         await provision(connection, queue := small_queue(name))
     assert f"The server is older than 2.11, so {name}-events forgets after 7d which tasks published" in caplog.text
     await publish_as(connection, queue, ORIGIN, b"a")
-    (message,) = await stream_messages(connection, f"{name}-events")
-    assert message.header("Nats-TTL") is None
+    messages = await stream_messages(connection, f"{name}-events")
+    assert {message.header("Nats-TTL") for message in messages} == {None}
     assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
 
 
@@ -451,7 +452,7 @@ async def publish_try(connection: NatsPyConnection, queue: WorkQueue, jobs: Iter
     """Publish as a try of an operator that is killed before it records what it has stored."""
     log, record, _ = await begin(connection, queue)
     origin = replace(RECORDS_ORIGIN, round=record.round)
-    prepared = prepare_jobs(jobs, subject=f"{queue.name}.jobs.a", origin=origin, batch="", queue=queue, by_key=True)
+    prepared = PreparedJobs(jobs, subject=f"{queue.name}.jobs.a", origin=origin, batch="", queue=queue, by_key=True)
     return await publish_prepared(connection, prepared, known=log.sequence_of)
 
 
@@ -489,7 +490,7 @@ async def test_garbage_in_the_place_of_a_record_keeps_no_task_from_publishing(
     queue = await make_queue(connection, name)
     if body == b"forged":
         await publish_as_records(connection, queue, OTHER, b"x")
-        (forged,) = await stream_messages(connection, f"{name}-events", manifest_subject(name, OTHER.key))
+        *_, forged = await stream_messages(connection, f"{name}-events", manifest_subject(name, OTHER.key))
         body = forged.data
     await store_raw(connection, queue, RECORDS_ORIGIN.key, body)
     log, record, _ = await begin(connection, queue)
@@ -620,14 +621,15 @@ async def old_record(connection: NatsPyConnection, queue: WorkQueue, origin: Ori
     """Publish a job as a task and finish it; return the task's record."""
     await publish_as_records(connection, queue, origin, b"a")
     await process_all(connection, queue)
-    (message,) = await stream_messages(connection, f"{queue.name}-events", manifest_subject(queue.name, origin.key))
+    begun, message = await stream_messages(connection, f"{queue.name}-events", manifest_subject(queue.name, origin.key))
+    assert begun.header("Nats-TTL") == message.header("Nats-TTL") == "never"
     record = parse_manifest_record(message.data)
     assert record is not None
     if fields:
         changed = record.model_copy(update=fields).model_dump_json(by_alias=True, exclude_none=True)
         subject, never = manifest_subject(queue.name, origin.key), {"Nats-TTL": "never"}
         await connection.client.jetstream().publish(subject, changed.encode(), headers=never)
-        await connection.api(f"STREAM.MSG.DELETE.{queue.name}-events", {"seq": message.sequence})
+        await connection.api(f"STREAM.PURGE.{queue.name}-events", {"filter": subject, "keep": 1})
     return record
 
 
@@ -662,12 +664,10 @@ async def test_records_that_parked_letters_need_do_not_keep_all_later_ones(
     for sequence in (1, 2):
         await connection.client.jetstream().publish(f"parked.{name}.worker.{sequence}", b"a", headers=headers)
     await asyncio.sleep(0.2)
-    removed = 0
     for _ in range(50):
-        removed += await remove_unneeded_manifests(connection, queue, at_most=2)
-    assert removed == 2
+        await remove_unneeded_manifests(connection, queue, at_most=2)
     left = await stream_messages(connection, f"{name}-events", f"published.{name}.*")
-    assert [json.loads(message.data)["map_index"] for message in left] == [0, 1]
+    assert {json.loads(message.data)["map_index"] for message in left} == {0, 1}
 
 
 @pytest.mark.slow
@@ -703,3 +703,37 @@ async def test_a_record_that_is_replaced_meanwhile_still_names_its_schedules(
     await remove_unneeded_manifests(connection, queue)
     last = (await stream_messages(connection, f"{name}-events", f"published.{name}.*"))[-1]
     assert json.loads(last.data)["scheduled"] is True
+
+
+@pytest.mark.usefixtures("without_margin")
+async def test_the_record_of_the_beginning_stays_beside_the_last_one_and_goes_with_it(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, **forgetful_records(name, "600ms"))
+    subject, task = manifest_subject(name, ORIGIN.key), replace(ORIGIN, max_tries=0)
+
+    async def records() -> list[bool]:
+        return [
+            json.loads(message.data)["closed"]
+            for message in await stream_messages(connection, f"{name}-events", subject)
+        ]
+
+    assert await publish_as(connection, queue, task, b"a") == [1]
+    assert await records() == [False, True]
+    # A retry stores nothing again, and leaves one record; a clear publishes anew.
+    assert await publish_as(connection, queue, task, b"a") == [1]
+    assert await records() == [True]
+    assert await publish_as(connection, queue, replace(task, max_tries=1), b"a") == [2]
+    # A run of the same name that was made again has records of its own.
+    again = replace(task, max_tries=0, attempt=TaskTry(run_started="later", number=1))
+    earlier = replace(OTHER, max_tries=0, attempt=TaskTry(run_started="before", number=1))
+    assert await publish_as(connection, queue, earlier, b"a") == [3]
+    assert await publish_as(connection, queue, replace(earlier, attempt=again.attempt), b"a") == [4]
+    await process_all(connection, queue)
+
+    async def are_gone() -> bool:
+        await remove_unneeded_manifests(connection, queue)
+        left = await stream_messages(connection, f"{name}-events", f"published.{name}.*")
+        return not {subject, manifest_subject(name, OTHER.key)} & {message.subject for message in left}
+
+    await eventually(are_gone)

@@ -40,25 +40,25 @@ _DEEP = {
     # What is stored of a letter, and the queries of it: each depends on what the other holds.
     "jetstream.dead_letters.table": 700,
     # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
-    "jetstream.publishing.manifest": 800,
+    "jetstream.publishing.manifest": 700,
     # The stored form of these facts, who may change it, and when it can go.
-    "jetstream.publishing.manifest_record": 580,
+    "jetstream.publishing.manifest_record": 570,
     # What a table of stored jobs, a search and an answer of the server prove about one job.
-    "jetstream.publishing.stored_jobs": 650,
+    "jetstream.publishing.stored_jobs": 535,
     # What makes a job's identity, for many at once and for one: both have to give the same.
-    "jetstream.publishing.preparation": 660,
+    "jetstream.publishing.preparation": 590,
     # What a schedule may be, what is stored of it, and what becomes of it.
-    "jetstream.publishing.schedules": 400,
+    "jetstream.publishing.schedules": 385,
     # Which stored jobs a change of filters concerns, and in which order the server takes it: one decision.
     "jetstream.provisioning.consumer_steps": 430,
     # Cursor, manifest and handle of one publication, and what retry, clear and re-created run mean for them.
-    "jetstream.publication": 720,
+    "jetstream.publication": 670,
     # Each operation twice, blocking and awaited, with what it takes.
     "hooks.jetstream": 480,
     # Most of it documents and checks the arguments of one operator.
     "operators.publish": 340,
     # What is in flight, what a full queue holds back, and why nothing more is sent: each answer changes all three.
-    "jetstream.publishing.outbox": 760,
+    "jetstream.publishing.outbox": 690,
     # What is read of each stream, what is decided of it, and who gets it, of jobs and of the new jobs of redriven ones.
     "jetstream.waiting.follower": 760,
     # One report a job: how it is read, held, stored, and found again; with the ids that no end tells.
@@ -85,7 +85,7 @@ _DEEP = {
     # All reads of that evidence, so that their order shows.
     "jetstream.dead_letters.facts": 420,
     # One loop: what is pulled, looked for, stored and acknowledged.
-    "jetstream.mover": 620,
+    "jetstream.mover": 650,
     # All roles, side by side.
     "jetstream.roles.permissions": 400,
     # What becomes of each row in flight, and of the connection under it.

@@ -203,4 +203,4 @@ def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without() -> Non
         "jetstream.dead_letters.kept_headers",
         "jetstream.dead_letters.record_origin",
     }
-    assert own & {"jetstream.publication", "jetstream.publishing.job", "jetstream.queue.discovery"} == set()
+    assert own & {"jetstream.publication", "jetstream.publishing.outbox", "jetstream.queue.discovery"} == set()

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, job_id_of
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 
 _ORIGIN = Origin("orders", "manual__2026-01-01T00:00:00+00:00", "publish", 3)
 
@@ -23,7 +22,7 @@ _json = st.recursive(
 
 
 def _prepared(*items: object, subject: str | None = "q.a", origin: Origin | None = _ORIGIN) -> list[OutgoingJob]:
-    return list(prepare_jobs(items, subject=subject, origin=origin, batch="batch"))
+    return list(PreparedJobs(items, subject=subject, origin=origin, batch="batch"))
 
 
 @given(_json.filter(lambda value: not isinstance(value, str)))
@@ -84,7 +83,7 @@ def test_a_body_that_cannot_be_serialised_is_refused_with_its_type(body: object,
     ],
 )
 def test_a_header_says_only_what_nothing_else_says(job: Job, job_id: str | None, headers: dict[str, str]) -> None:
-    (prepared,) = prepare_jobs([job], subject="orders.new", origin=_ORIGIN, batch="", by_key=True)
+    (prepared,) = PreparedJobs([job], subject="orders.new", origin=_ORIGIN, batch="", by_key=True)
     identity = {name: value for name, value in prepared.headers.items() if name.startswith("Job-")}
     assert identity == headers
     assert prepared.body is not None

@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.client.headers import wire_size
 from airflow_provider_jetstream.jetstream.errors import JobTooLargeError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from testbed.queues import small_queue
 
@@ -97,10 +97,10 @@ def test_the_numbers_are_documented() -> None:
 )
 def test_what_is_prepared_fits_and_what_is_refused_does_not(job: Job, size: int, by_key: bool) -> None:  # noqa: FBT001
     limit = SizeLimit("q", size, redriven=False)
-    (unlimited,) = prepare_jobs([job], subject="q.a", origin=_ORIGIN, batch="", by_key=by_key)
+    (unlimited,) = PreparedJobs([job], subject="q.a", origin=_ORIGIN, batch="", by_key=by_key)
     assert unlimited.body is not None
     try:
-        (outgoing,) = prepare_jobs([job], subject="q.a", origin=_ORIGIN, batch="", by_key=by_key, limit=limit)
+        (outgoing,) = PreparedJobs([job], subject="q.a", origin=_ORIGIN, batch="", by_key=by_key, limit=limit)
     except JobTooLargeError:
         assert len(unlimited.body) + wire_size(unlimited.headers) > size
     else:

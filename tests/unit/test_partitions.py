@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -83,7 +83,7 @@ def test_invalid_partitions_are_refused(changes: dict[str, Any], message: str) -
 
 
 def _subjects(*jobs: object, subject: str | None = "tasks.{partition}.email", queue: WorkQueue | None) -> list[str]:
-    return [job.subject for job in prepare_jobs(jobs, subject=subject, origin=None, batch="b", queue=queue)]
+    return [job.subject for job in PreparedJobs(jobs, subject=subject, origin=None, batch="b", queue=queue)]
 
 
 @pytest.mark.parametrize(

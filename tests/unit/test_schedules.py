@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.publishing.schedules import schedule_once, schedule_repeated
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -28,7 +28,7 @@ def _queue(**changes: Any) -> WorkQueue:
 
 
 def _prepared(job: Job, queue: WorkQueue | None, origin: Origin | None = None) -> OutgoingJob:
-    (outgoing,) = prepare_jobs([job], subject="q.a", origin=origin, batch="batch", queue=queue)
+    (outgoing,) = PreparedJobs([job], subject="q.a", origin=origin, batch="batch", queue=queue)
     return outgoing
 
 

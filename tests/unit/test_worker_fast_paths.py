@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.wire import DeliveryForm, FrameReader, encode_message, encode_requests
 from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, MSG_ID, TRACE_PARENT, end_id
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+from airflow_provider_jetstream.jetstream.publishing.job import (
     advisory_of,
     delivered_advisory,
     delivered_job_id,

@@ -35,7 +35,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 from airflow_provider_jetstream.jetstream.errors import JobError, NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.limits import EVENT_ID
 from airflow_provider_jetstream.jetstream.line_text import shown_value
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
+from airflow_provider_jetstream.jetstream.publishing.job import job_id_of
 from airflow_provider_jetstream.jetstream.publishing.schedules import remove_schedules
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 

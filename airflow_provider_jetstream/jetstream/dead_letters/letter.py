@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     TASK_ID,
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
+from airflow_provider_jetstream.jetstream.publishing.job import job_id_of, redrives_of
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.inspection.health import inspect_consumers
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
+from airflow_provider_jetstream.jetstream.publishing.job import job_id_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping

@@ -16,8 +16,7 @@ from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_numbered, encode_subject
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID
 from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, URL_SAFE
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
-from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, body_field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -34,13 +34,10 @@ _PAUSE: Final = 0.001
 
 
 class JobReader:
-    """Reads jobs ahead of the sender, and ends their source when it is left.
+    """Reads jobs ahead of the sender, so many at most, and ends their source when it is left.
 
     Jobs of a list are prepared before the first is returned. Those of another source become a batch when there are
     enough of them, or when the sender has no other: then it prepares them itself, since the source may block.
-
-    :param jobs: read in the thread only, and with it whatever generators it is made of
-    :param ahead: how many jobs may be read ahead
     """
 
     def __init__(self, jobs: PreparedJobs | Iterable[Batch], ahead: int) -> None:
@@ -77,7 +74,8 @@ class JobReader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cancel()
+        self._is_cancelled = True
+        self._room.set()
         if self._future:
             self._future.cancel()
         try:
@@ -94,11 +92,7 @@ class JobReader:
         return self._error if self._has_ended and not self._read else None
 
     def take_ready(self, count: int, size: int) -> list[Batch]:
-        """Return the next jobs that are there.
-
-        :param count: how many at most
-        :param size: of the bodies together, at most unless there is only one
-        """
+        """Return the next jobs that are there, at most as many and as large, or one."""
         taken: list[Batch] = []
         while count > 0 and (self._read or (not taken and self._prepare_at_once())):
             batch, start = self._read[0], self._offset
@@ -130,10 +124,7 @@ class JobReader:
         return self._has_ended and not self._read and not self._unprepared
 
     async def wait(self, seconds: float) -> None:
-        """Wait until there is a job, or the jobs have ended.
-
-        :param seconds: for how long at most
-        """
+        """Wait until there is a job, or the jobs have ended, for so long at most."""
         if self._took_some:
             self._took_some = False
             await asyncio.sleep(min(_GATHER, seconds))
@@ -147,11 +138,6 @@ class JobReader:
                 await self._available.wait()
         except TimeoutError:
             return
-
-    def _cancel(self) -> None:
-        """Make the thread read no more."""
-        self._is_cancelled = True
-        self._room.set()
 
     # In the thread.
 
@@ -238,8 +224,8 @@ class JobReader:
         for batch in jobs.prepare(items):
             self._append(batch)
         if jobs.error:
-            self._error, self._has_ended = jobs.error, True
-            self._cancel()
+            self._error, self._has_ended, self._is_cancelled = jobs.error, True, True
+            self._room.set()
 
     def _append(self, batch: Batch) -> None:
         self._bytes_read += batch.size
@@ -268,10 +254,7 @@ class JobReader:
 
 
 async def read_all(jobs: PreparedJobs) -> list[Batch]:
-    """Read jobs that have to be known all at once.
-
-    :raises BaseException: what their source raised
-    """
+    """Read jobs that have to be known all at once."""
     read: list[Batch] = []
     async with JobReader(jobs, _AT_ONCE) as reader:
         while True:

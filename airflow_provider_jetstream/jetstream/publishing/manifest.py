@@ -28,26 +28,15 @@ from uuid import uuid4
 from pydantic import TypeAdapter
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentWriter, read_parts
-from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, TaskTry, digest_of
-from airflow_provider_jetstream.jetstream.publishing.advised_jobs import Reservations
 from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import (
-    CONFLICTS,
     ManifestRecord,
-    ManifestStore,
     StoredRecord,
-    following_record,
-    new_record,
-    parse_manifest_record,
-    published_record,
+    TaskRecord,
     remove_unneeded_manifests,
-    resumed_record,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED, index_runs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, find_stored_jobs
@@ -77,8 +66,6 @@ _MAX_FURTHER_RUNS: Final = 8
 # What :meth:`TaskTry.follows` returns at least for a try of the same run; less after a clear.
 _SAME_START: Final = 2
 
-_WRONG_STREAM: Final = 10060
-
 ROW_BYTES: Final = 32
 # In the sequence of a row: it isn't known whether the message that has the id of the job was the job.
 UNVERIFIED: Final = 1 << 63
@@ -95,85 +82,34 @@ _REFERENCE_BYTES: Final = 72
 _LINES: Final = TypeAdapter(list[str])
 
 
-class _TaskRecord:
-    """The record under one key, as it was last seen, and its changes."""
+def _record_under(connection: Connection, queue: WorkQueue, key: str) -> TaskRecord:
+    return TaskRecord(connection, queue.name, str(queue.events.name if queue.events else ""), key)
 
-    def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin, key: str) -> None:
-        self._connection = connection
-        self._queue = queue
-        self._origin = origin
-        self._key = key
-        self._events = str(queue.events.name if queue.events else "")
-        self._records = ManifestStore(connection, queue.name, self._events)
-        self._stored: StoredRecord | None = None
 
-    @property
-    def position(self) -> int:
-        """The sequence in the events stream of what was stored last; 1 where nothing was."""
-        return self._stored.sequence if self._stored else 1
-
-    async def _is_first(self, record: ManifestRecord) -> bool | None:
-        """Store a record if there is none, and return true; ``None`` where no events stream captures such records.
-
-        Most tasks are first tries: the condition saves them the request for an earlier record.
-
-        :raises ApiError: it couldn't be stored for another reason than that there is one
-        :raises TransientError: it isn't known whether it is stored
-        """
-        try:
-            self._stored = await self._records.store(self._key, record, after=0)
-        except ApiError as error:
-            if error.err_code in CONFLICTS:
-                return False
-            if error.err_code == _WRONG_STREAM:
-                return None
-            raise
-        except TransientError:
-            if await self._is_captured():
-                raise
-            return None
-        return True
-
-    async def _is_captured(self) -> bool:
-        try:
-            subjects = (await stream_info(self._connection, self._events))["config"].get("subjects") or []
-        except NotFoundError:
-            return False
-        return covered_by_any(subjects, manifest_filter(self._queue.name))
-
-    async def _remove_older(self) -> None:
+async def _remove_unneeded(connection: Connection, queue: WorkQueue, record: TaskRecord) -> None:
+    if record.stored and record.stored.sequence % _REMOVAL_INTERVAL == 0:
         with suppress(ApiError, TransientError):
-            if self._stored:
-                await self._records.remove_older(self._key, self._stored.sequence)
-
-    async def _remove_unneeded(self) -> None:
-        if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:
-            with suppress(ApiError, TransientError):
-                await remove_unneeded_manifests(self._connection, self._queue)
+            await remove_unneeded_manifests(connection, queue)
 
 
-class NamedTask(_TaskRecord):
-    """The record that names a task by its key, where the manifest of what it publishes has another key, or is none.
-
-    :param origin: the task
-    """
+class NamedTask:
+    """The record that names a task by its key, where the manifest of what it publishes has another key, or is none."""
 
     def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin) -> None:
-        task = replace(origin, idempotency_key=None, operation=None, is_further_run=False)
-        super().__init__(connection, queue, task, origin.key)
+        self._connection, self._queue = connection, queue
+        self._origin = replace(origin, idempotency_key=None, operation=None, is_further_run=False)
+        self._record = _record_under(connection, queue, origin.key)
         self._opened = False
 
-    async def announce(self, info: Mapping[str, Any]) -> bool:
-        """Store the record before anything is published.
+    async def announce(self, info: Mapping[str, Any]) -> int | None:
+        """Store the record before anything is published, and return its sequence; ``None`` where none can be stored.
 
         :param info: the work queue's STREAM.INFO, read before anything is published
-        :return: whether a record names the task now
         """
-        record = new_record(self._queue.name, info, self._origin)
-        is_first = await self._is_first(record)
-        if is_first is not False:
+        record = ManifestRecord.new(self._queue.name, info, self._origin)
+        if (is_first := await self._record.begin(record)) is not False:
             self._opened = bool(is_first)
-            return self._opened
+            return self._record.position if is_first else None
 
         def reopened(earlier: ManifestRecord | None) -> ManifestRecord | None:
             if earlier is None:
@@ -184,27 +120,23 @@ class NamedTask(_TaskRecord):
             self._opened = earlier.closed and not is_manifest
             if earlier.closed and is_manifest:
                 return earlier.model_copy(update={"last_job": None})
-            return following_record(record, earlier, number=earlier.round) if earlier.closed else None
+            return earlier.followed_by(record, number=earlier.round) if earlier.closed else None
 
-        self._stored = await self._records.update(self._key, reopened)
-        return self._stored is not None
+        stored = await self._record.update(reopened)
+        return stored.sequence if stored else None
 
     async def conclude(self, report: PublishReport) -> None:
         """Record what was published after :meth:`announce`."""
-        if not self._stored:
+        if not self._record.stored:
             return
         closed = {"closed": True, "published": report.job_count} if self._opened else {}
-        last_seen = self._stored.record
-
-        def concluded(stored: ManifestRecord | None) -> ManifestRecord:
-            return published_record(stored or last_seen, report).model_copy(update=closed)
-
-        self._stored = await self._records.update(self._key, concluded, self._stored)
-        await self._remove_older()
-        await self._remove_unneeded()
+        seen = self._record.stored.record
+        await self._record.update(lambda stored: (stored or seen).with_published(report).model_copy(update=closed))
+        await self._record.remove_older()
+        await _remove_unneeded(self._connection, self._queue, self._record)
 
 
-class Manifest(_TaskRecord):
+class Manifest:
     """The manifest of one task, or of one idempotency key.
 
     :param origin: the task, whose tries have one manifest; or the program that publishes for its key
@@ -214,11 +146,12 @@ class Manifest(_TaskRecord):
     """
 
     def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin) -> None:
-        super().__init__(connection, queue, origin, origin.manifest_key)
-        # That of the first run of this name; another run of the same name has one of its own.
-        self._first_key = self._key
+        self._connection = connection
+        self._queue = queue
+        self._origin = origin
+        self._record = self._first = _record_under(connection, queue, origin.manifest_key)
         self._is_shared = origin.idempotency_key is not None
-        self._rows = ManifestRows(connection, queue, self._document(""))
+        self._rows = self._new_rows("")
         self.known = StoredJobs()
         self._begun: ManifestRecord | None = None
         self._is_of_other_runs = False
@@ -226,8 +159,17 @@ class Manifest(_TaskRecord):
         self.unrecorded_from = 1
         self._save_at = time.monotonic() + _SAVE_INTERVAL
 
+    @property
+    def position(self) -> int:
+        """The sequence in the events stream of its record."""
+        return self._record.position
+
+    def _new_rows(self, created: str) -> _Rows:
+        return _Rows(self._connection, self._queue, self._document(created))
+
     def _document(self, created: str) -> DocumentName:
-        return DocumentName(self._events, self._queue.name, "jobs", self._key, created)
+        events = str(self._queue.events.name if self._queue.events else "")
+        return DocumentName(events, self._queue.name, "jobs", self._record.key, created)
 
     # Whether this try goes on with the jobs of an earlier one.
 
@@ -245,12 +187,12 @@ class Manifest(_TaskRecord):
         :param have_ended: returns whether all jobs of a manifest have ended for which waiting is over
         :return: the record; ``None`` where the events stream captures no such records
         """
-        record = new_record(self._queue.name, info, self._origin, cursor)
-        is_first = await self._is_first(record)
+        record = ManifestRecord.new(self._queue.name, info, self._origin, cursor)
+        is_first = await self._record.begin(record)
         if is_first is None:
             return None
         self.unrecorded_from = record.queue_from
-        self._rows = ManifestRows(self._connection, self._queue, self._document(record.created))
+        self._rows = self._new_rows(record.created)
         self._begun = record if is_first else await self._resumed(record, have_ended)
         return self._begun
 
@@ -266,7 +208,7 @@ class Manifest(_TaskRecord):
             record = record.model_copy(update={"is_further_run": self._origin.is_further_run})
         else:
             record, stored = await self._begin_further_run(record, stored), None
-        self._rows = ManifestRows(self._connection, self._queue, self._document(record.created))
+        self._rows = self._new_rows(record.created)
         before = stored.record if stored and stored.record.created == record.created else None
         # All of its jobs have ended by now, though its waiting was over before.
         ended_at = before.began_at if before and before.over and have_ended and await have_ended(before) else None
@@ -276,12 +218,16 @@ class Manifest(_TaskRecord):
             nonlocal continued
             if earlier is None:
                 return record
-            if earlier.created == record.created and self._continues(earlier, has_ended=ended_at == earlier.began_at):
+            is_retry = self._origin.max_tries is not None and earlier.max_tries == self._origin.max_tries
+            # Otherwise the task was cleared.
+            is_open = not (earlier.closed or ended_at == earlier.began_at)
+            if earlier.created == record.created and (self._is_shared or is_retry or is_open):
                 continued = earlier
-                return resumed_record(earlier, record)
-            return following_record(record, earlier, number=earlier.round + 1)
+                return earlier.resumed_by(record)
+            return earlier.followed_by(record, number=earlier.round + 1)
 
-        self._stored = await self._records.update(self._key, next_round, stored)
+        self._record.stored = stored
+        stored = await self._record.update(next_round)
         if continued is not None:
             self._is_of_other_runs = self._is_shared and continued.closed
             # Runs of one idempotency key may publish at the same time.
@@ -290,12 +236,7 @@ class Manifest(_TaskRecord):
             await self._read_known(continued)
             if continued.max_tries != record.max_tries:
                 self.known.forget_unverified()
-        return self._stored.record if self._stored else record
-
-    def _continues(self, earlier: ManifestRecord, *, has_ended: bool) -> bool:
-        """Return whether a try goes on with the jobs of an earlier one; otherwise the task was cleared."""
-        is_retry = self._origin.max_tries is not None and earlier.max_tries == self._origin.max_tries
-        return self._is_shared or is_retry or not (earlier.closed or has_ended)
+        return stored.record if stored else record
 
     async def _read_known(self, earlier: ManifestRecord) -> None:
         """Read which jobs earlier tries have stored: from the rows, and by a search where these don't have all.
@@ -313,23 +254,19 @@ class Manifest(_TaskRecord):
                 # The events stream has forgotten it.
                 search_from = earlier.queue_from
                 continue
-            for digest, body_digest, sequence in unpacked_rows(part):
+            for digest, body_digest, sequence in _unpacked(part):
                 if sequence >= UNVERIFIED:
                     known.add_unverified(digest, sequence - UNVERIFIED)
                 elif not sequence or not known.add(digest, body_digest, sequence):
                     continue
                 if self._is_shared:
                     self._rows.add(digest, body_digest, sequence)
-        if search_from is None:
-            return
-        # Also within the duplicate window: a server that was restarted has forgotten the ids of jobs that are done.
-        await find_stored_jobs(
-            self._connection,
-            self._queue,
-            known,
-            queue_from=search_from,
-            events_from=earlier.position("events_from") or 1,
-        )
+        if search_from is not None:
+            # Also within the duplicate window: a server that was restarted has forgotten the ids of jobs that are done.
+            events_from = earlier.position("events_from") or 1
+            await find_stored_jobs(
+                self._connection, self._queue, known, queue_from=search_from, events_from=events_from
+            )
 
     async def _find_own(self, created: str | None = None) -> tuple[StoredRecord | None, bool]:
         """Find the manifest of the run among those of all runs of its name.
@@ -337,7 +274,7 @@ class Manifest(_TaskRecord):
         :param created: when the queue's stream was created; manifests about an earlier one are anybody's
         :return: the manifest, and true; or that of the first run, and false where none is the run's
         """
-        first = await self._records.read(self._first_key)
+        first = await self._first.read()
         attempt, earlier = self._origin.attempt, first.record.attempt if first else None
         if first is None or attempt is None or earlier is None or self._is_shared:
             return first, True
@@ -346,7 +283,8 @@ class Manifest(_TaskRecord):
         found = [first]
         if self._is_followed(first.record) < _SAME_START:
             runs = [replace(self._origin, run=run, is_further_run=True) for run in first.record.further_runs]
-            others = await map_concurrently(lambda origin: self._records.read(origin.manifest_key), runs)
+            records = [_record_under(self._connection, self._queue, origin.manifest_key) for origin in runs]
+            others = await map_concurrently(TaskRecord.read, records)
             found += [stored for stored in others if stored and stored.record.created == first.record.created]
 
         def likelihood(stored: StoredRecord) -> tuple[int, bool, int, datetime]:
@@ -382,13 +320,14 @@ class Manifest(_TaskRecord):
                 return None
             return stored.model_copy(update={"further_runs": [*stored.further_runs, mark][-_MAX_FURTHER_RUNS:]})
 
-        await self._records.update(self._first_key, noted, first)
+        self._first.stored = first
+        await self._first.update(noted)
         self._become_further_run(mark)
         return record.model_copy(update={"run": mark, "is_further_run": True})
 
     def _become_further_run(self, mark: str) -> None:
         self._origin = replace(self._origin, run=mark, is_further_run=True)
-        self._key = self._origin.manifest_key
+        self._record = _record_under(self._connection, self._queue, self._origin.manifest_key)
 
     # What is known of jobs that are about to be sent.
 
@@ -433,9 +372,9 @@ class Manifest(_TaskRecord):
             return None if salt in record.salts else record.model_copy(update={"salts": [*record.salts, salt]})
 
         await self._change(with_salt)
-        if self._begun is None or self._stored is None or salt not in self._stored.record.salts:
+        if self._begun is None or self._record.stored is None or salt not in self._record.stored.record.salts:
             raise TransientError("the task was cleared while this try of it went on: it publishes nothing more")
-        self._begun = self._begun.model_copy(update={"salts": self._stored.record.salts})
+        self._begun = self._begun.model_copy(update={"salts": self._record.stored.record.salts})
         return salt
 
     def extra(self) -> array[int]:
@@ -458,11 +397,8 @@ class Manifest(_TaskRecord):
     # What is recorded.
 
     async def _change(self, change: Callable[[ManifestRecord], ManifestRecord | None]) -> None:
-        """Change the record, unless the task was cleared while this try, which Airflow has given up, went on.
-
-        :param change: returns the new record; ``None`` for no change
-        """
-        last_seen, begun = self._stored.record if self._stored else None, self._begun
+        """Change the record, unless the task was cleared while this try, which Airflow has given up, went on."""
+        last_seen, begun = self._record.stored.record if self._record.stored else None, self._begun
 
         def changed(stored: ManifestRecord | None) -> ManifestRecord | None:
             if stored and begun and (stored.created, stored.round) != (begun.created, begun.round):
@@ -470,7 +406,7 @@ class Manifest(_TaskRecord):
             record = stored or last_seen
             return change(record) if record else None
 
-        self._stored = await self._records.update(self._key, changed, self._stored)
+        await self._record.update(changed)
 
     @property
     def is_due(self) -> bool:
@@ -480,17 +416,17 @@ class Manifest(_TaskRecord):
     async def save_progress(self, report: PublishReport) -> None:
         """Record the jobs that are stored by now, where they fill a part, or none were recorded for long."""
         is_due = time.monotonic() >= self._save_at
-        if not self._stored or not self.is_due:
+        if not self._record.stored or not self.is_due:
             return
-        with suppress(ApiError, TransientError):
+        try:
             if await self._rows.take(report, only_full=not is_due) or is_due:
                 self._save_at = time.monotonic() + _SAVE_INTERVAL
                 await self._change(self._rows.recorded)
-                await self._remove_older()
-            return
-        # The server is away: what is stored meanwhile is recorded later.
-        self._save_at = time.monotonic() + _SAVE_INTERVAL
-        self._rows.postpone()
+                await self._record.remove_older()
+        except (ApiError, TransientError):
+            # The server is away: what is stored meanwhile is recorded later.
+            self._save_at = time.monotonic() + _SAVE_INTERVAL
+            self._rows.postpone()
 
     async def record_stored(self, report: PublishReport) -> None:
         """Record which jobs are stored; needs :meth:`begin` first."""
@@ -511,8 +447,7 @@ class Manifest(_TaskRecord):
                 record = record.model_copy(update={"last_job": None})
             return record.model_copy(update={"closed": True, "over": False, "runs": None})
 
-        if await self._conclude(closed, report) and self._queue.advisory_subjects:
-            await Reservations(self._connection, self._queue, self._key).remove()
+        await self._conclude(closed, report)
 
     async def mark_over(self) -> None:
         """Record that waiting is over for good although jobs may still run: a clear waits for them again."""
@@ -520,20 +455,20 @@ class Manifest(_TaskRecord):
 
     async def _conclude(
         self, change: Callable[[ManifestRecord], ManifestRecord], report: PublishReport | None = None
-    ) -> bool:
-        """Change the record of the run unless it is closed already; return whether it has one."""
-        if not self._stored:
+    ) -> None:
+        """Change the record of the run, if it has one, unless it is closed already."""
+        if not self._record.stored:
             # Another process has begun it.
-            self._stored, is_own = await self._find_own()
+            stored, is_own = await self._find_own()
             if not is_own:
-                return False
+                return
+            self._record.stored = stored
         if report:
             await self._rows.take(report)
         # Before the record is closed, since a task that is killed after that would publish all its jobs again.
-        await self._remove_unneeded()
+        await _remove_unneeded(self._connection, self._queue, self._record)
         await self._change(lambda record: None if record.closed else change(record))
-        await self._remove_older()
-        return True
+        await self._record.remove_older()
 
     def _recorded(self, record: ManifestRecord, report: PublishReport) -> ManifestRecord:
         """Return a record with what a call has published."""
@@ -543,25 +478,15 @@ class Manifest(_TaskRecord):
         is_latest = self._begun is not None and record.begun_by == self._begun.begun_by
         count = len(self.known) + self._rows.added if self._is_shared else report.job_count
         outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
-        recorded = self._rows.recorded(published_record(record, report))
+        recorded = self._rows.recorded(record.with_published(report))
         has_all = (self._takes_extra and self.known.are_named) or not self.known.may_have_others
         is_complete = is_known and is_latest and has_all and not self._rows.overflows
         complete = {"unrecorded_from": None} if is_complete else {}
         return recorded.model_copy(update={**outcome, **complete})
 
 
-def unpacked_rows(rows: bytes) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yield message id, body digest and sequence of each row."""
-    for start in range(0, len(rows) - ROW_BYTES + 1, ROW_BYTES):
-        row = rows[start : start + ROW_BYTES]
-        yield row[:DIGEST_BYTES], row[DIGEST_BYTES:_KEY_BYTES], int.from_bytes(row[_KEY_BYTES:])
-
-
-class ManifestRows:
-    """The rows that a try adds to a manifest: in parts, and the last of them in its record.
-
-    :param name: the document of the parts
-    """
+class _Rows:
+    """The rows that a try adds to a manifest: in parts, and the last of them in its record."""
 
     def __init__(self, connection: Connection, queue: WorkQueue, name: DocumentName) -> None:
         self._writer = DocumentWriter(connection, name)
@@ -580,10 +505,6 @@ class ManifestRows:
         self._noted: list[_NotedBatch] = []
         self._fills_at = _PART_ROWS
         self.added = 0
-
-    @property
-    def _parts(self) -> list[DocumentPart]:
-        return sorted({*self._earlier, *self._writer.parts})
 
     @property
     def overflows(self) -> bool:
@@ -655,7 +576,9 @@ class ManifestRows:
         self.postpone()
         stored, part_bytes = False, _PART_ROWS * ROW_BYTES
         while len(self._inline) >= part_bytes or (not only_full and len(self._inline) > self._inline_bytes):
-            await self._writer.add(_lines(self._inline[:part_bytes]))
+            part, line_bytes = self._inline[:part_bytes], _LINE_ROWS * ROW_BYTES
+            lines = (part[start : start + line_bytes] for start in range(0, len(part), line_bytes))
+            await self._writer.add(b64encode(line).decode() for line in lines)
             await self._writer.finish()
             del self._inline[:part_bytes]
             stored = True
@@ -672,7 +595,8 @@ class ManifestRows:
         if self.overflows:
             # A retry searches for the jobs.
             return record.model_copy(update={"rows": "", "parts": [], "unrecorded_from": record.queue_from})
-        return record.model_copy(update={"rows": b64encode(self._inline).decode(), "parts": self._parts})
+        parts = sorted({*self._earlier, *self._writer.parts})
+        return record.model_copy(update={"rows": b64encode(self._inline).decode(), "parts": parts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -714,10 +638,11 @@ def _split(rows: bytes | bytearray) -> Iterator[bytes]:
     return (bytes(rows[start : start + ROW_BYTES]) for start in range(0, len(rows) - ROW_BYTES + 1, ROW_BYTES))
 
 
-def _lines(rows: bytearray) -> Iterator[str]:
-    """Yield rows as lines of a part."""
-    for start in range(0, len(rows), _LINE_ROWS * ROW_BYTES):
-        yield b64encode(rows[start : start + _LINE_ROWS * ROW_BYTES]).decode()
+def _unpacked(rows: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yield message id, body digest and sequence of each row."""
+    return (
+        (row[:DIGEST_BYTES], row[DIGEST_BYTES:_KEY_BYTES], int.from_bytes(row[_KEY_BYTES:])) for row in _split(rows)
+    )
 
 
 def _decoded(text: str) -> bytes | None:
@@ -732,10 +657,7 @@ def _decoded(text: str) -> bytes | None:
 async def read_rows(
     connection: Connection, name: DocumentName, record: ManifestRecord
 ) -> AsyncGenerator[bytes | None, None]:
-    """Yield the rows of a manifest, part by part, and at last those of its record; ``None`` for a part that is gone.
-
-    :param name: the document of the parts
-    """
+    """Yield the rows of a manifest, part by part, and at last those of its record; ``None`` for a part that is gone."""
     async for lines in read_parts(connection, name, record.parts, _LINES):
         decoded = [_decoded(line) for line in lines or ()]
         rows = b"".join(filter(None, decoded))
@@ -747,23 +669,15 @@ async def read_manifest_sequences(connection: Connection, events: str, queue: st
     """Return the stream sequences of the jobs in a manifest; ``None`` where not all are known.
 
     Schedules are left out: they are in another stream.
-
-    :param events: the events stream of the queue
-    :param key: the manifest's key
     """
-    try:
-        message = await last_message(connection, events, manifest_subject(queue, key))
-    except NotFoundError:
-        return None
-    record = parse_manifest_record(message.data) if message else None
-    if record is None or not record.is_about(queue, key):
-        return None
-    if record.unrecorded_from is not None:
+    stored = await TaskRecord(connection, queue, events, key).read()
+    if stored is None or stored.record.unrecorded_from is not None:
         # A try was cut off, or its jobs don't fit.
         return None
     sequences = array("Q")
-    async for rows in read_rows(connection, DocumentName(events, queue, "jobs", key, record.created), record):
+    name = DocumentName(events, queue, "jobs", key, stored.record.created)
+    async for rows in read_rows(connection, name, stored.record):
         if rows is None:
             return None
-        sequences.extend(sequence for _, _, sequence in unpacked_rows(rows) if 0 < sequence < SCHEDULED)
+        sequences.extend(sequence for _, _, sequence in _unpacked(rows) if 0 < sequence < SCHEDULED)
     return sequences

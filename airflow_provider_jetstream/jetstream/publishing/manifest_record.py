@@ -29,6 +29,7 @@ from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position, next_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import copy_filter, manifest_filter, manifest_subject, parked_filter
 from airflow_provider_jetstream.jetstream.documents import DocumentParts
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
@@ -49,11 +50,14 @@ log = logging.getLogger(__name__)
 # The API level that knows Nats-TTL: an older server stores it as a header like any other.
 TTL_LEVEL: Final = 1
 _NO_TTL: Final = 10166
+_WRONG_STREAM: Final = 10060
 # A server answers with the second one while the cluster still replicates another record on the subject.
 CONFLICTS: Final = frozenset({10071, 10164})
 _ATTEMPTS = 5
 # Multiplied by the number of failed attempts but one: a cluster may still replicate the other record.
 _PAUSE = 0.1
+# The one of the beginning and the one of the end are left: each task spares the request that would remove the first.
+_LEFT: Final = 2
 # The clocks of the servers that lead two streams may differ; a record is removed well after nothing names it.
 _MARGIN = timedelta(hours=1)
 _EXAMINED = 64
@@ -132,6 +136,39 @@ class ManifestRecord(BaseModel):
     over: bool = False
     closed: bool = False
 
+    @classmethod
+    def new(
+        cls, queue: str, info: Mapping[str, Any], origin: Origin, cursor: Mapping[str, Any] | None = None
+    ) -> ManifestRecord:
+        """Return the record of a task that begins to publish.
+
+        :param info: the queue's STREAM.INFO, read before anything is published
+        :param cursor: where the ends of the task's jobs will be found
+        """
+        first = info["state"]["last_seq"] + 1
+        return cls(
+            stream=queue,
+            created=info["created"],
+            dag_id=origin.dag_id,
+            run_id=origin.run_id,
+            task_id=origin.task_id,
+            map_index=origin.map_index,
+            began_at=datetime.now(UTC),
+            queue_from=first,
+            first_job=first,
+            last_job=first - 1,
+            cursor=dict(cursor or {}),
+            idempotency_key=origin.idempotency_key,
+            operation=origin.operation,
+            rows="",
+            unrecorded_from=first,
+            begun_by=uuid4().hex[:8],
+            max_tries=origin.max_tries,
+            attempt=origin.attempt,
+            run=origin.run_mark,
+            is_further_run=origin.is_further_run,
+        )
+
     @property
     def origin(self) -> Origin:
         """The task."""
@@ -163,10 +200,7 @@ class ManifestRecord(BaseModel):
         return value if isinstance(value, int) and value > 0 else None
 
     def may_name_any(self, sequences: Sequence[int]) -> bool:
-        """Return whether one of the jobs of these sequences may be the task's.
-
-        :param sequences: in ascending order
-        """
+        """Return whether one of the jobs of these sequences, in ascending order, may be the task's."""
         position = bisect_left(sequences, self.first_job)
         last = self.last_job if self.closed else None
         return position < len(sequences) and (last is None or sequences[position] <= last)
@@ -176,85 +210,44 @@ class ManifestRecord(BaseModel):
         lowest = min(filter(None, sequences), default=None)
         if lowest is None:
             return self
-        highest = max(sequences)
-        last = None if self.last_job is None else max(self.last_job, highest)
+        last = None if self.last_job is None else max(self.last_job, *sequences)
         return self.model_copy(update={"first_job": min(self.first_job, lowest), "last_job": last})
 
+    def with_published(self, report: PublishReport) -> ManifestRecord:
+        """Return the record with the jobs that a call has published."""
+        covering = self.covering(report.queue_sequences())
+        return covering.model_copy(update={"scheduled": True}) if report.scheduled else covering
 
-def new_record(
-    queue: str, info: Mapping[str, Any], origin: Origin, cursor: Mapping[str, Any] | None = None
-) -> ManifestRecord:
-    """Return the record of a task that begins to publish.
+    def resumed_by(self, record: ManifestRecord) -> ManifestRecord | None:
+        """Return the record for a try that goes on with its jobs; ``None`` where it can stay as it is.
 
-    :param queue: the work queue's name
-    :param info: its STREAM.INFO, read before anything is published
-    :param cursor: where the ends of the task's jobs will be found
-    """
-    first = info["state"]["last_seq"] + 1
-    return ManifestRecord(
-        stream=queue,
-        created=info["created"],
-        dag_id=origin.dag_id,
-        run_id=origin.run_id,
-        task_id=origin.task_id,
-        map_index=origin.map_index,
-        began_at=datetime.now(UTC),
-        queue_from=first,
-        first_job=first,
-        last_job=first - 1,
-        cursor=dict(cursor or {}),
-        idempotency_key=origin.idempotency_key,
-        operation=origin.operation,
-        rows="",
-        unrecorded_from=first,
-        begun_by=uuid4().hex[:8],
-        max_tries=origin.max_tries,
-        attempt=origin.attempt,
-        run=origin.run_mark,
-        is_further_run=origin.is_further_run,
-    )
+        :param record: the one that a first try would store
+        """
+        changed: dict[str, Any] = {"closed": False, "over": False}
+        changed |= {"max_tries": record.max_tries, "begun_by": record.begun_by}
+        if record.attempt:
+            changed["attempt"] = record.attempt
+        if self.unrecorded_from is None:
+            changed["unrecorded_from"] = record.queue_from
+        resumed = self.model_copy(update=changed)
+        return None if resumed == self else resumed
 
+    def followed_by(self, record: ManifestRecord, *, number: int) -> ManifestRecord:
+        """Return a new record as the one after this one, whose jobs it covers too.
 
-def resumed_record(earlier: ManifestRecord, record: ManifestRecord) -> ManifestRecord | None:
-    """Return the record of an earlier try for one that goes on with its jobs; ``None`` where it can stay as it is.
-
-    :param record: the record that a first try would store
-    """
-    changed: dict[str, Any] = {
-        "closed": False,
-        "over": False,
-        "max_tries": record.max_tries,
-        "begun_by": record.begun_by,
-    }
-    if record.attempt:
-        changed["attempt"] = record.attempt
-    if earlier.unrecorded_from is None:
-        changed["unrecorded_from"] = record.queue_from
-    resumed = earlier.model_copy(update=changed)
-    return None if resumed == earlier else resumed
-
-
-def following_record(record: ManifestRecord, earlier: ManifestRecord, *, number: int) -> ManifestRecord:
-    """Return a new record as the one after an earlier one, whose jobs it covers too.
-
-    :param number: the number of its round, where the queue is still the same
-    """
-    same_stream = earlier.created == record.created
-    # Sequences of an earlier stream of this name don't bound those of this one.
-    last = record.last_job if same_stream and earlier.last_job is not None else None
-    following = {
-        "first_job": min(earlier.first_job, record.queue_from),
-        "last_job": last,
-        "scheduled": earlier.scheduled,
-    }
-    same_runs = {"run": earlier.run, "further_runs": earlier.further_runs} if same_stream else {}
-    return record.model_copy(update={**following, **same_runs, "round": number if same_stream else 0})
-
-
-def published_record(record: ManifestRecord, report: PublishReport) -> ManifestRecord:
-    """Return a record with the jobs that a call has published."""
-    covering = record.covering(report.queue_sequences())
-    return covering.model_copy(update={"scheduled": True}) if report.scheduled else covering
+        :param number: the number of its round, where the queue is still the same
+        """
+        same_stream = self.created == record.created
+        # Sequences of an earlier stream of this name don't bound those of this one.
+        last = record.last_job if same_stream and self.last_job is not None else None
+        following = {
+            "first_job": min(self.first_job, record.queue_from),
+            "last_job": last,
+            "scheduled": self.scheduled,
+            "round": number if same_stream else 0,
+        }
+        same_runs = {"run": self.run, "further_runs": self.further_runs} if same_stream else {}
+        return record.model_copy(update=following | same_runs)
 
 
 def parse_manifest_record(data: bytes) -> ManifestRecord | None:
@@ -267,107 +260,133 @@ def parse_manifest_record(data: bytes) -> ManifestRecord | None:
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record as it is stored.
-
-    :param sequence: its sequence in the events stream
-    """
+    """A record as it is stored, with its sequence in the events stream."""
 
     record: ManifestRecord
     sequence: int
 
 
-class ManifestStore:
-    """The records of a queue's tasks.
+class TaskRecord:
+    """The record under one key: how it is read, and changed if nobody else has changed it meanwhile.
 
     :param queue: the work queue's name
-    :param events: the name of the events stream, which stores the records
+    :param events: the name of the events stream, which stores it
+    :ivar stored: as it was last seen
     """
 
-    def __init__(self, connection: Connection, queue: str, events: str) -> None:
+    def __init__(self, connection: Connection, queue: str, events: str, key: str) -> None:
+        self.key = key
+        self.stored: StoredRecord | None = None
         self._connection = connection
         self._queue = queue
         self._events = events
+        self._subject = manifest_subject(queue, key)
         self._never_expires = connection.api_level >= TTL_LEVEL
+        # How many records the subject may have: as many as this has stored, where it has stored the first.
+        self._count = _LEFT
 
-    async def read(self, key: str) -> StoredRecord | None:
-        """Read the record of a task.
+    @property
+    def position(self) -> int:
+        """The sequence in the events stream of what was stored last; 1 where nothing was."""
+        return self.stored.sequence if self.stored else 1
 
-        :param key: the task's key, one token
-        """
-        record, sequence = await self._last(key)
+    async def read(self) -> StoredRecord | None:
+        """Read the record."""
+        record, sequence = await self._last()
         return StoredRecord(record, sequence) if record else None
 
-    async def _last(self, key: str) -> tuple[ManifestRecord | None, int]:
-        """Return a task's record, if its subject has one, and the sequence of the subject's last message."""
+    async def _last(self) -> tuple[ManifestRecord | None, int]:
+        """Return the record, if there is one, and the sequence of the subject's last message."""
         try:
-            message, position = await last_with_position(
-                self._connection, self._events, manifest_subject(self._queue, key)
-            )
+            message, position = await last_with_position(self._connection, self._events, self._subject)
         except NotFoundError:
             return None, 0
         record = parse_manifest_record(message.data) if message else None
-        return record if record and record.is_about(self._queue, key) else None, position
+        return record if record and record.is_about(self._queue, self.key) else None, position
 
-    async def store(self, key: str, record: ManifestRecord, *, after: int) -> StoredRecord:
-        """Store a record if nobody has stored another one meanwhile.
+    async def begin(self, record: ManifestRecord) -> bool | None:
+        """Store a record if there is none, and return true; ``None`` where no events stream captures such records.
 
-        :param after: the sequence of the last message on the record's subject; 0 where there is none
-        :raises ApiError: somebody has, or the server refused
+        Most tasks are first tries: the condition saves them the request for an earlier record.
+
+        :raises ApiError: it couldn't be stored for another reason than that there is one
+        :raises TransientError: it isn't known whether it is stored
         """
-        # Some other stream may capture the subject of a queue whose events stream is older than these records.
-        headers = [("Nats-Expected-Stream", self._events), ("Nats-Expected-Last-Subject-Sequence", str(after))]
-        body = record.model_dump_json(by_alias=True, exclude_none=True).encode()
-        subject = manifest_subject(self._queue, key)
-        # No job names the record of an idempotency key, of one of several calls or of a further run; after the stream's
-        # max_age its jobs may be published again. Without names, nothing would ever remove it.
-        if self._never_expires and (origin := record.manifest_origin) and origin.is_key_of_manifest:
-            try:
-                kept = Headers([*headers, ("Nats-TTL", "never")])
-                return StoredRecord(record, (await store(self._connection, subject, body, kept)).sequence)
-            except ApiError as error:
-                if error.err_code != _NO_TTL:
-                    raise
-                self._never_expires = False
-                log.warning(
-                    "%s doesn't allow messages a time to live of their own, so after its max_age the tasks that"
-                    " published jobs of %s aren't known any more: provision the queue again, with nats-server 2.12 or"
-                    " later where the stream exists",
-                    *(self._events, self._queue),
-                )
-        return StoredRecord(record, (await store(self._connection, subject, body, Headers(headers))).sequence)
+        try:
+            await self._store(record, after=0)
+        except ApiError as error:
+            if error.err_code in CONFLICTS:
+                return False
+            if error.err_code == _WRONG_STREAM:
+                return None
+            raise
+        except TransientError:
+            if await self._is_captured():
+                raise
+            return None
+        self._count = 1
+        return True
 
-    async def update(
-        self,
-        key: str,
-        change: Callable[[ManifestRecord | None], ManifestRecord | None],
-        known: StoredRecord | None = None,
-    ) -> StoredRecord | None:
-        """Replace a record by a changed one; again if somebody has replaced it meanwhile.
+    async def _is_captured(self) -> bool:
+        try:
+            subjects = (await stream_info(self._connection, self._events))["config"].get("subjects") or []
+        except NotFoundError:
+            return False
+        return covered_by_any(subjects, manifest_filter(self._queue))
+
+    async def update(self, change: Callable[[ManifestRecord | None], ManifestRecord | None]) -> StoredRecord | None:
+        """Replace the record by a changed one; again if somebody has replaced it meanwhile.
 
         :param change: returns the new record; ``None`` for no change
-        :param known: the record as it was last seen
         :return: the record as it is stored now
         """
         for attempt in range(_ATTEMPTS):
-            stored, after = (known.record, known.sequence) if known and not attempt else await self._last(key)
-            if (record := change(stored)) is None:
-                return StoredRecord(stored, after) if stored else None
+            seen = None if attempt else self.stored
+            record, after = (seen.record, seen.sequence) if seen else await self._last()
+            if (changed := change(record)) is None:
+                self.stored = StoredRecord(record, after) if record else None
+                break
             try:
-                return await self.store(key, record, after=after)
+                await self._store(changed, after=after)
+                break
             except ApiError as error:
                 if error.err_code not in CONFLICTS or attempt == _ATTEMPTS - 1:
                     raise
             await sleep(_PAUSE * attempt)
-        return None
+        return self.stored
 
-    async def remove_older(self, key: str, sequence: int) -> None:
-        """Remove what a task's record has replaced.
+    async def _store(self, record: ManifestRecord, *, after: int) -> None:
+        """Store a record if the subject's last message is still that of a sequence."""
+        # Some other stream may capture the subject of a queue whose events stream is older than these records.
+        headers = [("Nats-Expected-Stream", self._events), ("Nats-Expected-Last-Subject-Sequence", str(after))]
+        body = record.model_dump_json(by_alias=True, exclude_none=True).encode()
+        # No job names the record of an idempotency key, of one of several calls or of a further run; after the stream's
+        # max_age its jobs may be published again. Without names, nothing would ever remove it.
+        kept = [("Nats-TTL", "never")] if self._never_expires and record.manifest_origin.is_key_of_manifest else []
+        try:
+            ack = await store(self._connection, self._subject, body, Headers([*headers, *kept]))
+        except ApiError as error:
+            if error.err_code != _NO_TTL:
+                raise
+            self._never_expires = False
+            log.warning(
+                "%s doesn't allow messages a time to live of their own, so after its max_age the tasks that published"
+                " jobs of %s aren't known any more: provision the queue again, with nats-server 2.12 or later where the"
+                " stream exists",
+                *(self._events, self._queue),
+            )
+            ack = await store(self._connection, self._subject, body, Headers(headers))
+        self.stored = StoredRecord(record, ack.sequence)
+        self._count += 1
 
-        :param sequence: of the record: the subject's last message may be somebody else's
-        """
-        request = {"filter": manifest_subject(self._queue, key), "seq": sequence}
+    async def remove_older(self) -> None:
+        """Remove what the record has replaced; the one of the beginning is left until the record is removed."""
+        if self.stored is None or self._count <= _LEFT:
+            return
+        # Not all but the last: the subject's last message may be somebody else's.
+        request = {"filter": self._subject, "seq": self.stored.sequence}
         # Where the server refuses, the task is known all the same.
-        with suppress(ApiError):
+        with suppress(ApiError, TransientError):
             await self._connection.api(f"STREAM.PURGE.{self._events}", request)
 
 
@@ -383,23 +402,22 @@ async def renew_manifests(
     :param created: when the queue's stream was created, in the server's own text
     :param copies: by the tasks' keys, the highest sequence of a copy, and the task where it is known otherwise
     """
-    records = ManifestStore(connection, queue, events)
 
     async def renew(key: str) -> None:
         sequence, origin = copies[key]
-        named = origin if origin and origin.key == key else None
+        task = TaskRecord(connection, queue, events, key)
 
         def extended(record: ManifestRecord | None) -> ManifestRecord | None:
             if record:
                 return record.covering([sequence])
-            if named is None:
+            if origin is None or origin.key != key:
                 return None
             info = {"created": created, "state": {"last_seq": sequence - 1}}
-            return new_record(queue, info, named).covering([sequence]).model_copy(update={"closed": True})
+            return ManifestRecord.new(queue, info, origin).covering([sequence]).model_copy(update={"closed": True})
 
         try:
-            if stored := await records.update(key, extended):
-                await records.remove_older(key, stored.sequence)
+            await task.update(extended)
+            await task.remove_older()
         except (ApiError, TransientError) as error:
             log.warning("The task that published redriven jobs of %s may not be known for long: %s", queue, error)
 
@@ -424,9 +442,11 @@ async def remove_unneeded_manifests(connection: Connection, queue: WorkQueue, *,
 
     :param at_most: how many records are examined, the oldest first; then as many others where all of these are needed
     """
-    if queue.events is None or not (max_age := _lifetime(queue.events.max_age)):
+    if queue.events is None or not queue.events.max_age or queue.events.max_age < 0:
         return 0
     events = queue.events.name
+    # A task that is cleared within it continues its record.
+    max_age = max(_MARGIN, timedelta(microseconds=queue.events.max_age / 1_000))
     # Before the other streams are looked at: what a closed record's task has published is stored by now.
     try:
         info = await stream_info(connection, events)
@@ -451,64 +471,53 @@ async def _remove_among(
     max_age: timedelta,
 ) -> int:
     oldest = await _oldest_job(connection, queue) if candidates else None
-    candidates = [
-        (message, record)
-        for message, record in candidates
-        if oldest is None or _last_job_at(message, record, max_age) < oldest - _MARGIN
-    ]
+
+    def is_older(message: StoredMessage, record: ManifestRecord) -> bool:
+        # The task of an open record was killed, or publishes still: for no longer than its record would have stayed.
+        last_job_at = message.stored_at if record.closed else message.stored_at + max_age
+        return oldest is None or last_job_at < oldest - _MARGIN
+
+    candidates = [candidate for candidate in candidates if is_older(*candidate)]
     if not candidates or (letters := await _recorded_letters(connection, queue)) is None:
         return 0
-    schedules = await _has_schedules(connection, queue.name)
+    schedules = await find_schedules(connection, queue.name)
+    has_schedules = schedules is not None and (await stream_info(connection, schedules))["state"]["messages"] > 0
     removed = 0
     for message, record in candidates:
         if record.may_name_any(letters):
             continue
         if record.scheduled:
-            if not schedules:
+            if not has_schedules:
                 await _end_schedules(connection, queue.name, events, message, record)
             continue
         try:
-            await connection.api(f"STREAM.MSG.DELETE.{events}", {"seq": message.sequence, "no_erase": True})
+            # With those that it has replaced.
+            request = {"filter": message.subject, "seq": message.sequence + 1}
+            answer = await connection.api(f"STREAM.PURGE.{events}", request)
         except ApiError:
-            # Another task has removed it, or the stream allows no deletes.
+            # The stream allows no purges.
             continue
-        removed += 1
+        # Another task may have removed it.
+        removed += bool(answer["purged"])
     return removed
-
-
-def _last_job_at(message: StoredMessage, record: ManifestRecord, max_age: timedelta) -> datetime:
-    """Return when the last job was stored that a record names.
-
-    The task of an open record was killed, or publishes still: for no longer than its record would have stayed.
-    """
-    return message.stored_at if record.closed else message.stored_at + max_age
-
-
-def _lifetime(max_age: int | None) -> timedelta | None:
-    """Return for how long a record is kept at least; ``None`` where for ever.
-
-    :param max_age: that of the events stream, in nanoseconds: a task that is cleared within it continues its record
-    """
-    return max(_MARGIN, timedelta(microseconds=max_age / 1_000)) if max_age and max_age > 0 else None
 
 
 async def _old_records(
     connection: Connection, events: str, queue: str, old: datetime, start: int, at_most: int
 ) -> tuple[list[tuple[StoredMessage, ManifestRecord]], int | None]:
-    """Read records that name their task, in order, as far as they were stored before a time.
+    """Read records that name their task, of each task the last one, as far as they were stored before a time.
 
     :return: the records, and where to read on; ``None`` where there are no others
     """
-    records: list[tuple[StoredMessage, ManifestRecord]] = []
+    records: dict[str, tuple[StoredMessage, ManifestRecord]] = {}
     for _ in range(at_most):
         message = await next_message(connection, events, start, manifest_filter(queue))
         if message is None or message.stored_at > old:
-            return records, None
+            return list(records.values()), None
         start = message.sequence + 1
-        # Others are of earlier versions, which let them expire.
-        if (record := parse_manifest_record(message.data)) and record.origin:
-            records.append((message, record))
-    return records, start
+        if record := parse_manifest_record(message.data):
+            records[message.subject] = message, record
+    return list(records.values()), start
 
 
 async def _oldest_job(connection: Connection, queue: WorkQueue) -> datetime | None:
@@ -536,11 +545,6 @@ async def _recorded_letters(connection: Connection, queue: WorkQueue) -> list[in
     return sorted(sequences)
 
 
-async def _has_schedules(connection: Connection, queue: str) -> bool:
-    stream = await find_schedules(connection, queue)
-    return stream is not None and (await stream_info(connection, stream))["state"]["messages"] > 0
-
-
 async def _end_schedules(
     connection: Connection, queue: str, events: str, message: StoredMessage, record: ManifestRecord
 ) -> None:
@@ -550,8 +554,8 @@ async def _end_schedules(
     """
     last = int((await stream_info(connection, queue))["state"]["last_seq"])
     ended = record.covering([last]).model_copy(update={"scheduled": False})
-    key = message.subject.rpartition(".")[2]
+    task = TaskRecord(connection, queue, events, message.subject.rpartition(".")[2])
+    task.stored = StoredRecord(record, message.sequence)
     with suppress(ApiError, TransientError):
-        records = ManifestStore(connection, queue, events)
-        stored = await records.store(key, ended, after=message.sequence)
-        await records.remove_older(key, stored.sequence)
+        await task.update(lambda stored: ended if stored is record else None)
+        await task.remove_older()

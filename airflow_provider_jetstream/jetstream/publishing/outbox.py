@@ -10,7 +10,7 @@ import asyncio
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from math import ceil
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
 from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
@@ -72,44 +72,29 @@ _YIELD_BYTES = 256 << 10
 _YIELD_SECONDS = 0.005
 
 
-class KnownJobs(Protocol):
-    """Knows which jobs are stored."""
+class KnownJobs:
+    """Knows which jobs are stored; by itself, none.
 
-    @property
-    def verifies(self) -> bool:
-        """Whether it finds out itself what the messages are that the server calls duplicates of jobs."""
+    :cvar verifies: whether it finds out itself what the messages are that the server calls duplicates of jobs
+    """
+
+    verifies: bool = False
 
     @property
     def batch_size(self) -> int:
         """How many jobs are sent together at most."""
+        return BATCH_SIZE
 
     def are_new(self, first: int, batch: Batch) -> bool:
         """Note jobs that are about to be sent; return ``False``, with nothing noted, where one may be stored.
 
         :param first: the index of its first job
         """
+        return True
 
     def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
         """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored."""
-
-
-@dataclass(frozen=True, slots=True)
-class NothingKnown:
-    """Knows of no job that is stored."""
-
-    verifies: bool = False
-    batch_size: int = BATCH_SIZE
-
-    def are_new(self, _first: int, _batch: Batch) -> bool:
-        """Return true."""
-        return True
-
-    def sequence_of(self, _index: int, _job: OutgoingJob) -> int | None:
-        """Return ``None``."""
         return None
-
-
-_NOTHING_KNOWN: Final = NothingKnown()
 
 
 async def _no_progress(_: PublishReport) -> None:
@@ -152,7 +137,7 @@ class Outbox:
     async def send(
         self,
         jobs: PreparedJobs | Iterable[Batch],
-        known: KnownJobs = _NOTHING_KNOWN,
+        known: KnownJobs | None = None,
         progress: Callable[[PublishReport], Awaitable[None]] = _no_progress,
     ) -> PublishReport:
         """Send jobs, and return the fate of each, those included that failed, and what their source raised.
@@ -165,6 +150,7 @@ class Outbox:
         """
         # After a lost connection, all jobs in flight arrive at once: no more than those of a second.
         window = self.window if self.rate is None else min(self.window, max(2, ceil(self.rate)))
+        known = known or KnownJobs()
         sending = _Sending(self, window)
         subscription = await sending.subscribe()
         try:
@@ -185,26 +171,19 @@ class _SentBatch:
     """Jobs that were sent together.
 
     For the jobs of a larger one nothing but PubAcks has come: a job of which more is known has a batch of its own.
-
-    :param first: the index of its first job
-    :param waiting: how many of its jobs have no answer
-    :param deadline: when they are sent again, by the monotonic clock
-    :param attempts: how often they were sent for want of an answer
-    :param foreign_answer: whether something answered that is no stream
-    :param answer_lost: whether an attempt had no answer, so that the job may be stored
-    :param passing_since: since when the server can't store it just now
-    :param passing: how often that was the answer
-    :param is_passing: whether that was the last answer
-    :param refusal: why the server can't; ``None`` where no stream answers
     """
 
     first: int
     jobs: Batch
+    # How many of its jobs have no answer, when they are sent again, and how often they were for want of an answer.
     waiting: int = field(init=False)
     deadline: float = 0.0
     attempts: int = 1
+    # Something answered that is no stream; an attempt had no answer, so that the job may be stored.
     foreign_answer: bool = False
     answer_lost: bool = False
+    # Since when the server can't store it just now, how often that was the answer, whether it was the last one, and why
+    # the server can't: ``None`` where no stream answers.
     passing_since: float = 0.0
     passing: int = 0
     is_passing: bool = False
@@ -213,11 +192,6 @@ class _SentBatch:
     def __post_init__(self) -> None:
         self.waiting = len(self.jobs)
 
-    @property
-    def job(self) -> OutgoingJob:
-        """The job of a batch that has only one."""
-        return self.jobs.job(0)
-
     def singles(self) -> Iterator[_SentBatch]:
         """Yield a batch for each of its jobs."""
         for offset in range(len(self.jobs)):
@@ -225,21 +199,16 @@ class _SentBatch:
 
 
 class _Sending:
-    """One call: what is in flight, what a full queue has refused, and why nothing more is sent.
-
-    :ivar refused: by index, the jobs that a full queue refused, where there is time to wait for room
-    :ivar full_since: since when the queue has stored nothing for want of room
-    :ivar silent: whether the server hasn't answered for too long
-    :ivar away: why the server couldn't store a job for too long
-    :ivar misplaced: that another stream than the queue's has stored a job
-    :ivar gave_up: why no more time is left to wait for room
-    """
+    """One call: what is in flight, what a full queue has refused, and why nothing more is sent."""
 
     def __init__(self, outbox: Outbox, window: int) -> None:
         self.report = PublishReport(destination=outbox.destination)
+        # By index, the jobs that a full queue refused, while there is time to wait for room; since when it stores none.
         self.refused: dict[int, _SentBatch] = {}
         self.refusal: ApiError | None = None
         self.full_since: float | None = None
+        # Why nothing more is sent: no answer for too long; no job stored just now for too long; another stream than the
+        # queue's has stored one; no more time to wait for room.
         self.silent = False
         self.away: JetStreamProviderError | None = None
         self.misplaced: JetStreamProviderError | None = None
@@ -284,7 +253,8 @@ class _Sending:
                 self.report.is_cut = not jobs.ended
                 break
             at_once = self._sends_at_once()
-            if at_once and await self._wait_for_window():
+            if at_once and (len(self._waiting) >= self._window or self._bytes > _MAX_BYTES):
+                await self._wait_until_at_most(self._window - 1)
                 continue
             room = min(self._window - len(self._waiting), known.batch_size) if at_once else 1
             if ready := jobs.take_ready(room, _YIELD_BYTES):
@@ -298,7 +268,10 @@ class _Sending:
             elif jobs.ended:
                 break
             else:
-                await self._wait_for_source(jobs)
+                if self.refused:
+                    await self._send_refused()
+                await jobs.wait(min(self._seconds_left(), _LONGEST_PAUSE))
+                await self._send_late()
             await progress(self.report)
         await self._send_refused()
 
@@ -346,7 +319,7 @@ class _Sending:
 
     def _problem_of(self, batch: _SentBatch) -> JetStreamProviderError | None:
         """Return why a job can't be sent."""
-        job = batch.job
+        job = batch.jobs.job(0)
         try:
             if job.body is None:
                 job.job.payload()
@@ -414,7 +387,7 @@ class _Sending:
         if self._waiting.get(batch.first) is batch:
             self._remove(batch)
         certain = certain and not batch.answer_lost
-        self.report.failures.append(PublishFailure(batch.first, batch.job.job_id, error, certain))
+        self.report.failures.append(PublishFailure(batch.first, batch.jobs.job(0).job_id, error, certain))
 
     # What decides when the next jobs are sent.
 
@@ -449,20 +422,6 @@ class _Sending:
             return False
         return self._not_sent() is None
 
-    async def _wait_for_window(self) -> bool:
-        """Wait where the window is full, until there is room; return whether that was so."""
-        if len(self._waiting) < self._window and self._bytes <= _MAX_BYTES:
-            return False
-        await self._wait_until_at_most(self._window - 1)
-        return True
-
-    async def _wait_for_source(self, jobs: JobReader) -> None:
-        """Wait for the next job, and meanwhile send those again that need it."""
-        if self.refused:
-            await self._send_refused()
-        await jobs.wait(min(self._seconds_left(), _LONGEST_PAUSE))
-        await self._send_late()
-
     async def _yield(self, count: int, size: int) -> None:
         """Let other tasks run, such as the one that writes to the connection."""
         self._jobs_since += count
@@ -479,7 +438,9 @@ class _Sending:
         """Wait until window, connection, queue and rate allow one more job."""
         while True:
             await self._wait_until_at_most(self._window - 1)
-            while self._is_lost() and self._waiting and not self._not_sent():
+            while self._waiting and not (
+                self._connection.is_connected or self._connection.is_closed or self._not_sent()
+            ):
                 await self._connection.wait_until_connected(self._seconds_left())
                 await self._send_late()
             if self.refused:
@@ -488,9 +449,6 @@ class _Sending:
                 break
             await self._sleep(seconds)
         self._limiter.consume(1)
-
-    def _is_lost(self) -> bool:
-        return not (self._connection.is_connected or self._connection.is_closed)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but no longer than until a job in flight or a stop needs attention."""
@@ -522,19 +480,16 @@ class _Sending:
         late_ones = sorted(index for index, batch in self._batches.items() if batch.deadline <= now)
         for batch in [self._batches[index] for index in late_ones]:
             # Its answer may have come while another job was sent.
-            if not self._is_waiting(batch) or batch.deadline > time.monotonic():
+            if self._waiting.get(batch.first) is not batch or batch.deadline > time.monotonic():
                 continue
             error = await self._passing_error(batch) if batch.is_passing else self._silence(batch)
-            if not self._is_waiting(batch):
+            if self._waiting.get(batch.first) is not batch:
                 continue
             if error:
                 self._fail(batch, error)
                 continue
             self._remove(batch)
             self._write([batch])
-
-    def _is_waiting(self, batch: _SentBatch) -> bool:
-        return self._waiting.get(batch.first) is batch
 
     def _silence(self, batch: _SentBatch) -> UnreachableError | None:
         """Return the error of a job that had no answer, unless it is to be sent again."""
@@ -546,7 +501,7 @@ class _Sending:
         self.silent = self._last_answer < batch.deadline - seconds
         reason = f"no acknowledgement after {attempts} attempts of {seconds:g} s"
         if batch.foreign_answer:
-            reason += f": what answers on {batch.job.subject} isn't a stream; provision the queue first"
+            reason += f": what answers on {batch.jobs.job(0).subject} isn't a stream; provision the queue first"
         return UnreachableError(reason + last_report(self._connection.last_error))
 
     async def _passing_error(self, batch: _SentBatch) -> JetStreamProviderError | None:
@@ -554,12 +509,12 @@ class _Sending:
         stream = self._outbox.destination.stream if self._outbox.destination else None
         error = batch.refusal
         if error is None and batch.passing >= _UNANSWERED:
-            error = await self._unanswered.reason(batch.job.subject, stream)
+            error = await self._unanswered.reason(batch.jobs.job(0).subject, stream)
         if isinstance(error, NotFoundError):
             return error
         is_over = time.monotonic() - batch.passing_since >= self._outbox.away_timeout
         if is_over or self._stopped():
-            self.away = error or await self._unanswered.reason(batch.job.subject, stream)
+            self.away = error or await self._unanswered.reason(batch.jobs.job(0).subject, stream)
             return self.away
         return None
 
@@ -600,7 +555,7 @@ class _Sending:
         refused = sorted(self.refused)
         if count == 1 and self.refusal and is_full_subject(self.refusal):
             # There may be room on the subjects of others.
-            firsts = {self.refused[index].job.subject: index for index in reversed(refused)}
+            firsts = {self.refused[index].jobs.subject: index for index in reversed(refused)}
             return sorted(firsts.values())
         return refused[:count]
 
@@ -692,7 +647,7 @@ class _Sending:
         return True
 
     def _record(self, batch: _SentBatch, ack: PubAck) -> None:
-        target, job, index = self._outbox.destination, batch.job, batch.first
+        target, job, index = self._outbox.destination, batch.jobs.job(0), batch.first
         self.away, batch.answer_lost = None, False
         if target and (problem := target.problem(ack, job.schedules)):
             self.misplaced = problem

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
 from operator import attrgetter
@@ -48,9 +49,11 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, Origin, ShortDigests, short_digest
 from airflow_provider_jetstream.jetstream.publishing.batch import MESSAGE_ID_LENGTH, Batch, digest_texts
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, blank_problem
-from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+from airflow_provider_jetstream.jetstream.publishing.job import (
     MAX_JOB_ID,
+    Job,
+    OutgoingJob,
+    blank_problem,
     body_field,
     header_job_id,
     identity_headers,
@@ -100,20 +103,8 @@ _particulars = attrgetter("subject", "advisory", "partition_key", "at", "delay",
 _NOTHING: Final = _particulars(Job(b""))
 
 
-def prepare_jobs(
-    items: Iterable[object] | AsyncIterable[object],
-    *,
-    subject: str | None,
-    origin: Origin | None,
-    batch: str,
-    queue: WorkQueue | None = None,
-    by_key: bool = False,
-    limit: SizeLimit | None = None,
-    job_id: JobIdSource | None = None,
-    check: Callable[[int, OutgoingJob], None] | None = None,
-    captured: Sequence[str] = (),
-) -> PreparedJobs:
-    """Give every job its subject, id and headers.
+class PreparedJobs(Iterable[OutgoingJob]):
+    """The jobs of one call, each with its subject, id and headers, prepared as they are read.
 
     :param items: jobs, or just bodies; of a list, none is returned before all are checked
     :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
@@ -127,30 +118,50 @@ def prepare_jobs(
     :param job_id: where the ids of jobs are that have none of their own: a field of the body, or what returns the id
     :param check: called with each job and its position; refuses those that can't be published
     :param captured: the subjects of the queue's stream, where they are known
-    :raises JobTooLargeError: a job, or its redriven copy, is larger than the queue's limit
-    :raises JobError: a job has no subject, an invalid one, one that the queue doesn't capture, a header of the
-        server's, a partition or a schedule that the queue doesn't have, or the id of another job
-    """
-    preparation = _Preparation(subject, origin, batch, queue, limit, job_id, check, captured, by_key=by_key)
-    return PreparedJobs(items, preparation)
-
-
-class PreparedJobs(Iterable[OutgoingJob]):
-    """The jobs of one call, prepared as they are read.
 
     :ivar is_whole: whether none is returned before all are prepared, as of a list
     :ivar source: the jobs as they are listed
-    :ivar error: why the job after the last batch can't be published
+    :ivar error: why the job after the last batch can't be published: a :class:`JobError`, such as that it has no
+        subject, one that the queue doesn't capture, a header of the server's, a partition or a schedule that the queue
+        doesn't have, or the id of another job; or what the function that gives the ids has raised
     """
 
-    def __init__(self, items: Iterable[object] | AsyncIterable[object], preparation: _Preparation) -> None:
+    def __init__(
+        self,
+        items: Iterable[object] | AsyncIterable[object],
+        *,
+        subject: str | None,
+        origin: Origin | None,
+        batch: str,
+        queue: WorkQueue | None = None,
+        by_key: bool = False,
+        limit: SizeLimit | None = None,
+        job_id: JobIdSource | None = None,
+        check: Callable[[int, OutgoingJob], None] | None = None,
+        captured: Sequence[str] = (),
+    ) -> None:
         self.is_whole = isinstance(items, list | tuple)
         self.source = items
         self.error: Exception | None = None
-        self._preparation = preparation
-        self._count = 0
+        self._prepared = 0
         self._batch_jobs = 1
         self._checks: list[Callable[[int, OutgoingJob], None]] = []
+        self._subject = subject
+        self._origin = origin
+        self._queue = queue
+        self._limit = limit
+        self._job_id = job_id
+        self._check = check
+        self._captured = captured
+        self._message_ids = origin.message_ids() if origin else ShortDigests("job")
+        self._numbered = f"%0{_NUMBER}d{short_digest(batch)[_NUMBER:]}"
+        self._task_key = origin.key if origin and by_key else None
+        self._advisory_subjects = queue.advisory_subjects if queue else ()
+        self._checked: tuple[str, str] | None = None
+        # The index of the first job of the batch that has an id, and the ids of that batch.
+        self._ids: dict[bytes, tuple[int, list[bytes]]] = {}
+        # The number of jobs with a content.
+        self._contents: dict[bytes, int] = {}
 
     def then(self, check: Callable[[int, OutgoingJob], None]) -> PreparedJobs:
         """Add what is called with each job that has an advisory subject or a schedule; it refuses a job by an error."""
@@ -160,7 +171,7 @@ class PreparedJobs(Iterable[OutgoingJob]):
     @property
     def batch_jobs(self) -> int:
         """How many jobs a batch should have: one where a function of the author gives the ids, which may block."""
-        return 1 if self._preparation.calls_author else self._batch_jobs
+        return 1 if callable(self._job_id) else self._batch_jobs
 
     def batches(self) -> Iterator[Batch]:
         """Read and prepare all jobs, of a source that doesn't block.
@@ -186,70 +197,26 @@ class PreparedJobs(Iterable[OutgoingJob]):
                 yield batch.job(offset)
 
     def prepare(self, items: Sequence[object]) -> list[Batch]:
-        """Prepare the next jobs.
-
-        :return: fewer where one can't be published, and then why is :attr:`error`
-        """
-        try:
-            together = self._preparation.batch_of(self._count, items)
-        except Exception:  # noqa: BLE001
-            # A value that misbehaves is found again, and named.
-            together = None
-        batches = [together] if together else self._one_by_one(items)
-        self._count += sum(map(len, batches))
+        """Prepare the next jobs; where one can't be published, those before it, and then why is :attr:`error`."""
+        batches: list[Batch] = []
+        # A value that misbehaves is found again, and named.
+        with suppress(Exception):
+            if together := self._batch_of(self._prepared, items):
+                batches.append(together)
+        if not batches:
+            try:
+                for index, item in enumerate(items, self._prepared):
+                    job = self._outgoing(index, item)
+                    for check in self._checks:
+                        check(index, job)
+                    batches.append(Batch.of(job))
+            except Exception as error:  # noqa: BLE001
+                # What gives the ids may raise anything.
+                self.error = error
+        self._prepared += sum(map(len, batches))
         average = sum(batch.size for batch in batches) // len(items)
         self._batch_jobs = max(1, min(_BATCH_JOBS, _BATCH_BYTES // max(1, average)))
         return batches
-
-    def _one_by_one(self, items: Sequence[object]) -> list[Batch]:
-        prepared: list[Batch] = []
-        try:
-            for index, item in enumerate(items, self._count):
-                job = self._preparation.outgoing(index, item)
-                for check in self._checks:
-                    check(index, job)
-                prepared.append(Batch.of(job))
-        except Exception as error:  # noqa: BLE001
-            # What gives the ids may raise anything.
-            self.error = error
-        return prepared
-
-
-class _Preparation:
-    def __init__(
-        self,
-        subject: str | None,
-        origin: Origin | None,
-        batch: str,
-        queue: WorkQueue | None,
-        limit: SizeLimit | None,
-        job_id: JobIdSource | None,
-        check: Callable[[int, OutgoingJob], None] | None,
-        captured: Sequence[str],
-        *,
-        by_key: bool,
-    ) -> None:
-        self._subject = subject
-        self._origin = origin
-        self._queue = queue
-        self._limit = limit
-        self._job_id = job_id
-        self._check = check
-        self._captured = captured
-        self._message_ids = origin.message_ids() if origin else ShortDigests("job")
-        self._numbered = f"%0{_NUMBER}d{short_digest(batch)[_NUMBER:]}"
-        self._task_key = origin.key if origin and by_key else None
-        self._advisory_subjects = queue.advisory_subjects if queue else ()
-        self._checked: tuple[str, str] | None = None
-        # The index of the first job of the batch that has an id, and the ids of that batch.
-        self._ids: dict[bytes, tuple[int, list[bytes]]] = {}
-        # The number of jobs with a content.
-        self._contents: dict[bytes, int] = {}
-
-    @property
-    def calls_author(self) -> bool:
-        """Whether a function of the jobs' author gives their ids."""
-        return callable(self._job_id)
 
     def _target(self, index: int, subject: str | None, partition_key: str | None) -> str:
         """Return the subject of a job, with its partition; checked once for as long as jobs have the same."""
@@ -265,11 +232,8 @@ class _Preparation:
 
     # Jobs that differ in body and ids only.
 
-    def batch_of(self, first: int, items: Sequence[object]) -> Batch | None:
-        """Return jobs as one batch; ``None``, with nothing noted of them, where they have to be looked at one by one.
-
-        :param first: the index of the first
-        """
+    def _batch_of(self, first: int, items: Sequence[object]) -> Batch | None:
+        """Return jobs as one batch; ``None``, with nothing noted, where they have to be looked at one by one."""
         if self._job_id or self._check or not self._subject or "{" in self._subject or "}" in self._subject:
             return None
         contents, given = _columns(items)
@@ -329,11 +293,8 @@ class _Preparation:
 
     # A job by itself.
 
-    def outgoing(self, index: int, item: object) -> OutgoingJob:
-        """Return a job as it is published.
-
-        :raises JobError: it can't be
-        """
+    def _outgoing(self, index: int, item: object) -> OutgoingJob:
+        """Return a job as it is published."""
         job, queue, origin, limit = Job.of(item), self._queue, self._origin, self._limit
         target = self._target(index, job.subject, job.partition_key)
         if job.advisory:
@@ -451,10 +412,7 @@ def _id_column(given: Sequence[str]) -> list[bytes] | None:
 
 
 def _check_id(index: int, job_id: str) -> None:
-    """Refuse an id that no header can hold.
-
-    :raises JobError: it can't be used
-    """
+    """Refuse an id that no header can hold."""
     if not _is_header_value(job_id):
         raise JobError(f"job {index} has the id {job_id!r}: expected text in one line, which a header can hold")
     if header_job_id([(JOB_ID, job_id)]) is None:
@@ -465,11 +423,7 @@ def _check_id(index: int, job_id: str) -> None:
 
 
 def _check_captured(index: int, subject: str, queue: str, captured: Sequence[str]) -> None:
-    """Refuse a subject that the queue's stream doesn't capture: another stream may.
-
-    :param captured: the subjects of the stream
-    :raises JobError: it doesn't
-    """
+    """Refuse a subject that the queue's stream doesn't capture: another stream may."""
     if not covered_by_any(captured, subject):
         raise JobError(
             f"job {index} can't be published to {subject!r}: expected a subject of {queue} ({', '.join(captured)});"
@@ -478,10 +432,7 @@ def _check_captured(index: int, subject: str, queue: str, captured: Sequence[str
 
 
 def _partitioned_subject(index: int, partition_key: str | None, subject: str | None, queue: WorkQueue | None) -> str:
-    """Return the subject of a job, with its partition.
-
-    :raises JobError: it has none, or an invalid one
-    """
+    """Return the subject of a job, with its partition."""
     if subject is None:
         raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
     if "{" in subject or "}" in subject or partition_key is not None:
@@ -492,10 +443,7 @@ def _partitioned_subject(index: int, partition_key: str | None, subject: str | N
 
 
 def _check_advisory(index: int, advisory: str, declared: tuple[str, ...]) -> None:
-    """Refuse an advisory subject that can't be one, or that its queue doesn't declare.
-
-    :raises JobError: it is such a one
-    """
+    """Refuse an advisory subject that can't be one, or that its queue doesn't declare."""
     if problem := subject_problem(advisory, wildcards=False):
         raise JobError(
             f"job {index} can't be reported on {advisory!r}: {problem}; publish Job(body) where the body's"
@@ -526,10 +474,7 @@ def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | N
 
 
 def _check_author_headers(index: int, headers: Mapping[str, str]) -> None:
-    """Refuse headers that can't be sent, on which the server would act, or that are written for each job.
-
-    :raises JobError: there is such a header
-    """
+    """Refuse headers that can't be sent, on which the server would act, or that are written for each job."""
     check_headers(index, headers)
     for name in headers:
         if instead := _WRITTEN.get(name.lower()):
@@ -539,11 +484,7 @@ def _check_author_headers(index: int, headers: Mapping[str, str]) -> None:
 
 
 def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
-    """Refuse headers that can't be sent, or on which the server would act.
-
-    :param index: the job's index or id, for the message
-    :raises JobError: there is such a header
-    """
+    """Refuse headers that can't be sent, or on which the server would act, of the job of an index or id."""
     for name, value in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
             raise JobError(
@@ -564,10 +505,7 @@ def _is_header_value(text: str) -> bool:
 
 
 def _check_execute_at(index: int, headers: Mapping[str, str], queue: WorkQueue | None) -> None:
-    """Refuse a time that workers can't parse: such a job would be a dead letter.
-
-    :raises JobError: it is such a time
-    """
+    """Refuse a time that workers can't parse: such a job would be a dead letter."""
     if queue is None or not queue.execute_at_header or EXECUTE_AT not in headers:
         return
     try:
@@ -586,12 +524,8 @@ def _own_id(
 ) -> str | None:
     """Return the id that the author gave a job; ``None`` where a job is known by its content.
 
-    :param item: the job as it was listed
-    :param own_id: that of a :class:`Job`
-    :param source: a field of its body that is a JSON object, or what returns its id
-    :param advisory_subjects: those that its queue declares: a body with ``id`` and one of them as ``advisory`` states
-        the id by which its worker reports it
-    :raises JobError: the source gives no id
+    A body with ``id`` and one of the queue's advisory subjects as ``advisory`` states the id by which its worker
+    reports it.
     """
     if own_id is not None:
         return _exact_id(index, str(own_id))
@@ -640,10 +574,7 @@ def _json_object(body: bytes | None) -> dict[str, Any] | None:
 
 
 def refuse_schedule(index: int, job: OutgoingJob) -> None:
-    """Refuse a job that can't be waited for.
-
-    :raises JobError: it is scheduled
-    """
+    """Refuse a job that can't be waited for, since it is scheduled."""
     if job.scheduled:
         raise JobError(
             f"job {index} is scheduled, and the server gives it a sequence only when it is due, so that it can't be"

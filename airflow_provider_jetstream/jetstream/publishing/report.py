@@ -64,12 +64,7 @@ class RepeatedJob:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The stream in which jobs are to be stored.
-
-    :param stream: the queue's name
-    :param created: when the stream was created, in the server's own text; empty where that isn't known
-    :param domain: its JetStream domain; ``None`` where that isn't known
-    """
+    """The stream in which jobs are to be stored, its creation and its domain, as far as they are known."""
 
     stream: str
     created: str = ""
@@ -77,29 +72,22 @@ class Destination:
 
     @classmethod
     def of(cls, queue: str, info: Mapping[str, Any] | None) -> Destination:
-        """Return the stream of a queue.
-
-        :param info: its STREAM.INFO, where it has been read
-        """
+        """Return the stream of a queue, and what its STREAM.INFO says where that has been read."""
         return cls(queue, info["created"], info.get("domain", "")) if info else cls(queue)
 
     def problem(self, ack: PubAck, schedules: str | None = None) -> JetStreamProviderError | None:
-        """Return what is wrong if another stream has stored a job.
-
-        :param schedules: the stream that is to store it instead, where it is a schedule
-        """
+        """Return what is wrong if another stream than the queue's, or that of its schedules, has stored a job."""
         stream = schedules or self.stream
         if ack.stream == stream and (self.domain is None or ack.domain == self.domain):
             return None
-        expected, found = _place(stream, self.domain), _place(ack.stream, ack.domain)
+        expected, found = (
+            f"{name} in the domain {domain}" if domain else name
+            for name, domain in ((stream, self.domain), (ack.stream, ack.domain))
+        )
         return WrongStreamError(
             f"expected {expected} to store it, found that {found} did, as sequence {ack.sequence}: its workers may do"
             f" this job; delete it there, and publish on a subject of {stream}"
         )
-
-
-def _place(stream: str, domain: str | None) -> str:
-    return f"{stream} in the domain {domain}" if domain else stream
 
 
 @dataclass(slots=True)
@@ -142,10 +130,7 @@ class PublishReport(TaskReport):
     handle: dict[str, Any] | None = None
 
     def add_stored(self, sequence: int) -> None:
-        """Append a job that was stored before this call.
-
-        :param sequence: marked where it is that of its schedule
-        """
+        """Append a job that was stored before this call; the sequence of a schedule is marked."""
         if sequence & SCHEDULED:
             self.scheduled.add(len(self.sequences))
         self.sequences.append(sequence & ~SCHEDULED)
@@ -165,6 +150,15 @@ class PublishReport(TaskReport):
         self.sequences[repeated.index] = repeated.sequence
         if repeated.job.scheduled:
             self.scheduled.add(repeated.index)
+
+    def add_failure(self, repeated: RepeatedJob, error: JetStreamProviderError, *, certain: bool = True) -> None:
+        """Record that a job isn't known to be stored."""
+        self.failures.append(PublishFailure(repeated.index, repeated.job.job_id, error, certain))
+
+    def add_failures(self, repeated: Iterable[RepeatedJob], error: JetStreamProviderError) -> None:
+        """Record that jobs aren't stored."""
+        for job in repeated:
+            self.add_failure(job, error)
 
     def withdraw(self, index: int) -> None:
         """Record that a job isn't known to be stored after all, which :meth:`add_stored` has recorded."""

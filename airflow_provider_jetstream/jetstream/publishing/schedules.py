@@ -31,7 +31,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     schedules_stream,
 )
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, JobError, NotFoundError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
+from airflow_provider_jetstream.jetstream.publishing.job import stated_job_id
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_time
 
 if TYPE_CHECKING:
@@ -84,12 +84,8 @@ _CRON_ITEM = re.compile(r"(?:[*?]|(?P<first>[0-9]+|[a-z]+)(?:-(?P<last>[0-9]+|[a
 def schedule_headers(at: Any, delay: Any, every: Any, time_zone: Any, *, now: datetime) -> dict[str, str]:
     """Return the headers that make a job a schedule, without the target.
 
-    :param at: the time; see :func:`schedule_once`
-    :param delay: how long after ``now``
-    :param every: how often; see :func:`schedule_repeated`
-    :param time_zone: the time zone of a cron expression; UTC where ``None``
     :param now: the time by this machine's clock
-    :raises ValueError: one of them can't be used
+    :raises ValueError: one of the fields can't be used
     """
     if every is not None:
         schedule = schedule_repeated(every)
@@ -105,9 +101,7 @@ def schedule_headers(at: Any, delay: Any, every: Any, time_zone: Any, *, now: da
 def schedule_once(at: Any, delay: Any, now: datetime) -> str:
     """Return the value of ``Nats-Schedule`` for a job that is published once.
 
-    :param at: the time, with its zone, also as text; or
-    :param delay: how long after ``now``, as :func:`~airflow_provider_jetstream.jetstream.units.parse_duration` reads it
-    :raises ValueError: it is no such time or delay
+    :raises ValueError: it is no time with its zone, also as text, and no delay after ``now``
     """
     if delay is not None:
         nanoseconds = parse_duration(delay)
@@ -124,9 +118,8 @@ def schedule_once(at: Any, delay: Any, now: datetime) -> str:
 def schedule_repeated(every: Any) -> str:
     """Return the value of ``Nats-Schedule`` for a job that is published repeatedly.
 
-    :param every: a duration of at least a second; or a cron expression of six fields, the first for seconds; or
-        ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``
-    :raises ValueError: it is none of them
+    :raises ValueError: it is no duration of at least a second, no cron expression of six fields, the first for seconds,
+        and none of ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``
     """
     if isinstance(every, str):
         text = every.strip()
@@ -152,7 +145,9 @@ def schedule_repeated(every: Any) -> str:
             'expected a duration of at least a second such as "30s", or a cron expression of six fields such as'
             f' "0 30 3 * * *", found {every!r}'
         )
-    return f"{_EVERY}{_go_duration(nanoseconds)}"
+    # The server reads durations as Go does, which has no unit for days.
+    seconds, rest = divmod(nanoseconds, NANOSECONDS)
+    return f"{_EVERY}{nanoseconds}ns" if rest else f"{_EVERY}{seconds}s"
 
 
 async def scheduled_subjects(connection: Connection, queue: str) -> Counter[str]:
@@ -212,12 +207,6 @@ async def _remove(connection: Connection, stream: str, sequence: int) -> bool:
     return True
 
 
-def _go_duration(nanoseconds: int) -> str:
-    # The server reads durations as Go does, which has no unit for days.
-    seconds, rest = divmod(nanoseconds, NANOSECONDS)
-    return f"{nanoseconds}ns" if rest else f"{seconds}s"
-
-
 def _time_zone(time_zone: Any, schedule: str) -> str:
     if schedule.startswith(_EVERY):
         raise ValueError(
@@ -226,20 +215,17 @@ def _time_zone(time_zone: Any, schedule: str) -> str:
         )
     # The name of a ZoneInfo.
     name = getattr(time_zone, "key", time_zone)
-    if not isinstance(name, str) or not _is_time_zone(name):
-        raise ValueError(f'expected the name of a time zone, such as "Europe/Vienna", found {time_zone!r}')
-    return name
-
-
-def _is_time_zone(name: str) -> bool:
     from zoneinfo import ZoneInfo, available_timezones
 
     try:
         ZoneInfo(name)
-    except (LookupError, ValueError, OSError):
+    except (LookupError, ValueError, OSError, TypeError, AttributeError):
         # A machine without a time zone database can't check the name; the server refuses an unknown one.
-        return bool(name) and not available_timezones()
-    return True
+        if not isinstance(name, str) or not name or available_timezones():
+            raise ValueError(
+                f'expected the name of a time zone, such as "Europe/Vienna", found {time_zone!r}'
+            ) from None
+    return str(name)
 
 
 def cron_problem(fields: Sequence[str]) -> str | None:

@@ -22,10 +22,8 @@ import json
 import logging
 import re
 from array import array
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from enum import Enum, auto
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +31,7 @@ from airflow_provider_jetstream.jetstream.advisories import AckMetric, Cancelled
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import first
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, msg_get, read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
@@ -52,8 +50,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError, PermissionDeniedError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.origin import DIGEST_BYTES, Origin, digest_of, short_digest
-from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES
-from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
+from airflow_provider_jetstream.jetstream.publishing.job import BODY_DIGEST_BYTES, stated_job_id
 from airflow_provider_jetstream.jetstream.publishing.report import SCHEDULED
 from airflow_provider_jetstream.jetstream.publishing.schedules import SCHEDULE, TARGET, TIME_ZONE
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
@@ -93,10 +90,7 @@ _ARCHIVE_DELAY = 0.2
 
 
 class _DigestTable:
-    """Fixed-width values by digests, in a third of the memory that a dict takes: 40 MB for a million of 16 bytes.
-
-    :param width: the number of bytes of a value
-    """
+    """Fixed-width values by digests, in a third of the memory that a dict takes: 40 MB for a million of 16 bytes."""
 
     def __init__(self, width: int) -> None:
         self._row_bytes = DIGEST_BYTES + width
@@ -114,67 +108,60 @@ class _DigestTable:
 
     def position(self, digest: bytes) -> int | None:
         """Return the number of a digest in the order in which digests came; ``None`` where it is unknown."""
-        _, row = self._find(digest)
+        row = self._slots[self._slot(digest)]
         return row - 1 if row else None
 
     def get(self, digest: bytes) -> bytes | None:
         """Return the value of a digest; ``None`` where it is unknown."""
-        _, row = self._find(digest)
-        if not row:
-            return None
-        end = row * self._row_bytes
-        return bytes(self._rows[end - self._row_bytes + DIGEST_BYTES : end])
+        end = self._slots[self._slot(digest)] * self._row_bytes
+        return bytes(self._rows[end - self._row_bytes + DIGEST_BYTES : end]) if end else None
 
     def set(self, digest: bytes, value: bytes) -> None:
         """Set the value of a digest."""
-        slot, row = self._find(digest)
-        if row:
-            end = row * self._row_bytes
+        slot = self._slot(digest)
+        if end := self._slots[slot] * self._row_bytes:
             self._rows[end - self._row_bytes + DIGEST_BYTES : end] = value
             return
-        self._append(slot, digest, value)
-
-    def _append(self, slot: int, digest: bytes, value: bytes) -> None:
         self._rows += digest + value
-        count = len(self)
-        self._slots[slot] = count
+        self._slots[slot] = count = len(self)
         if 2 * count > len(self._slots):
-            self._grow()
+            self._slots = array("I", bytes(4 * 4 * len(self._slots)))
+            for row in range(count):
+                start = row * self._row_bytes
+                self._slots[self._slot(self._rows[start : start + DIGEST_BYTES])] = row + 1
 
-    def _find(self, digest: bytes) -> tuple[int, int]:
-        """Return the slot of a digest and the number of its row; 0 where it is unknown."""
+    def _slot(self, digest: bytes | bytearray) -> int:
+        """Return the slot of a digest, or the one that it gets."""
         slots, rows, row_bytes = self._slots, self._rows, self._row_bytes
         mask = len(slots) - 1
         slot = int.from_bytes(digest[:8]) & mask
         while row := slots[slot]:
             start = (row - 1) * row_bytes
             if rows[start : start + DIGEST_BYTES] == digest:
-                return slot, row
+                break
             slot = (slot + 1) & mask
-        return slot, 0
-
-    def _grow(self) -> None:
-        self._slots = array("I", bytes(4 * 4 * len(self._slots)))
-        slots, rows, row_bytes = self._slots, self._rows, self._row_bytes
-        mask = len(slots) - 1
-        for row in range(1, len(self) + 1):
-            start = (row - 1) * row_bytes
-            slot = int.from_bytes(rows[start : start + 8]) & mask
-            while slots[slot]:
-                slot = (slot + 1) & mask
-            slots[slot] = row
+        return slot
 
 
-def _table() -> _DigestTable:
-    return _DigestTable(BODY_DIGEST_BYTES + 8)
+def _stored_value(value: bytes) -> tuple[bytes, int]:
+    """Return body digest and sequence."""
+    return value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
 
 
 class StoredJobs:
-    """The jobs of a task that are known to be stored."""
+    """The jobs of a task that are known to be stored.
+
+    :ivar salts: what makes other message ids of jobs whose own ids somebody else had taken
+    :ivar of_any_task: whether other tasks publish the same jobs, as with an idempotency key
+    :ivar task_key: the key in the task's jobs; ``None`` where other jobs have it too
+    """
 
     def __init__(self) -> None:
-        # By the digests of message ids: body digest and sequence of the jobs in the task's manifest.
-        self._own = _table()
+        self.salts: Sequence[str] = ()
+        self.of_any_task = False
+        self.task_key: str | None = None
+        # By the digests of message ids: body digest and sequence of the jobs in the task's manifest; those asked for.
+        self._own = _DigestTable(BODY_DIGEST_BYTES + 8)
         self._named = bytearray()
         # What a search has found. By the digests of message id and content: the sequence, whoever has published it.
         self._found = _DigestTable(8)
@@ -182,25 +169,24 @@ class StoredJobs:
         self._message_ids = _DigestTable(0)
         self._ended = _DigestTable(8)
         # By the digests of message ids, body digest and sequence of those that name the task, in another list too.
-        self._named_task = _table()
+        self._named_task = _DigestTable(BODY_DIGEST_BYTES + 8)
         # With an idempotency key, the same by the digests of message id and stated id: no message names the key.
-        self._same_id = _table()
+        self._same_id = _DigestTable(BODY_DIGEST_BYTES + 8)
         self._listed: set[bytes] = set()
         self._unverified: dict[bytes, int] = {}
-        # What makes other message ids of jobs whose own ids somebody else had taken.
-        self.salts: Sequence[str] = ()
-        self.of_any_task = False
-        # The key in the task's jobs; ``None`` where other jobs have it too.
-        self.task_key: str | None = None
 
     def __len__(self) -> int:
         return len(self._own)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job is known to be stored."""
+        return not (len(self._own) or len(self._message_ids) or len(self._ended) or self._unverified)
+
     def add(self, digest: bytes, body_digest: bytes, sequence: int) -> bool:
         """Add a job of the task's manifest, and return whether it is new."""
-        value = body_digest[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
         is_new = self._own.position(digest) is None
-        self._own.set(digest, value)
+        self._own.set(digest, body_digest[:BODY_DIGEST_BYTES] + sequence.to_bytes(8))
         self._unverified.pop(digest, None)
         return is_new
 
@@ -210,14 +196,11 @@ class StoredJobs:
             self._unverified[digest] = sequence
 
     def add_message(self, message: StoredMessage, sequence: int) -> None:
-        """Add a message that is stored, whoever has published it.
-
-        :param sequence: its stream sequence in the queue, or that of a schedule, marked
-        """
-        message_id = message.header(SCHEDULED_MSG_ID) or message.header(MSG_ID) or ""
-        value = sha256(message.data).digest()[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
-        if (digest := digest_of(message_id)) is None:
+        """Add a message that is stored, whoever has published it; the sequence of a schedule is marked."""
+        digest = digest_of(message.header(SCHEDULED_MSG_ID) or message.header(MSG_ID) or "")
+        if digest is None:
             return
+        value = sha256(message.data).digest()[:BODY_DIGEST_BYTES] + sequence.to_bytes(8)
         content = content_of_message(message, of_any_task=self.of_any_task)
         self._found.set(_both(digest, content), sequence.to_bytes(8))
         self._message_ids.set(digest, b"")
@@ -262,15 +245,9 @@ class StoredJobs:
         if len(self._message_ids) or len(self._ended):
             self._listed.update(self._digests(job))
         if (digest := digest_of(job.message_id)) and (position := self._own.position(digest)) is not None:
-            self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
-            self._named[position] = 1
+            self._mark(position)
         known = self._value_of(job)
         return known[1] if known else None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no job is known to be stored."""
-        return not (len(self._own) or len(self._message_ids) or len(self._ended) or self._unverified)
 
     def unverified(self, job: OutgoingJob) -> int | None:
         """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
@@ -285,7 +262,7 @@ class StoredJobs:
         """Yield message id, body digest and sequence of messages that name the task and are none of the list's jobs."""
         for digest, value in self._named_task:
             if digest not in self._listed and self._own.position(digest) is None:
-                yield digest, value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
+                yield digest, *_stored_value(value)
 
     @property
     def are_named(self) -> bool:
@@ -302,24 +279,32 @@ class StoredJobs:
 
     def is_recorded(self, job: OutgoingJob) -> bool:
         """Return whether a job is in the task's manifest."""
-        if not len(self._own):
-            return False
-        digest = digest_of(job.message_id)
+        digest = digest_of(job.message_id) if len(self._own) else None
         return digest is not None and self._own.position(digest) is not None
 
     def extra(self) -> array[int]:
         """Return the sequences of jobs of the task that :meth:`sequence_of` wasn't called for, without schedules."""
+        self._mark()
+        unnamed = (
+            _stored_value(value)[1] for (_, value), named in zip(self._own, self._named, strict=False) if not named
+        )
+        return array("Q", (sequence for sequence in unnamed if sequence < SCHEDULED))
+
+    def _mark(self, position: int | None = None) -> None:
         self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
-        unnamed = (value for (_, value), named in zip(self._own, self._named, strict=False) if not named)
-        sequences = (int.from_bytes(value[BODY_DIGEST_BYTES:]) for value in unnamed)
-        return array("Q", (sequence for sequence in sequences if sequence < SCHEDULED))
+        if position is not None:
+            self._named[position] = 1
 
     def _value_of(self, job: OutgoingJob) -> tuple[bytes, int] | None:
+        """Return body digest and sequence of a job that is stored."""
         digest = digest_of(job.message_id)
         if digest and (value := self._own.get(digest)):
-            return value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])
-        if sequence := self._found_sequence(job):
-            return job.body_digest, sequence
+            return _stored_value(value)
+        if len(self._found):
+            content = content_of_job(job, of_any_task=self.of_any_task)
+            for each in self._digests(job):
+                if value := self._found.get(_both(each, content)):
+                    return job.body_digest, int.from_bytes(value)
         if digest and self._message_ids.get(digest) is None and (value := self._ended.get(digest)):
             return _UNKNOWN_BODY, int.from_bytes(value)
         return None
@@ -330,24 +315,13 @@ class StoredJobs:
             if digest := digest_of(message_id):
                 yield digest
 
-    def _found_sequence(self, job: OutgoingJob) -> int | None:
-        """Return the sequence of the message that was found and is a job."""
-        if not len(self._found):
-            return None
-        content = content_of_job(job, of_any_task=self.of_any_task)
-        values = (self._found.get(_both(digest, content)) for digest in self._digests(job))
-        return next((int.from_bytes(value) for value in values if value), None)
-
     def _named_as(self, job: OutgoingJob) -> tuple[bytes, int] | None:
         """Return body digest and sequence of what the task, or the key, seems to have stored under a given id."""
         table, digests = self._named_task, self._digests(job)
         if self.of_any_task:
             stated = (stated_job_id(job.headers.items(), job.body or b"") or "").encode()
             table, digests = self._same_id, (_both(digest, stated) for digest in digests)
-        values = map(table.get, digests)
-        return next(
-            ((value[:BODY_DIGEST_BYTES], int.from_bytes(value[BODY_DIGEST_BYTES:])) for value in values if value), None
-        )
+        return next(map(_stored_value, filter(None, map(table.get, digests))), None)
 
 
 def salted_id(salt: str, message_id: str) -> str:
@@ -360,12 +334,7 @@ def _both(digest: bytes, content: bytes) -> bytes:
 
 
 async def find_stored_jobs(
-    connection: Connection,
-    queue: WorkQueue,
-    stored: StoredJobs,
-    *,
-    queue_from: int,
-    events_from: int,
+    connection: Connection, queue: WorkQueue, stored: StoredJobs, *, queue_from: int, events_from: int
 ) -> None:
     """Search the queue, its companions included, for jobs, and add all of them to those that are known.
 
@@ -377,8 +346,14 @@ async def find_stored_jobs(
     if queue.schedules:
         async for schedule in _read(connection, queue.schedules.name, ">", 1):
             stored.add_message(schedule, schedule.sequence | SCHEDULED)
-    async for sequence, message in _copies(connection, queue, queue_from):
-        stored.add_message(message, sequence)
+    info = await stream_info(connection, queue.name) if queue.archive else None
+    if info and (archive := await ArchiveReader.open(connection, queue, info)):
+        start = await archive.first_copy_from(queue_from)
+        async for copy in _read(connection, archive.stream, archive_filter(queue.name), start):
+            if (sequence := job_sequence(copy)) >= queue_from:
+                stored.add_message(republished_message(copy), sequence)
+    async for job in _read(connection, queue.name, ">", queue_from):
+        stored.add_message(job, job.sequence)
     if queue.events:
         async for message in _read(connection, queue.events.name, completion_filter(queue.name), events_from):
             event = event_of(message, queue.name)
@@ -387,103 +362,40 @@ async def find_stored_jobs(
                 stored.add_ended(event.job_id, event.stream_seq)
 
 
-async def jobs_since(connection: Connection, queue: WorkQueue, moment: datetime) -> AsyncGenerator[StoredMessage, None]:
-    """Yield the jobs that a queue has stored since a moment, as the archive has them and as it stores them.
-
-    Needs nats-server 2.11.
-
-    :param moment: by the server's clock
-    """
-    created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
-    if queue.archive:
-        subject = archive_filter(queue.name)
-        async for copy in _read_since(connection, queue.archive.name, subject, moment):
-            if job_sequence(copy) and (job := republished_message(copy)).stored_at >= created:
-                yield job
-    async for job in _read_since(connection, queue.name, ">", moment):
-        yield job
-
-
-async def first_since(connection: Connection, stream: str, subject: str, moment: datetime) -> int | None:
-    """Return the sequence of the first message that was stored since a moment; ``None`` without any."""
-    since = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    try:
-        first = await msg_get(connection, stream, {"next_by_subj": subject, "start_time": since})
-    except NotFoundError:
-        return None
-    return first.sequence if first else None
-
-
-async def _read_since(
-    connection: Connection, stream: str, subject: str, moment: datetime
-) -> AsyncGenerator[StoredMessage, None]:
-    if start := await first_since(connection, stream, subject, moment):
-        async for message in _read(connection, stream, subject, start):
-            yield message
-
-
-async def _copies(
-    connection: Connection, queue: WorkQueue, queue_from: int
-) -> AsyncGenerator[tuple[int, StoredMessage], None]:
-    info = await stream_info(connection, queue.name) if queue.archive else None
-    if info and (archive := await ArchiveReader.open(connection, queue, info)):
-        start = await archive.first_copy_from(queue_from)
-        async for copy in _read(connection, archive.stream, archive_filter(queue.name), start):
-            if (sequence := job_sequence(copy)) >= queue_from:
-                yield sequence, republished_message(copy)
-    async for job in _read(connection, queue.name, ">", queue_from):
-        yield job.sequence, job
-
-
 async def _read(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
-    try:
+    # A stream that doesn't exist holds none of the task's jobs.
+    with suppress(NotFoundError):
         async for message in read_range(connection, stream, subject, start):
             yield message
-    except NotFoundError:
-        # A stream that doesn't exist holds none of the task's jobs.
-        return
 
 
-class MessageIs(Enum):
-    """What a message with a job's message id is."""
-
-    JOB = auto()
-    OTHER = auto()
-    UNKNOWN = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedBefore:
-    """What a publication knows of the jobs that it may have stored before.
-
-    :param first: the first sequence that one of them may have; 0 where that isn't known
-    :param of_any_task: whether other tasks publish the same jobs, as with an idempotency key
-    :param has_origin: whether a task publishes; otherwise the message ids of jobs without ids are random
-    """
-
-    first: int = 0
-    of_any_task: bool = False
-    has_origin: bool = False
-
-
-def find_out(
-    repeated: RepeatedJob, message: StoredMessage | None, publisher: PublishedBefore, ended: Collection[int]
-) -> MessageIs:
-    """Return what the message is that has a job's message id.
+def is_stored(
+    repeated: RepeatedJob,
+    message: StoredMessage | None,
+    ended: Collection[int],
+    *,
+    first: int = 0,
+    of_any_task: bool = False,
+    is_secret: bool = False,
+) -> bool | None:
+    """Return whether the message that has a job's message id is the job; ``None`` where that can't be known.
 
     :param message: as it is stored, or as the archive has it; ``None`` where it is gone
     :param ended: the sequences of jobs that have ended
+    :param first: the first sequence that a job of this publication may have; 0 where that isn't known
+    :param of_any_task: whether other tasks publish the same jobs, as with an idempotency key
+    :param is_secret: whether message ids of jobs without given ids are random
     """
+    job = repeated.job
     if message is not None:
-        is_job = is_same_job(repeated.job, message, of_any_task=publisher.of_any_task)
-        return MessageIs.JOB if is_job else MessageIs.OTHER
+        if job.job.delay is None and job.headers.get(SCHEDULE) != message.header(SCHEDULE):
+            return False
+        return content_of_job(job, of_any_task=of_any_task) == content_of_message(message, of_any_task=of_any_task)
     # Sequences of schedules are of another stream; one that is gone has fired, or was cancelled.
-    is_queues = not repeated.job.scheduled
-    if is_queues and repeated.sequence < publisher.first:
-        return MessageIs.OTHER
-    is_secret = not publisher.has_origin and repeated.job.given_id is None
-    is_done = is_queues and repeated.sequence in ended
-    return MessageIs.JOB if is_secret or is_done else MessageIs.UNKNOWN
+    if not job.scheduled and repeated.sequence < first:
+        return False
+    is_done = not job.scheduled and repeated.sequence in ended
+    return True if is_done or (is_secret and job.given_id is None) else None
 
 
 async def read_messages(
@@ -503,35 +415,22 @@ async def read_messages(
     messages = await map_concurrently(stored, repeated)
     if queue is not None and queue.archive is not None and created is not None:
         with _unless_denied(denied):
-            await _add_copies(connection, queue, repeated, messages)
+            for pause in (0.0, _ARCHIVE_DELAY) if None in messages else ():
+                await sleep(pause)
+                archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
+                for place, job in enumerate(repeated):
+                    if archive and messages[place] is None and job.stream == queue.name:
+                        messages[place] = await archive.find(job.sequence)
+                if archive is None or None not in messages:
+                    break
     for error in sorted(denied):
         log.info("What has the message ids of jobs can't be read: %s", error)
     return messages
 
 
-async def _add_copies(
-    connection: Connection,
-    queue: WorkQueue,
-    repeated: Sequence[RepeatedJob | PubAck],
-    messages: list[StoredMessage | None],
-) -> None:
-    """Add to messages the copies that the archive has of those that are gone."""
-    for pause in (0.0, _ARCHIVE_DELAY):
-        if None not in messages:
-            return
-        await sleep(pause)
-        archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
-        if archive is None:
-            return
-        for place, job in enumerate(repeated):
-            if messages[place] is None and job.stream == queue.name:
-                messages[place] = await archive.find(job.sequence)
-
-
 async def may_have_dropped(connection: Connection, events: str, queue: Mapping[str, Any]) -> bool:
     """Return whether limits of the events stream may have dropped the manifest of jobs whose ids the queue knows.
 
-    :param events: the events stream
     :param queue: the queue's STREAM.INFO
     """
     try:
@@ -597,13 +496,6 @@ def content_of_job(job: OutgoingJob, *, of_any_task: bool = False) -> bytes:
 def content_of_message(message: StoredMessage, *, of_any_task: bool = False) -> bytes:
     """Return for a stored message what :func:`content_of_job` returns for the job that it is."""
     return _content(message.subject, message.headers, message.data, of_any_task=of_any_task)
-
-
-def is_same_job(job: OutgoingJob, message: StoredMessage, *, of_any_task: bool = False) -> bool:
-    """Return whether a stored message is a job."""
-    if job.job.delay is None and job.headers.get(SCHEDULE) != message.header(SCHEDULE):
-        return False
-    return content_of_job(job, of_any_task=of_any_task) == content_of_message(message, of_any_task=of_any_task)
 
 
 def named_identity(headers: Iterable[tuple[str, str]], body: bytes) -> tuple[str | None, str | None]:

@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError, WireError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+from airflow_provider_jetstream.jetstream.publishing.job import (
     body_field,
     header_job_id,
     redrive_message_id,

@@ -28,7 +28,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.publishing.job_identity import other_redrive_id
+from airflow_provider_jetstream.jetstream.publishing.job import other_redrive_id
 from airflow_provider_jetstream.jetstream.redrive.copies import IdTaken, store_jobs, store_parked
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.finished_entries import FinishedEntries

@@ -39,7 +39,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     NotFoundError,
 )
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
-from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
+from airflow_provider_jetstream.jetstream.publishing.job import stated_job_id
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 from airflow_provider_jetstream.jetstream.waiting.consumers import QueueConsumers
 from airflow_provider_jetstream.jetstream.waiting.cursor import StreamName

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import origin_of, task_key_of
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
+from airflow_provider_jetstream.jetstream.publishing.job import job_id_of, redrives_of
 from airflow_provider_jetstream.plugins.monitor.models.letters import OriginOfLetter
 from airflow_provider_jetstream.plugins.monitor.models.stored_jobs import JobDetail, JobLine, JobPage
 from airflow_provider_jetstream.plugins.monitor.payload import payload_of

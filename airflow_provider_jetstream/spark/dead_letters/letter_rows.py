@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import (
     DeadLetter,
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
+from airflow_provider_jetstream.jetstream.publishing.job import job_id_of, redrives_of
 from airflow_provider_jetstream.spark.dead_letters.schema import (
     BODY_SOURCE,
     CIRCULATING,

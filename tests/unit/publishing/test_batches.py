@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.origin import Origin, digest_of
 from airflow_provider_jetstream.jetstream.publishing.batch import Batch
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.publishing.preparation import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ _JOB = st.builds(Job, _BODY, id=st.one_of(st.none(), _IDS))
 
 def _batches(items: Sequence[object], **arguments: Any) -> list[Batch]:
     """Prepare jobs in batches as large as can be; the first batch of a call has one job."""
-    prepared = prepare_jobs(items, subject="q.a%b", batch="batch", **{"origin": _ORIGIN, **arguments})
+    prepared = PreparedJobs(items, subject="q.a%b", batch="batch", **{"origin": _ORIGIN, **arguments})
     return list(prepared.batches())
 
 
 def _one_by_one(items: Sequence[object], **arguments: Any) -> list[OutgoingJob]:
     """Prepare jobs one by one: whatever looks at each job keeps them apart."""
     return list(
-        prepare_jobs(items, subject="q.a%b", batch="batch", check=lambda *_: None, **{"origin": _ORIGIN, **arguments})
+        PreparedJobs(items, subject="q.a%b", batch="batch", check=lambda *_: None, **{"origin": _ORIGIN, **arguments})
     )
 
 
