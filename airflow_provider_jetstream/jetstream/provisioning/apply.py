@@ -18,7 +18,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     ServerTooOldError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.provisioning.companion_owner import owner_blockers
 from airflow_provider_jetstream.jetstream.provisioning.consumer_steps import (
     MULTIPLE_UNFILTERED,
     NOT_UNIQUE,
@@ -30,7 +29,7 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_steps import (
 from airflow_provider_jetstream.jetstream.provisioning.drain import Draining, update_consumer
 from airflow_provider_jetstream.jetstream.provisioning.parking import park, with_dead_letters
 from airflow_provider_jetstream.jetstream.provisioning.plan import Plan, Step, stream_step
-from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
+from airflow_provider_jetstream.jetstream.provisioning.stream_owner import owner_blockers, with_taken_subjects
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import maintain_manifests
 from airflow_provider_jetstream.jetstream.queue.declared_config import (
     declared_companion_config,
@@ -108,7 +107,7 @@ async def plan(connection: Connection, queue: WorkQueue, *, drain: bool = False,
     steps.append(own := _own_step(queue, existing, config, "queue"))
     stored = stored_subjects(own.config)
     steps += await work_queue_consumer_steps(connection, queue, declared, consumers, stored, drain=drain)
-    steps = await with_refusals(connection, steps)
+    steps = await with_taken_subjects(connection, steps)
     if info:
         steps = await with_dead_letters(connection, queue, steps, park_dead=park_dead or drain)
     if existing and marks:

@@ -1,4 +1,4 @@
-"""Whose companion a stream is, by the subjects that it captures: the subjects of a companion name its queue.
+"""Whose a stream is, and whose a subject: a subject has one stream, and the subjects of a companion name its queue.
 
 A companion belongs to one queue. Another queue that declares it would replace its subjects, so that deaths and ends of
 the first one's jobs went unseen. A stream of another tool that captures the server's advisories of several queues can
@@ -7,9 +7,11 @@ be shared as it is; nothing is taken from it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import (
     MAX_DELIVERIES,
     archive_filter,
@@ -28,9 +30,11 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import listed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.provisioning.plan import Step
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
+_SUBJECT_TAKEN = 10065
 _WILDCARDS = frozenset({"*", ">"})
 _EVENTS = ("$JS.EVENT.ADVISORY", "$JS.EVENT.METRIC")
 # The place of the queue's name in the subjects of the server's events.
@@ -110,3 +114,38 @@ def _named_queue(subject: str) -> _Named | None:
 
 def _shown(named: Mapping[str, _Named | None], owners: Sequence[str]) -> str:
     return listed([subject for subject, found in named.items() if found and found.queue in owners], 2)
+
+
+async def with_taken_subjects(connection: Connection, steps: Sequence[Step]) -> list[Step]:
+    """Return steps, those blocked whose new subjects another stream captures: the server's refusal names none.
+
+    :param steps: all steps of a plan, in their order
+    """
+
+    async def capturing(subject: str) -> list[str]:
+        return (await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
+
+    wanted = [(number, subject) for number, step in enumerate(steps) for subject in _new_subjects(step)]
+    checked = list(steps)
+    found = await map_concurrently(capturing, [subject for _, subject in wanted])
+    for (number, subject), names in zip(wanted, found, strict=True):
+        given_up = {
+            earlier.name
+            for earlier in steps[:number]
+            if not any(overlaps(subject, kept) for kept in earlier.config.get("subjects") or ())
+        }
+        if others := sorted({*names} - {steps[number].name} - given_up):
+            reason = (
+                f"stream {', '.join(others)} already captures {subject}, and a subject has one stream (error"
+                f" {_SUBJECT_TAKEN}): declare that stream's name instead, or other subjects"
+            )
+            checked[number] = replace(checked[number], blocked=(*checked[number].blocked, reason))
+    return checked
+
+
+def _new_subjects(step: Step) -> list[str]:
+    subjects: list[str] = step.config.get("subjects") or [] if step.kind == "stream" else []
+    if step.action == "update":
+        before = next((change.existing or () for change in step.differences if change.field == "subjects"), subjects)
+        return [subject for subject in subjects if subject not in before]
+    return subjects if step.action == "create" else []
