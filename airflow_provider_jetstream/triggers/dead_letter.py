@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters
+    from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import ReportedLetters
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,7 @@ class DeadLetterTrigger(PollingTrigger, BaseEventTrigger):
                 yield event
             return
         # DAG files import this module, and only a triggerer waits.
-        from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import watch_arrivals
-        from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria
+        from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, watch_arrivals
 
         queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
         age = timedelta(seconds=self.older_than)
@@ -228,7 +227,7 @@ class _ReportedStore:
     async def load(self) -> ReportedLetters:
         """Return what was reported; nothing where that isn't known."""
         # DAG files import this module, and only a triggerer waits.
-        from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters
+        from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import ReportedLetters
 
         if known := _reported.get(self._key):
             return known

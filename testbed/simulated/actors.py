@@ -27,8 +27,11 @@ from airflow_provider_jetstream.jetstream import (
     wait_by_handle,
 )
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters, watch_arrivals
-from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria
+from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import (
+    LetterCriteria,
+    ReportedLetters,
+    watch_arrivals,
+)
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import TaskTry
 from testbed.simulated.streams import header

@@ -21,7 +21,7 @@ class ModelledLooks:
     async def compare(self, connection: NatsPyConnection, queue: WorkQueue, model: QueueModel, gone: int) -> None:
         """Look, prove all letters where a look can't tell, and check the result."""
         model.lapse()
-        if self._letters and await self._letters.update(connection):
+        if self._letters and await self._letters.refresh(connection):
             self.looks += 1
         else:
             self.proofs += 1

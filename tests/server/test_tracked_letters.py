@@ -50,7 +50,7 @@ async def same_as_scan(
         *((Selection(), ()), (Selection(parked=True), ()), (Selection(), ("reason",)))
     ]
     for selection, group_by in cases:
-        assert await letters.update(connection)
+        assert await letters.refresh(connection)
         looked = await letters.summary(selection, group_by)
         scanned = await summarise_dead_letters(connection, queue, selection, group_by)
         if selection.parked:
@@ -112,7 +112,7 @@ async def test_a_death_without_an_entry_is_found_by_a_look(connection: NatsPyCon
     config = await change_stream(connection, f"{name}-dead", subjects=[f"nothing.{name}"])
     await die_silently(connection, queue, "b")
     # Its configuration has changed, so that a look can't tell: what was removed meanwhile isn't known.
-    assert not await letters.update(connection)
+    assert not await letters.refresh(connection)
     letters = await TrackedLetters.prove(connection, queue)
     assert (await letters.summary(Selection(), ())).dead == 2
     await die_silently(connection, queue, "c")
@@ -144,7 +144,7 @@ async def test_after_a_gap_a_look_says_that_it_cannot_tell(
     # The queue is made anew, with the same sequences.
     await connection.api(f"STREAM.DELETE.{name}")
     await make_queue(connection, name)
-    assert not await letters.update(connection)
+    assert not await letters.refresh(connection)
     letters = await TrackedLetters.prove(connection, queue)
     assert (await letters.summary(Selection(), ())).dead == 0
     # The dead letter queue is made anew.
@@ -152,7 +152,7 @@ async def test_after_a_gap_a_look_says_that_it_cannot_tell(
     assert (await same_as_scan(connection, queue, letters)).dead == 1
     await connection.api(f"STREAM.DELETE.{name}-dead")
     await make_queue(connection, name)
-    assert not await letters.update(connection)
+    assert not await letters.refresh(connection)
 
 
 @pytest.mark.slow
@@ -184,13 +184,13 @@ async def test_a_look_reads_what_is_new_however_many_letters_there_are(
     queue = await make_queue(connection, name, allow_direct=True)
     await make_dead_letters(connection, queue, ["x"] * letters_before)
     letters = await TrackedLetters.prove(connection, queue)
-    assert await letters.update(connection)
+    assert await letters.refresh(connection)
     received = nats.monitor("varz")["in_msgs"]
-    assert await letters.update(connection)
+    assert await letters.refresh(connection)
     assert nats.monitor("varz")["in_msgs"] - received <= 5
     await make_dead_letters(connection, queue, ["y"] * 5)
     received = nats.monitor("varz")["in_msgs"]
-    assert await letters.update(connection)
+    assert await letters.refresh(connection)
     assert nats.monitor("varz")["in_msgs"] - received <= 20
     assert (await letters.summary(Selection(), ())).ranges == [(1, letters_before + 5)]
 
@@ -211,7 +211,7 @@ async def test_a_look_does_not_read_the_copies_that_an_earlier_one_has_stored(
 
     monkeypatch.setattr(EntryParser, "parse", counted)
     await make_dead_letters(connection, queue, ["y"] * 2)
-    assert await letters.update(connection)
+    assert await letters.refresh(connection)
     # The two new advisories, and a few copies where that is as fast as not reading them.
     assert len(parsed) < 30
     monkeypatch.undo()

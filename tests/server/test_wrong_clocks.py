@@ -16,8 +16,12 @@ from airflow_provider_jetstream.jetstream import (
     preview,
     redrive_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters, watch_arrivals
-from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import LetterCriteria, wait_for_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import (
+    LetterCriteria,
+    ReportedLetters,
+    wait_for_dead_letters,
+    watch_arrivals,
+)
 from airflow_provider_jetstream.worker import Worker
 from testbed.face import summarise_dead_letters
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count

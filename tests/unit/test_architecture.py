@@ -36,7 +36,17 @@ _DEEP = {
     "jetstream.client.session": 760,
     # The connection, and nats-py's client over it: what either sends passes the same place.
     "jetstream.client.nats_py": 730,
-    "jetstream.dead_letters.account": 500,
+    # What is read of each stream about jobs that are gone, and what follows from it.
+    "jetstream.dead_letters.account": 800,
+    # What a refresh reads, what it knows afterwards, and when it can't tell.
+    "jetstream.dead_letters.tracked_letters": 450,
+    # One follower, and those that wait for it: once, or for each letter that arrives.
+    "jetstream.dead_letters.letter_watch": 520,
+    # All fields of the stored form, and what is believed of them.
+    "jetstream.dead_letters.record": 390,
+    # Entries, their order, and what is asked of both.
+    "jetstream.dead_letters.entry_index": 390,
+    "jetstream.dead_letters.diagnose": 600,
     # What is stored of a letter, and the queries of it: each depends on what the other holds.
     "jetstream.dead_letters.table": 700,
     # Which runs share a manifest, and what a try may believe of it: facts of one stored record.
@@ -77,7 +87,7 @@ _DEEP = {
     "jetstream.contract": 410,
     "jetstream.redrive.steps": 400,
     # Numbers and entries of one moment: which dead jobs nothing names, and how many a busy consumer has.
-    "jetstream.dead_letters.reconciliation": 420,
+    "jetstream.dead_letters.reconciliation": 500,
     # What is read of a queue, again where it doesn't agree, and what is classified by it.
     "jetstream.dead_letters.scan": 420,
     # All evidence about one job, and the rules in the order in which they are asked.

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
-from airflow_provider_jetstream.jetstream.dead_letters import entry_order
+from airflow_provider_jetstream.jetstream.dead_letters import entry_index
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-from airflow_provider_jetstream.jetstream.dead_letters.entry_order import EntryOrder
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex, EntryOrder
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -73,8 +72,8 @@ def test_entries_keep_their_order_however_far_each_is_from_its_place(
 ) -> None:
     sequences = array("Q")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entry_order, "_NEAR_END", near_end)
-        patch.setattr(entry_order, "_MOST_RUNS", runs)
+        patch.setattr(entry_index, "_NEAR_END", near_end)
+        patch.setattr(entry_index, "_MOST_RUNS", runs)
         order = EntryOrder(sequences)
         for job in jobs:
             sequences.append(job)

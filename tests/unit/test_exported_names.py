@@ -200,7 +200,5 @@ def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without() -> Non
     assert {name for name in own if name.startswith("jetstream.dead_letters.")} <= {
         "jetstream.dead_letters.death",
         "jetstream.dead_letters.record",
-        "jetstream.dead_letters.kept_headers",
-        "jetstream.dead_letters.record_origin",
     }
     assert own & {"jetstream.publication", "jetstream.publishing.outbox", "jetstream.queue.discovery"} == set()

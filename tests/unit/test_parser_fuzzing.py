@@ -34,9 +34,12 @@ from airflow_provider_jetstream.jetstream.client.subjects import advisory_proble
 from airflow_provider_jetstream.jetstream.client.wire import FrameReader, next_frame
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import _read_advisory
-from airflow_provider_jetstream.jetstream.dead_letters.kept_headers import parse_pairs
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_outline, read_record
-from airflow_provider_jetstream.jetstream.dead_letters.record_origin import parse_origin
+from airflow_provider_jetstream.jetstream.dead_letters.record import (
+    parse_origin,
+    parse_pairs,
+    read_outline,
+    read_record,
+)
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job

@@ -2,30 +2,367 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
-from airflow_provider_jetstream.jetstream.dead_letters.cause_group import CauseGroups
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.jetstream.contract import JOB_RELEASE
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.recent_completions import read_recent_completions
-from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
-    Action,
-    ConsumerActivity,
-    Recommendation,
-    recommend,
-)
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.limits import SHOWN_VALUE
+from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable, Iterator, Mapping
     from datetime import datetime
+    from typing import TypeAlias
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.cause_group import CauseGroup
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.recent_completions import RecentCompletions
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+    # Reason, consumer, the error's class, and the digest of the place in the code or else of the error's text.
+    CauseKey: TypeAlias = tuple[Reason, str | None, str | None, str, str]
+
+_LATELY = timedelta(minutes=10)
+_LONGEST_GAP = timedelta(days=1)
+_GAPS = 10
+_LEAST_COMPLETIONS = 10
+_IMPROBABLE = 0.01
+_MOST_DIED_AGAIN = 0.5
+_CANARY = 10
+
+
+class Cause(StrEnum):
+    """Whether what killed the letters would kill them again."""
+
+    STILL_FAILING = "still failing"
+    """A letter died of it lately, and too little has been completed since."""
+    NOT_SEEN_SINCE = "not seen since"
+    """So much has been completed since that the cause is probably gone."""
+    UNKNOWN = "unknown"
+    """Nothing has been tried since."""
+
+
+class Action(StrEnum):
+    """What to do next."""
+
+    NOTHING = "nothing"
+    """There are no dead letters."""
+    WAIT = "wait"
+    """Don't redrive: the letters would die again."""
+    TRY_A_FEW = "try_a_few"
+    """Redrive a few, then the others if none dies again."""
+    REPAIR = "repair"
+    """As they are, the jobs can't be done: repair or park them."""
+    START_WORKERS = "start_workers"
+    """Nobody would run the redriven jobs."""
+    ADD_CONSUMER = "add_consumer"
+    """No consumer takes the jobs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerActivity:
+    """What a consumer does at the moment.
+
+    :param pending: jobs that it has yet to deliver for the first time
+    :param in_flight: deliveries that haven't ended
+    :param pulls: open pull requests of workers
+    :param paused: whether it is paused
+    """
+
+    pending: int
+    in_flight: int
+    pulls: int
+    paused: bool
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> ConsumerActivity:
+        """Read it from the server's CONSUMER.INFO."""
+        return cls(info["num_pending"], info["num_ack_pending"], info["num_waiting"], bool(info.get("paused")))
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """What to do about the letters of one cause.
+
+    :param text: what to do, in a sentence
+    :param evidence: what speaks for it, a sentence each
+    :param completed_since: how many jobs the same consumer has completed since the last of the letters died; ``None``
+        where nothing records that
+    """
+
+    action: Action
+    cause: Cause
+    text: str
+    evidence: tuple[str, ...]
+    completed_since: int | None
+
+
+def recommend(
+    group: CauseGroup, completions: RecentCompletions | None, activity: ConsumerActivity | None, now: datetime
+) -> Recommendation:
+    """Decide what to do about a group.
+
+    :param completions: what the queue's consumers have completed lately, where that is recorded
+    :param activity: of the group's consumer, where it exists
+    :param now: by the server's clock
+    """
+    since = during = None
+    if completions and group.consumer:
+        since = completions.count(group.consumer, group.last)
+        during = _completed_during(group, completions, now)
+    cause = _cause(group, since, during, now)
+    action, text = _action(group, cause, activity)
+    evidence = tuple(_evidence(group, activity, since, during, now))
+    return Recommendation(action, cause, text, evidence, since)
+
+
+def _completed_during(group: CauseGroup, completions: RecentCompletions, now: datetime) -> int:
+    """Return how many jobs the consumer completed while the letters died; what isn't stored any more is estimated."""
+    consumer = group.consumer or ""
+    known = completions.within(consumer, max(group.first, completions.since), group.last)
+    if completions.since <= group.first:
+        return known
+    unknown = min(completions.since, group.last) - group.first
+    seconds = (now - completions.since).total_seconds()
+    rate = completions.within(consumer, completions.since, now) / seconds if seconds > 0 else 0.0
+    return known + round(rate * unknown.total_seconds())
+
+
+def _cause(group: CauseGroup, since: int | None, during: int | None, now: datetime) -> Cause:
+    if since is not None and during is not None and since >= _LEAST_COMPLETIONS:
+        share = group.count / (group.count + during)
+        if (1 - share) ** since <= _IMPROBABLE:
+            return Cause.NOT_SEEN_SINCE
+    gap = (group.last - group.first) / max(1, group.count - 1)
+    if now - group.last <= max(_LATELY, min(_GAPS * gap, _LONGEST_GAP)):
+        return Cause.STILL_FAILING
+    return Cause.UNKNOWN
+
+
+def _action(group: CauseGroup, cause: Cause, activity: ConsumerActivity | None) -> tuple[Action, str]:
+    return _obstacle(group, activity) or _advice(group, cause, activity)
+
+
+def _obstacle(group: CauseGroup, activity: ConsumerActivity | None) -> tuple[Action, str] | None:
+    """Return what keeps the jobs from being delivered, whatever they died of."""
+    consumer = group.consumer
+    if group.reason == Reason.UNDELIVERABLE:
+        return Action.ADD_CONSUMER, "declare a consumer for their subjects: then they are delivered without a redrive"
+    if consumer and activity is None:
+        advice = "provision the queue again, parking its dead letters first (--park-dead), then"
+        return Action.ADD_CONSUMER, f"consumer {consumer} is gone: {advice} {_canary(group)}"
+    if activity and activity.paused:
+        return Action.START_WORKERS, f"consumer {consumer} is paused: resume it, then {_canary(group)}"
+    return None
+
+
+def _advice(group: CauseGroup, cause: Cause, activity: ConsumerActivity | None) -> tuple[Action, str]:
+    is_idle = activity is not None and not activity.pulls and not activity.in_flight
+    is_given_up = group.reason == Reason.TERMINATED and cause == Cause.UNKNOWN
+    if cause == Cause.STILL_FAILING:
+        return Action.WAIT, f"don't redrive yet: mend the cause, then {_canary(group)}"
+    if group.redriven >= group.count * _MOST_DIED_AGAIN:
+        return Action.REPAIR, "a redrive didn't help before: repair them, or park them"
+    if group.reason == Reason.EXPIRED:
+        return Action.REPAIR, "their time is over, and would be after a redrive: repair them, or park them"
+    if is_idle:
+        text = f"no worker pulls from consumer {group.consumer}: start one, then {_canary(group)}"
+        return Action.START_WORKERS, text
+    if is_given_up:
+        text = f"a worker gave them up for good: mend the handler or repair them, then {_canary(group)}"
+        return Action.REPAIR, text
+    tried = _canary(group) + (", then the others if none dies again" if group.count > 1 else "")
+    return Action.TRY_A_FEW, tried if cause == Cause.NOT_SEEN_SINCE else f"nothing has been tried since: {tried}"
+
+
+def _canary(group: CauseGroup) -> str:
+    if group.count == 1:
+        return "redrive it"
+    return f"redrive {_CANARY if group.count > _CANARY else 1} of them first"
+
+
+def _evidence(
+    group: CauseGroup, activity: ConsumerActivity | None, since: int | None, during: int | None, now: datetime
+) -> Iterator[str]:
+    yield f"the last one died {_span(now - group.last)} ago, the first {_span(now - group.first)} ago"
+    if group.redriven:
+        yield f"{group.redriven} of {group.count} were redriven before and died again"
+    if since is None and group.consumer:
+        yield f"what consumer {group.consumer} completes isn't recorded: the queue has no events"
+    elif since is not None:
+        # Nothing lies between the first and the last death of one letter.
+        meanwhile = f", and about {during} while they died" if group.first < group.last else ""
+        yield f"consumer {group.consumer} completed {since} jobs since the last one died{meanwhile}"
+        if during and during > group.count:
+            yield "most of its jobs are completed, so the cause concerns these jobs rather than all"
+    if activity:
+        state = "is paused, " if activity.paused else ""
+        yield (
+            f"consumer {group.consumer} {state}has {activity.pulls} open pull requests of workers,"
+            f" {activity.in_flight} jobs in flight and {activity.pending} pending"
+        )
+
+
+def _span(span: timedelta) -> str:
+    seconds = max(0, round(span.total_seconds()))
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+_T = TypeVar("_T", bound="Hashable")
+
+_MOST_VALUES = 128
+
+
+class FrequentValues(Generic[_T]):
+    """Values with their numbers; of more than 128 different ones the rarer half is only counted together.
+
+    The count of a value that was dropped and came again is too low; ``left_out`` counts what is missing.
+    """
+
+    __slots__ = ("_counts", "left_out")
+
+    def __init__(self) -> None:
+        self._counts: Counter[_T] = Counter()
+        self.left_out = 0
+
+    def add(self, value: _T) -> None:
+        """Count a value."""
+        self._counts[value] += 1
+        if len(self._counts) > _MOST_VALUES:
+            ranked = self._counts.most_common()
+            self._counts = Counter(dict(ranked[: _MOST_VALUES // 2]))
+            self.left_out += sum(count for _, count in ranked[_MOST_VALUES // 2 :])
+
+    def largest(self, limit: int) -> tuple[list[tuple[_T, int]], int]:
+        """Return the most frequent values, and how many were counted that aren't among them."""
+        ranked = self._counts.most_common()
+        return ranked[:limit], self.left_out + sum(count for _, count in ranked[limit:])
+
+
+# A group of more than a 500th of all letters is found, however many groups of one letter there are.
+_MOST_GROUPS = 1_000
+
+
+def shown_text(text: str | None) -> str | None:
+    """Return any text as one line of at most 200 characters, without control characters and invalid UTF-8."""
+    line = one_line(readable_text(text)) if text else None
+    return line[:SHOWN_VALUE] if line else None
+
+
+@dataclass(slots=True)
+class CauseGroup:
+    """Letters of one cause.
+
+    :param reason: why they died
+    :param consumer: the consumer that delivered them
+    :param select: the fields of a selection of just these letters
+    :param first: when the first of them died
+    :param last: when the last of them died
+    :param example: the letter of the lowest stream sequence
+    :param redriven: how many of them were redriven before, and died again
+    :param subjects: their subjects
+    :param tasks: DAG and task that published them
+    :param releases: the releases that their jobs name in the header ``Job-Release``
+    """
+
+    reason: Reason
+    consumer: str | None
+    select: dict[str, object]
+    first: datetime
+    last: datetime
+    example: int
+    error_class: str | None
+    error_message: str | None
+    error_place: str | None
+    count: int = 0
+    redriven: int = 0
+    subjects: FrequentValues[str] = field(default_factory=FrequentValues)
+    tasks: FrequentValues[tuple[str, str]] = field(default_factory=FrequentValues)
+    releases: FrequentValues[str] = field(default_factory=FrequentValues)
+
+    @property
+    def place(self) -> str:
+        """Where and of what the letters died, in a few words."""
+        what = self.error_class or self.error_message or str(self.reason)
+        return f"{what} in {self.error_place}" if self.error_place else what
+
+    def add(self, letter: DeadLetter) -> None:
+        """Count a letter."""
+        died_at = letter.death.died_at
+        self.count += 1
+        self.redriven += letter.redrives > 0
+        self.first, self.last = min(self.first, died_at), max(self.last, died_at)
+        self.subjects.add(shown_text(letter.subject) or "")
+        if letter.origin:
+            self.tasks.add((shown_text(letter.origin.dag_id) or "", shown_text(letter.origin.task_id) or ""))
+        if release := shown_text(first(letter.headers, JOB_RELEASE)):
+            self.releases.add(release)
+
+
+class CauseGroups:
+    """All letters by cause; groups of the fewest letters are given up where there are too many."""
+
+    def __init__(self) -> None:
+        self.letters = 0
+        self.left_out = 0
+        self._groups: dict[CauseKey, CauseGroup] = {}
+
+    def add(self, letter: DeadLetter) -> None:
+        """Count a letter."""
+        key = _key(letter)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _group(letter, key)
+        group.add(letter)
+        self.letters += 1
+        if len(self._groups) > _MOST_GROUPS:
+            ranked = sorted(self._groups.items(), key=lambda item: -item[1].count)
+            self._groups = dict(ranked[: _MOST_GROUPS // 2])
+            self.left_out += sum(group.count for _, group in ranked[_MOST_GROUPS // 2 :])
+
+    def largest(self) -> list[CauseGroup]:
+        """Return the groups in descending order of their size, groups of one size by their first sequence."""
+        return sorted(self._groups.values(), key=lambda group: (-group.count, group.example))
+
+
+def _key(letter: DeadLetter) -> CauseKey:
+    death = letter.death
+    if death.traceback_digest:
+        return (death.reason, death.consumer, death.error_class, "traceback_digest", death.traceback_digest)
+    return (death.reason, death.consumer, death.error_class, "fingerprint", death.fingerprint)
+
+
+def _group(letter: DeadLetter, key: CauseKey) -> CauseGroup:
+    death = letter.death
+    reason, consumer, error_class, digest_field, digest = key
+    select: dict[str, object] = {"reasons": [reason.value], "consumer": consumer, "error_class": error_class}
+    return CauseGroup(
+        reason,
+        consumer,
+        {name: value for name, value in {**select, digest_field: digest}.items() if value is not None},
+        death.died_at,
+        death.died_at,
+        letter.sequence,
+        shown_text(error_class),
+        shown_text(death.error_message or death.explanation),
+        shown_text(death.error_place),
+    )
+
 
 _MOST_REPORTED = 10
 _VALUES = 5

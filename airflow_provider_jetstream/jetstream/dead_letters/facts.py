@@ -238,10 +238,10 @@ class FactReader:
         for job in jobs:
             # The archive's copy of a job that is gone names another consumer, perhaps, than its entries.
             known = job.stored or (None if isinstance(job.archived, Unread) else job.archived)
-            taker = snapshot.consumer_for(known.subject) if known else None
+            consumer = snapshot.consumer_for(known.subject) if known else None
             names = {entry.consumer: 0 for entry in job.entries if entry.consumer}
-            if taker:
-                names[taker.name] = 0
+            if consumer:
+                names[consumer.name] = 0
             known_ends = job.ends = dict(job.ends or {})
             wanted += [(job, known_ends, name) for name in names if name not in known_ends]
         subjects = [completion_subject(snapshot.queue, name, job.sequence) for job, _, name in wanted]

@@ -28,14 +28,14 @@ from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.dead_letters.disputed_orphans import passed_finding, tell_orphans
 from airflow_provider_jetstream.jetstream.dead_letters.entry import believed_entries, death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.queue.filter_marks import unproved_up_to
 from airflow_provider_jetstream.jetstream.queue.finding import Restriction
 from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -44,6 +44,80 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+
+_NAMED = 5
+
+
+@dataclass(slots=True)
+class JudgedOrphans:
+    """The jobs without an entry that are dead by their consumers' numbers.
+
+    :param certain: stream sequences of those that are dead, in order
+    :param disputed: of those that may never have been delivered, or that a worker may have
+    :param findings: why they are uncertain, a sentence for each consumer
+    """
+
+    certain: array[int] = field(default_factory=lambda: array("Q"))
+    disputed: array[int] = field(default_factory=lambda: array("Q"))
+    findings: list[Restriction] = field(default_factory=list)
+
+
+def tell_orphans(
+    snapshot: QueueSnapshot, orphans: Mapping[str, Sequence[int]], inconsistent_consumers: Collection[str]
+) -> JudgedOrphans:
+    """Judge the jobs without an entry.
+
+    :param orphans: by consumer their stream sequences in order
+    :param inconsistent_consumers: consumers that have fewer dead letters than entries state
+    """
+    judged = JudgedOrphans()
+    busy = {name for name in inconsistent_consumers if snapshot.consumers[name].in_flight}
+    for name, sequences in orphans.items():
+        unproved, why = _unproved(snapshot, name, busy - {name})
+        disputed = [sequence for sequence in sequences if unproved is None or sequence <= unproved]
+        judged.certain.extend(sequences[len(disputed) :])
+        judged.disputed.extend(disputed)
+        if disputed:
+            text = (
+                f"{len(disputed)} jobs without an entry are dead by the numbers of consumer {name} of"
+                f" {snapshot.queue}, and {why}: something else than provisioning has changed consumers, so these jobs"
+                " may never have been delivered, or a worker of another consumer may have them; they count as"
+                f" uncertain: once no worker has them, redrive them by their sequences ({_shown(disputed)})"
+            )
+            judged.findings.append(Restriction("changed-consumer", text))
+    judged.certain, judged.disputed = array("Q", sorted(judged.certain)), array("Q", sorted(judged.disputed))
+    return judged
+
+
+def passed_finding(queue: str, name: str, sequences: Sequence[int]) -> Restriction:
+    """Return why jobs are uncertain that a consumer has neither delivered nor is about to deliver."""
+    text = (
+        f"{len(sequences)} jobs without an entry are neither delivered, pending nor in flight by the numbers of"
+        f" consumer {name} of {queue}: it passed them before something else than provisioning gave it their subjects;"
+        f" they count as uncertain: once no worker has them, redrive them by their sequences ({_shown(sequences)})"
+    )
+    return Restriction("changed-consumer", text)
+
+
+def _unproved(snapshot: QueueSnapshot, name: str, others: Collection[str]) -> tuple[int | None, str]:
+    """Return up to which sequence a consumer may have passed jobs, ``None`` for all, and what shows that.
+
+    :param others: the others that have more jobs in flight than their filters match
+    """
+    consumer = snapshot.consumers[name]
+    if others:
+        return None, f"consumer {', '.join(sorted(others))} has more jobs in flight than its filters match"
+    if consumer.dead is not None and consumer.deliveries < consumer.dead + consumer.in_flight:
+        return None, f"it has delivered {consumer.deliveries} times since it was created or reset"
+    unproved = unproved_up_to(snapshot.config, name, consumer.filters)
+    return unproved, "its filters aren't, or weren't, those with which it was provisioned"
+
+
+def _shown(sequences: Sequence[int]) -> str:
+    more = f" and {len(sequences) - _NAMED} more" if len(sequences) > _NAMED else ""
+    return ", ".join(map(str, sequences[:_NAMED])) + more
+
 
 _Item = TypeVar("_Item")
 
@@ -62,8 +136,8 @@ class Reconciliation:
     :param uncertain: how many more there are, which can't be identified while jobs are in flight
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state: after a crash jobs that
         were dead are alive again, or deliveries are open whose jobs are gone
-    :param doubtful: stream sequences of dead jobs without an entry that a handler may have handled, in order; they
-        count as uncertain too
+    :param perhaps_handled: stream sequences of dead jobs without an entry that a handler may have handled, in order;
+        they count as uncertain too
     :param disputed: stream sequences of jobs without an entry that a consumer's numbers call dead although it may never
         have delivered them, since its filters were changed: another one's worker may have them, in order; they count
         as uncertain too
@@ -75,7 +149,7 @@ class Reconciliation:
     orphans: array[int] = field(default_factory=lambda: array("Q"))
     uncertain: int = 0
     inconsistent_consumers: set[str] = field(default_factory=set)
-    doubtful: array[int] = field(default_factory=lambda: array("Q"))
+    perhaps_handled: array[int] = field(default_factory=lambda: array("Q"))
     disputed: array[int] = field(default_factory=lambda: array("Q"))
     findings: list[Restriction] = field(default_factory=list)
     unnamed: dict[str, int] = field(default_factory=dict)
@@ -86,11 +160,11 @@ class Reconciliation:
         self.uncertain -= sum(self.unnamed.values()) - sum(least.values())
         self.unnamed = least
 
-    def doubt(self, below: int) -> None:
+    def leave_open(self, below: int) -> None:
         """Count the orphans below a stream sequence as uncertain: whether they are handled isn't known."""
-        self.doubtful = array("Q", (sequence for sequence in self.orphans if sequence < below))
-        self.orphans = self.orphans[len(self.doubtful) :]
-        self.uncertain += len(self.doubtful)
+        self.perhaps_handled = array("Q", (sequence for sequence in self.orphans if sequence < below))
+        self.orphans = self.orphans[len(self.perhaps_handled) :]
+        self.uncertain += len(self.perhaps_handled)
 
 
 async def reconcile(
@@ -206,7 +280,7 @@ async def jobs_without_entry(
     sequences = reconciliation.orphans[:]
     if selection.sequences is not None:
         # Whoever names a job knows that it isn't handled, and that no worker has it.
-        sequences.extend(reconciliation.doubtful)
+        sequences.extend(reconciliation.perhaps_handled)
         sequences.extend(reconciliation.disputed)
     if selection.selects_undeliverable:
         for subject in snapshot.unconsumed:

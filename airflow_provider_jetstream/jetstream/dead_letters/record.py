@@ -6,25 +6,110 @@ describes the headers; their version is a header of its own.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs, first, is_servers
-from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from airflow_provider_jetstream.jetstream.client.headers import (
+    ExactValue,
+    Headers,
+    Pairs,
+    exact_pair,
+    first,
+    is_servers,
+)
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE, is_encodable
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, NO_CONSUMER, copy_filter, parked_filter
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.kept_headers import format_pairs, needs_json, parse_pairs
-from airflow_provider_jetstream.jetstream.dead_letters.record_origin import format_origin, parse_origin
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 from airflow_provider_jetstream.jetstream.line_text import one_line
+from airflow_provider_jetstream.jetstream.origin import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.origin import Origin
+
+
+_MAX_TEXT = 10_000
+
+
+class _TaskNames(BaseModel):
+    """The form in which a record names a task."""
+
+    model_config = ConfigDict(strict=True)
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+
+def format_origin(origin: Origin) -> str:
+    """Return a task as the record of a dead letter names it."""
+    return json.dumps({name: getattr(origin, name) for name in _TaskNames.model_fields})
+
+
+def parse_origin(text: str | None) -> Origin | None:
+    """Read the task that a record names; ``None`` where it names none."""
+    if not text or len(text) > _MAX_TEXT:
+        return None
+    try:
+        names = _TaskNames.model_validate_json(text.encode(errors="replace"))
+    except ValidationError:
+        return None
+    return Origin(names.dag_id, names.run_id, names.task_id, names.map_index)
+
+
+# Clients refuse other names, and change values with line breaks in them or white space around them.
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_WITH_LINE = 3
+
+
+def needs_json(name: str, value: str) -> bool:
+    """Return whether the server would act on a header, or a client read it as another one."""
+    if is_servers(name) or not _NAME.fullmatch(name) or isinstance(value, ExactValue):
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return value != value.strip() or bool({"\r", "\n"} & set(value))
+
+
+def format_pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    """Format headers as a list of ``[name, value]``, or ``[name, value, line]`` where the line has another form."""
+    return json.dumps(
+        [[name, value, value.line] if isinstance(value, ExactValue) else [name, value] for name, value in pairs]
+    )
+
+
+def parse_pairs(text: str | None) -> Pairs:
+    """Parse what :func:`format_pairs` has formatted; nothing where it is anything else."""
+    if not text:
+        return ()
+    try:
+        pairs = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
+        return ()
+    return tuple(exact_pair(*pair) if len(pair) == _WITH_LINE else (pair[0], pair[1]) for pair in pairs)
+
+
+def _is_pair(value: object) -> bool:
+    match value:
+        case [str(), str()]:
+            return True
+        case [str(), str(), str(line)]:
+            return is_encodable(line)
+    return False
+
 
 PREFIX = "Dead-Letter-"
 VERSION = "1"

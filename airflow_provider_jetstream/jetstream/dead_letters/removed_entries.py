@@ -93,23 +93,23 @@ async def add_removed_entries(
     if audit is None or not _captures_copies(audit, snapshot.queue):
         return all_jobs
     removed, traced = await _read_removed(connection, snapshot, letters, audit, index)
-    untraced = await _untraced_below(connection, snapshot, letters, audit, index, traced) if all_jobs else 0
+    unknown = await _unknown_below(connection, snapshot, letters, audit, index, traced) if all_jobs else 0
     if not removed:
-        return untraced
+        return unknown
     terminated = await _read_terminated(connection, letters, audit)
     for copy in removed:
         if terminated.get(copy.entry.sequence) == CLAIMED and copy.entry.kind == EntryKind.DELIVERIES:
             index.add(copy.job, copy.entry._replace(kind=EntryKind.CLAIMED))
     acknowledged = [copy for copy in removed if copy.entry.sequence not in terminated]
     _add_handled(acknowledged, handlers, letters["config"], snapshot.taken_at, index)
-    return untraced
+    return unknown
 
 
 def _captures_copies(audit: Mapping[str, Any], queue: str) -> bool:
     return covered_by_any(audit["config"].get("subjects") or [], entry_copies_filter(queue))
 
 
-async def _untraced_below(
+async def _unknown_below(
     connection: Connection,
     snapshot: QueueSnapshot,
     letters: Mapping[str, Any],
@@ -127,7 +127,7 @@ async def _untraced_below(
     first = await next_message(connection, stream, begun, subject)
     if first is None:
         return all_jobs
-    # Where no copy is recent enough to matter, what follows the last one may still be untraced.
+    # Where no copy is recent enough to matter, what follows the last one may still be unknown.
     start = traced.first or job_sequence(await last_message(connection, stream, subject) or first) + 1
     stored = int(letters["state"]["messages"]) - sum(entry < start for entry in index.entry_sequences())
     if index.read_to - start + 1 > stored + traced.removed:

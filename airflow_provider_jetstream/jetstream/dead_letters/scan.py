@@ -164,11 +164,11 @@ class Scan:
         handlers = await read_handlers(connection, context.dead_letter_queue["config"], queue.name)
         context = replace(context, handlers=handlers)
         removed = (connection, snapshot, context.dead_letter_queue, context.audit, handlers, index)
-        untraced_below = await add_removed_entries(*removed)
+        unknown_below = await add_removed_entries(*removed)
         audit = AuditLog.from_snapshot(connection, queue, snapshot)
         records = None if audit is None or audit.stream in snapshot.empty_companions else audit
         reconciliation = await reconcile(connection, snapshot, index, records)
-        reconciliation.doubt(untraced_below)
+        reconciliation.leave_open(unknown_below)
         archive = context.archive_reader(connection, snapshot)
         reader = await context.reader(
             *(connection, index),
@@ -177,7 +177,9 @@ class Scan:
             inconsistent_consumers=reconciliation.inconsistent_consumers,
             orphans=reconciliation.orphans,
         )
-        risks = context.findings(index, doubtful=len(reconciliation.doubtful), uncertain=reconciliation.findings)
+        risks = context.findings(
+            index, perhaps_handled=len(reconciliation.perhaps_handled), uncertain=reconciliation.findings
+        )
         return cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
             *(audit, archive, loaded_at, reader, reconnects),
@@ -265,7 +267,7 @@ class Scan:
         if not selection.sequences or not selection.names_unaccounted or not self._is_whole:
             return ()
         numbers, since = self.reconciliation, self.snapshot.created_at
-        certain = {*numbers.orphans, *numbers.doubtful, *numbers.disputed}
+        certain = {*numbers.orphans, *numbers.perhaps_handled, *numbers.disputed}
         named = [job for job in selection.sequences if not (job in certain or self.index.has_end(job, since))]
         stored = await stored_sequences(self.connection, self.snapshot.queue, self.snapshot.state)
         if all(stored.exact and (job in stored or job > stored.last) for job in named):
@@ -345,7 +347,7 @@ class Scan:
             # Of what died since, the index has no entries.
             reconciliation.believe_least(self.reconciliation)
             self.reconciliation.unnamed = reconciliation.unnamed
-            self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.doubtful)
+            self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.perhaps_handled)
             # A consumer may have been changed meanwhile.
             self.reconciliation.disputed = reconciliation.disputed
             self._reader.update(

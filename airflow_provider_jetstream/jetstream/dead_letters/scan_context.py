@@ -82,12 +82,12 @@ class ScanContext:
         return ArchiveReader.from_info(connection, info, snapshot.info) if info else None
 
     def findings(
-        self, index: EntryIndex, *, doubtful: int = 0, uncertain: Sequence[Finding] = ()
+        self, index: EntryIndex, *, perhaps_handled: int = 0, uncertain: Sequence[Finding] = ()
     ) -> tuple[Finding, ...]:
         """Return what is to be known of the queue.
 
         :param index: the entries of the dead letter queue
-        :param doubtful: how many dead jobs a handler may have handled
+        :param perhaps_handled: how many dead jobs a handler may have handled
         :param uncertain: why dead letters are uncertain
         """
         findings = queue_findings(
@@ -97,12 +97,12 @@ class ScanContext:
             unreadable=index.unreadable,
             other_domain=index.of_other_domain,
         )
-        if doubtful:
+        if perhaps_handled:
             name = self.dead_letter_queue["config"]["name"]
             text = (
-                f"whether {doubtful} dead jobs without an entry are handled isn't known, since entries of {name} were"
-                " removed while nothing stored copies of them: they count as uncertain; find out, and redrive by their"
-                " sequences those that aren't"
+                f"whether {perhaps_handled} dead jobs without an entry are handled isn't known, since entries of"
+                f" {name} were removed while nothing stored copies of them: they count as uncertain; find out, and"
+                " redrive by their sequences those that aren't"
             )
             findings += (Risk("perhaps-handled", text),)
         return (*findings, *uncertain)

@@ -1,4 +1,4 @@
-"""The copies of letters that a look has stored in the dead letter queue, so that the next one needn't read them.
+"""The copies of letters that a refresh has stored in the dead letter queue, so that the next one needn't read them.
 
 A run of copies counts as read where the last one of it is stored as it was sent: a server that crashed loses what it
 stored last, and gives those sequences to other messages.

@@ -54,9 +54,9 @@ _MICROSECOND = timedelta(microseconds=1)
 _HIGHEST = 2**63 - 1
 _MOST_TEXTS = 5_000
 _LONGEST_TEXT = 500
-_MOST_IDS = 2**24
+_MOST_IDS = 2**32
 _MOST_KNOWN = 2_000
-_MOST_ANSWERS = 256
+_MOST_ANSWERS = 32
 _MOST_SUBJECTS = 500
 _SEQUENCES_AT_ONCE = 50_000
 _FEW_STALE = 8
@@ -373,11 +373,11 @@ class LetterTable:
         """Return what was found since the letters last changed."""
 
         def answer() -> _Result:
-            if key not in self._answers:
-                if len(self._answers) >= _MOST_ANSWERS:
-                    self._answers.clear()
-                self._answers[key] = find()
-            result: _Result = self._answers[key]
+            result: _Result = self._answers.pop(key) if key in self._answers else find()
+            self._answers[key] = result
+            if len(self._answers) > _MOST_ANSWERS:
+                # That which was asked for longest ago.
+                del self._answers[next(iter(self._answers))]
             return result
 
         return await self._run(answer)

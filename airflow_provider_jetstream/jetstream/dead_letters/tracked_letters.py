@@ -1,11 +1,11 @@
-"""The dead letters of a queue from look to look: a look reads what has changed since the last one.
+"""The dead letters of a queue, kept current: a refresh reads what has changed since the last one.
 
 What a letter is depends on the entries about it, on its job in the queue, on its consumer's numbers, and on what is
 stored about its end in events and audit. Streams tell by their sequences and counts what was added and removed, and a
-consumer's numbers how many of its jobs are dead; so a look classifies only the jobs of which something has changed, and
-counts the others as before. Where a stream or a consumer isn't the one of the last look, moved back or was cut off,
-where the numbers contradict what is known, and where more has changed than a proof of all letters reads, a look says
-that it can't tell: then only a proof of all letters can.
+consumer's numbers how many of its jobs are dead; so a refresh classifies only the jobs of which something has changed,
+and counts the others as before. Where a stream or a consumer isn't the one of the last refresh, moved back or was cut
+off, where the numbers contradict what is known, and where more has changed than a proof of all letters reads, a
+refresh says that it can't tell: then only a proof of all letters can.
 """
 
 from __future__ import annotations
@@ -13,19 +13,25 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.advisories import AckMetric
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
+from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due, sleep
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.contract import (
+    completion_filter,
+    handled_filter,
+    letter_audit_subject,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.find import REPORTED_RANGES, Summary
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import LATE_ENDS
-from airflow_provider_jetstream.jetstream.dead_letters.look_changes import has_gap, jobs_with_evidence, new_messages
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import REMOVAL_DELAY, KnownDeaths, compare_known
 from airflow_provider_jetstream.jetstream.dead_letters.scan import COMPARISONS, Scan
@@ -33,8 +39,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLet
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable
+from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
+from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
-from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from airflow_provider_jetstream.jetstream.queue.snapshot import moved_back, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -42,10 +50,13 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.status import Page
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
 
 # Letters that are classified before other tasks of the event loop run.
 _PAGE = 128
@@ -98,7 +109,7 @@ class TrackedLetters:
             await tracked._take(page)
             await sleep(time.thread_time() - worked if in_background else 0)
             worked = time.thread_time()
-        # The copies of a first look are as many as the letters.
+        # The copies of a first refresh are as many as the letters.
         await tracked._read_entries(scan.connection, scan.snapshot, tracked._preserver.copies.last)
         return tracked
 
@@ -107,14 +118,14 @@ class TrackedLetters:
         """When the work queue's stream was created: another one of its name has other letters."""
         return str(self._scan.snapshot.created)
 
-    async def update(self, connection: Connection) -> bool:
+    async def refresh(self, connection: Connection) -> bool:
         """Bring the letters up to date.
 
         :return: whether that was possible; where it wasn't, only a new proof can say more
         """
         if connection.reconnects != self._reconnects or not self._is_current:
             return False
-        # A look that is cut off has read what the next one wouldn't read again.
+        # A refresh that is cut off has read what the next one wouldn't read again.
         self._is_current = False
         is_current = await self._read_changes(connection)
         for _ in range(COMPARISONS - 1):
@@ -169,7 +180,7 @@ class TrackedLetters:
         return self._scan.now
 
     async def summary(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
-        """Count the letters of a selection as of the last look; see :func:`~.find.summarise_dead_letters`.
+        """Count the letters of a selection as of the last refresh; see :func:`~.find.summarise_dead_letters`.
 
         :param selection: by the fields of the table, without sequences
         """
@@ -185,7 +196,7 @@ class TrackedLetters:
         return summary
 
     async def counted(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
-        """Count the letters of a selection as of the last look, without their sequences."""
+        """Count the letters of a selection as of the last refresh, without their sequences."""
         now = self.now
         return Summary(now, group_by, groups=await self.table.groups(LetterQuery.of(selection, now), group_by))
 
@@ -284,7 +295,7 @@ class TrackedLetters:
         return not reconciliation.inconsistent_consumers
 
     def _late_ends(self) -> tuple[Finding, ...]:
-        """Return what looks found of late ends: they are known of jobs that may be read only once."""
+        """Return what was found of late ends: they are known of jobs that may be read only once."""
         return tuple(risk for risk in self._scan.risks if risk.name == LATE_ENDS)
 
 
@@ -294,7 +305,7 @@ async def _known_deaths(
     """Count by consumer the jobs of which it is known that they are, or may be, dead.
 
     :param open_jobs: stored jobs with entries that are no dead letters
-    :param settled_before: by consumer, up to which sequence its jobs were looked at
+    :param settled_before: by consumer, up to which sequence its jobs were read
     """
     known, stored = KnownDeaths(), await table.stored_for()
     for name, consumer in snapshot.consumers.items():
@@ -315,9 +326,9 @@ async def _new_orphans(
     settled_before: Mapping[str, int],
     index: EntryIndex,
 ) -> set[int]:
-    """Return the jobs without an entry that have died since the last look, as the consumers' numbers prove.
+    """Return the jobs without an entry that have died since the last refresh, as the consumers' numbers prove.
 
-    Where a consumer has as many dead jobs as are known, none is looked for.
+    Where a consumer has as many dead jobs as are known, none is searched for.
     """
     orphans: set[int] = set()
     for name, consumer in snapshot.consumers.items():
@@ -331,3 +342,89 @@ async def _new_orphans(
     if orphans:
         await sleep(REMOVAL_DELAY)
     return orphans
+
+
+# So many new messages are read in any case; more only where there are as many letters.
+_MOST_MESSAGES = 1_000
+_DIGITS = 19
+
+
+def has_gap(before: QueueSnapshot, after: QueueSnapshot, read_to: int, dead_letter_queue: str) -> bool:
+    """Return whether the later snapshot isn't the earlier one's continuation.
+
+    :param read_to: the last sequence of the dead letter queue that was read
+    """
+    names = before.companions.keys()
+    if before.created != after.created or before.config != after.config or names != after.companions.keys():
+        return True
+    letters = after.companions[dead_letter_queue]
+    return (
+        before.consumers.keys() != after.consumers.keys()
+        or int(after.state["last_seq"]) < int(before.state["last_seq"])
+        or int(letters["state"]["last_seq"]) < read_to
+        or before.companions[dead_letter_queue]["config"] != letters["config"]
+        or any(_is_another(before.companions[name], info) for name, info in after.companions.items())
+        or any(_is_anew(before.consumers[name], consumer) for name, consumer in after.consumers.items())
+    )
+
+
+def _is_another(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    moved = int(after["state"]["last_seq"]) < int(before["state"]["last_seq"])
+    return bool(before["created"] != after["created"] or moved)
+
+
+def _is_anew(before: ConsumerState, after: ConsumerState) -> bool:
+    if before.created != after.created or before.filters != after.filters or moved_back(before, after):
+        return True
+    # Another server, or the same one after a restart, may have forgotten what it had published.
+    return bool(before.up_since and after.up_since and before.up_since != after.up_since)
+
+
+def new_messages(before: QueueSnapshot, context: ScanContext, read_to: int) -> int:
+    """Return how many messages dead letter queue, events and audit have stored since the earlier snapshot.
+
+    :param context: of the later one
+    :param read_to: the last sequence of the dead letter queue that was read
+    """
+    companions = context.snapshot.companions
+    new = sum(
+        companions[name]["state"]["last_seq"] - before.companions[name]["state"]["last_seq"]
+        for name in {context.events, context.snapshot.audit} - {None}
+        if name
+    )
+    return int(new + max(0, context.dead_letter_queue["state"]["last_seq"] - read_to))
+
+
+async def jobs_with_evidence(
+    connection: Connection, before: QueueSnapshot, after: QueueSnapshot, context: ScanContext, letters: int
+) -> set[int] | None:
+    """Return the jobs of which events or audit have stored something since the earlier snapshot.
+
+    :param letters: how many letters are known
+    :return: ``None`` where more is stored than a proof of all letters reads
+    """
+    most = max(_MOST_MESSAGES, letters)
+    jobs: set[int] = set()
+    for info in (after.companions.get(context.events or ""), context.audit):
+        if info is None:
+            continue
+        name, last = info["config"]["name"], info["state"]["last_seq"]
+        read_to = before.companions[name]["state"]["last_seq"]
+        if last - read_to > most:
+            return None
+        if last > read_to:
+            jobs |= await _jobs_in(connection, info, read_to + 1, after.queue)
+    return jobs
+
+
+async def _jobs_in(connection: Connection, info: Mapping[str, Any], start: int, queue: str) -> set[int]:
+    completed, metrics = completion_filter(queue).removesuffix(">"), ack_metric_filter(queue).removesuffix("*")
+    records, reports = letter_audit_subject(queue, 0).removesuffix("0"), handled_filter(queue).removesuffix("*")
+    jobs: set[int] = set()
+    async for message in read_bulk(connection, info, start):
+        if message.subject.startswith((completed, records, reports)):
+            if not proves_nothing(message):
+                jobs.add(int(message.subject.rpartition(".")[2]))
+        elif message.subject.startswith(metrics) and isinstance(metric := event_of(message, queue), AckMetric):
+            jobs.add(metric.stream_seq)
+    return jobs

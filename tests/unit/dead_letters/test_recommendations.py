@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import DeadLetter, Death, Origin, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.cause_group import CauseGroup, CauseGroups
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.recent_completions import RecentCompletions
-from airflow_provider_jetstream.jetstream.dead_letters.recommendation import (
+from airflow_provider_jetstream.jetstream.dead_letters.diagnose import (
     Action,
     Cause,
+    CauseGroup,
+    CauseGroups,
     ConsumerActivity,
     recommend,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.recent_completions import RecentCompletions
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -7,15 +7,15 @@ import json
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.dead_letters import letter_arrivals
-from airflow_provider_jetstream.jetstream.dead_letters.letter_arrivals import ReportedLetters
+from airflow_provider_jetstream.jetstream.dead_letters import letter_watch
+from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import ReportedLetters
 
 
 @pytest.mark.parametrize("value", ["\udcff\udcfe", "a\x00b", None])
 def test_values_of_groups_are_text_that_can_be_stored(value: str | None) -> None:
-    arrived = letter_arrivals._Arrived()  # noqa: SLF001
+    arrived = letter_watch._Arrived()  # noqa: SLF001
     arrived.add(1, 1)
-    arrivals = letter_arrivals.Arrivals("q", 1, ("error_class",), {(value,): arrived}, ReportedLetters())
+    arrivals = letter_watch.Arrivals("q", 1, ("error_class",), {(value,): arrived}, ReportedLetters())
     assert json.dumps(arrivals.as_json(), ensure_ascii=False).encode()
 
 

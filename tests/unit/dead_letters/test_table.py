@@ -8,17 +8,21 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_provider_jetstream.jetstream.dead_letters import table as table_module
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable, Sort
 from airflow_provider_jetstream.jetstream.origin import Origin
+
+if TYPE_CHECKING:
+    import pytest
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOW = NOON + timedelta(seconds=150)
@@ -200,16 +204,17 @@ async def test_letters_beyond_the_limits_are_counted() -> None:
         assert table.counted == {False: 4, True: 2}
 
 
-async def test_texts_of_letters_that_are_gone_are_forgotten() -> None:
-    table = LetterTable(most_kinds=5_000)
-    for begin in range(0, 12_000, 1_000):
-        some = [dead_letter(each, 1, parked=False) for each in range(begin + 1, begin + 1_001)]
+async def test_texts_of_letters_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "_FEW_UNUSED", 100)
+    table = LetterTable(most_kinds=500)
+    for begin in range(0, 1_200, 100):
+        some = [dead_letter(each, 1, parked=False) for each in range(begin + 1, begin + 101)]
         named = [replace(each, subject=f"jobs.s{each.sequence}.1") for each in some]
         named = [replace(each, death=replace(each.death, error_class=f"app.{each.sequence}")) for each in named]
         await table.replace(0, 2**63, named, SNAPSHOT)
-    assert (len(table), table.complete) == (1_000, True)
+    assert (len(table), table.complete) == (100, True)
     groups, count, total = await table.largest_groups(LetterQuery(Selection()), ("subject",), most=1, texts=True)
-    assert (count, total, groups[0][0]) == (1_000, 1_000, ("jobs.s11001.1",))
+    assert (count, total, groups[0][0]) == (100, 100, ("jobs.s1101.1",))
 
 
 async def test_a_group_has_the_text_of_its_largest_part() -> None:
