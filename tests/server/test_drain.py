@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     Selection,
     WorkQueue,
+    apply,
     connect,
     connection_settings,
     find_dead_letters,
@@ -421,16 +422,25 @@ async def test_a_cancelled_drain_leaves_the_consumer_as_it_was(connection: NatsP
 
 
 def before_request(
-    connection: NatsPyConnection, monkeypatch: pytest.MonkeyPatch, request: str, first: Callable[[], Awaitable[object]]
+    connection: NatsPyConnection,
+    monkeypatch: pytest.MonkeyPatch,
+    request: str,
+    first: Callable[[], Awaitable[object]],
+    *,
+    after: bool = False,
 ) -> None:
-    """Have something happen once, just before a request reaches the server."""
+    """Have something happen once, just before a request reaches the server, or after its answer."""
     send = connection.api
     waiting = [first]
 
     async def api(subject: str, *arguments: Any, **options: Any) -> Any:
-        if subject.startswith(request) and waiting:
+        is_due = subject.startswith(request) and waiting
+        if is_due and not after:
             await waiting.pop()()
-        return await send(subject, *arguments, **options)
+        answer = await send(subject, *arguments, **options)
+        if is_due and after:
+            await waiting.pop()()
+        return answer
 
     monkeypatch.setattr(connection, "api", api)
 
@@ -495,6 +505,56 @@ async def test_a_worker_of_the_old_consumer_that_comes_back_has_its_jobs_done_on
         await until_empty(connection, name)
     assert workers.done == Counter(map(str, range(9)))
     assert await consumer_names(connection, name) == [f"worker-{number}" for number in range(PARTITIONS)]
+
+
+async def test_a_consumer_whose_subjects_were_taken_back_keeps_what_it_has_in_flight(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await provision(connection, unfiltered(name))
+    held: list[Any] = []
+
+    async def come_back() -> None:
+        await create_or_update_consumer(connection.client, name, {"durable_name": "worker"})
+        await publish(connection, name, range(1))
+        held.extend(await pull_jobs(connection, unfiltered(name), 1))
+
+    before_request(connection, monkeypatch, f"CONSUMER.CREATE.{name}.worker.handed_over", come_back, after=True)
+    task = asyncio.create_task(provision(connection, partitioned(name), drain=True))
+    await eventually(lambda: held)
+    await asyncio.sleep(0.3)
+    assert await consumer_names(connection, name) == ["worker"]
+    await held[0].ack_sync()
+    await task
+    assert await stored_count(connection, name) == 0
+
+
+async def test_a_declared_consumer_keeps_what_it_took_just_before_it_gave_the_subject_up(
+    any_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with connect(connection_settings({"servers": (any_nats.url,), "timeout": 10})) as connection:
+        await provision(connection, unfiltered(name))
+        await publish(connection, name, range(1))
+        held: list[Any] = []
+
+        async def take() -> None:
+            await publish(connection, name, range(1))
+            held.extend(await pull_jobs(connection, unfiltered(name), 1))
+
+        before_request(connection, monkeypatch, f"CONSUMER.CREATE.{name}.worker", take)
+        consumers = [
+            {"name": "worker-0", "filter_subject": f"{name}.0.>", "max_deliver": 5},
+            {"name": "worker", "filter_subjects": [f"{name}.1.>", f"{name}.2.>"], "max_deliver": 5, "ack_wait": "30s"},
+        ]
+        planned = await plan(connection, unfiltered(name, consumers=consumers), drain=True)
+        task = asyncio.create_task(apply(connection, planned))
+        for message in await pull_jobs(connection, unfiltered(name), 1):
+            await message.ack_sync()
+        await eventually(lambda: held)
+        await asyncio.sleep(0.3)
+        assert await consumer_names(connection, name) == ["worker"]
+        await held[0].ack_sync()
+        await task
+        assert await stored_count(connection, name) == 0
 
 
 async def test_an_interrupted_drain_is_continued_but_never_ignored(connection: NatsPyConnection, name: str) -> None:
