@@ -72,11 +72,24 @@ def small_queue(name: str, *, consumer: Mapping[str, Any] | None = None, **field
 
 
 async def make_queue(
-    connection: NatsPyConnection, name: str, *, consumer: Mapping[str, Any] | None = None, **fields: Any
+    connection: NatsPyConnection,
+    name: str,
+    *,
+    consumer: Mapping[str, Any] | None = None,
+    dead: Iterable[str | bytes] = (),
+    jobs: Iterable[str | bytes] = (),
+    **fields: Any,
 ) -> WorkQueue:
-    """Declare a queue as :func:`small_queue` does, and provision it."""
+    """Declare a queue as :func:`small_queue` does, and provision it.
+
+    :param dead: bodies of which it makes dead letters
+    :param jobs: bodies that it publishes
+    """
     queue = small_queue(name, consumer=consumer, **fields)
     await provision(connection, queue)
+    if bodies := [*dead]:
+        await make_dead_letters(connection, queue, bodies)
+    await publish_jobs(connection, queue, jobs)
     return queue
 
 
@@ -242,6 +255,15 @@ async def process_all(connection: NatsPyConnection, queue: WorkQueue, within: fl
 async def stored_count(connection: NatsPyConnection, stream: str) -> int:
     """Count a stream's messages."""
     return int((await stream_info(connection, stream))["state"]["messages"])
+
+
+async def until_stored(connection: NatsPyConnection, stream: str, count: int, *, within: float = 30.0) -> None:
+    """Wait until a stream stores so many messages."""
+
+    async def is_so() -> bool:
+        return await stored_count(connection, stream) == count
+
+    await eventually(is_so, within)
 
 
 async def completion_count(connection: NatsPyConnection, queue: str) -> int:

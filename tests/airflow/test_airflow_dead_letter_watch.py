@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_steps import ROOT, process_jobs, provisioned, succeeded, wait_for
 
 from airflow_provider_jetstream.jetstream import WorkQueue
-from testbed.queues import eventually, stored_count
+from testbed.queues import until_stored
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -46,13 +46,9 @@ async def test_a_death_starts_the_run_that_brings_the_jobs_back(
     (run,) = await asyncio.to_thread(wait_for, lambda: airflow.runs(DAG_ID), "a run that the letters start")
     assert run["run_type"] == "asset_triggered"
     await asyncio.to_thread(succeeded, airflow, DAG_ID, run["dag_run_id"])
-
-    async def all_done() -> bool:
-        return await stored_count(connection, queue.name) == 0
-
     working = asyncio.create_task(process_jobs(settings, queue, 3))
     assert len(await working) == 3
-    await eventually(all_done)
+    await until_stored(connection, queue.name, 0)
     events = [event for each in airflow.runs(DAG_ID) for event in airflow.xcom(DAG_ID, each["dag_run_id"], "causes")]
     assert [event["queue"] for event in events] == ["invoices"] * len(events)
     # Each letter was reported once, however many events that took.

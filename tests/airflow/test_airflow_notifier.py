@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.notifications.jetstream import JetStreamNotifier
 from testbed import seams
 from testbed.dead_letters import make_terminated_letters, stream_messages
-from testbed.queues import eventually, stored_count
+from testbed.queues import stored_count, until_stored
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -32,11 +32,7 @@ async def test_a_task_that_fails_publishes_what_happened(airflow: Airflow, setti
         await asyncio.to_thread(airflow.wait_for_dags, "notifying")
         run_id = await asyncio.to_thread(airflow.trigger, "notifying")
         await asyncio.to_thread(wait_for_states, airflow, "notifying", run_id, {"fail": "failed"})
-
-        async def published() -> bool:
-            return await stored_count(connection, "notices") == 2
-
-        await eventually(published, within=60)
+        await until_stored(connection, "notices", 2, within=60)
         retry, failure = await stream_messages(connection, "notices")
         plain = await heard.next_msg(timeout=60)
     assert (retry.subject, failure.subject) == ("notices.retry", "notices.notifying")

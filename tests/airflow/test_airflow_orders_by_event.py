@@ -12,7 +12,7 @@ from airflow_steps import ROOT, provisioned, wait_for
 
 from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.ledger import read_ledger
-from testbed.queues import eventually, stored_count
+from testbed.queues import eventually, until_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ async def test_five_hundred_orders_in_bursts_are_each_done_once_by_the_runs_that
             wait_for(lambda: not open_runs(airflow), "the runs to end")
         elif FULL:
             await asyncio.sleep(burst % 9 * 0.5)
-    await eventually(lambda: stored_nothing(connection, queue), within=180)
+    await until_stored(connection, queue.name, 0, within=180)
     wait_for(lambda: not open_runs(airflow), "the runs to end")
     runs = airflow.runs(DAG_ID)
     assert {run["state"] for run in runs} == {"success"}
@@ -68,10 +68,6 @@ async def test_five_hundred_orders_in_bursts_are_each_done_once_by_the_runs_that
     )
     # A run after each pause, at least; and no more than there were events.
     assert BURSTS // BURSTS_UNTIL_PAUSE <= len(runs) <= BURSTS * 2
-
-
-async def stored_nothing(connection: NatsPyConnection, queue: WorkQueue) -> bool:
-    return await stored_count(connection, queue.name) == 0
 
 
 def open_runs(airflow: Airflow) -> list[str]:

@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream import WorkQueue
 from testbed.dead_letters import dead_letter_records
 from testbed.face import consumer_info
 from testbed.ledger import read_ledger
-from testbed.queues import eventually, stored_count
+from testbed.queues import eventually, until_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,11 +103,7 @@ async def test_no_order_is_lost_when_the_triggerer_is_killed(
         await asyncio.to_thread(
             airflow.start_triggerer, "triggerer" if kill + 1 == KILLS else f"triggerer-killed-{kill + 1}"
         )
-
-    async def is_settled() -> bool:
-        return not await stored_count(connection, QUEUE.name)
-
-    await eventually(is_settled, 180)
+    await until_stored(connection, QUEUE.name, 0, within=180)
     events = Counter(payload["body"]["n"] for payload in event_payloads(airflow))
     assert set(events) == set(range(KILLS * ORDERS_PER_KILL))
     duplicates = events.total() - len(events)

@@ -33,7 +33,7 @@ from airflow_provider_jetstream.jetstream import Selection, WorkQueue, connect, 
 from testbed.face import stream_info
 from testbed.foreign_programs import LEDGER, start_program
 from testbed.ledger import read_ledger
-from testbed.queues import eventually, stored_count
+from testbed.queues import eventually, until_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -213,11 +213,7 @@ async def test_tasks_of_one_consumer_and_of_the_partitions_that_follow_it_are_do
                 )
             )
         succeeded(airflow, "partitioned_tasks", run_id, timeout=180)
-
-        async def is_empty() -> bool:
-            return await stored_count(connection, "TASKS") == 0
-
-        await eventually(is_empty, within=60)
+        await until_stored(connection, "TASKS", 0, within=60)
     published = airflow.xcom("partitioned_tasks", run_id, "publish")
     assert (published["published"], published["completed"]) == (TASKS, TASKS)
     theirs = [line["task"] for line in read_ledger(programs.ledger) if "task" in line]

@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.dead_letters import stream_messages
-from testbed.queues import eventually, running_worker, stored_count
+from testbed.queues import eventually, running_worker, stored_count, until_stored
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -41,11 +41,7 @@ def run(airflow: Airflow, settings: ConnectionSettings) -> None:
 async def process_one(settings: ConnectionSettings, task_id: str) -> None:
     """Process the first job, once all are stored."""
     async with connect(settings) as connection:
-
-        async def stored() -> bool:
-            return await stored_count(connection, task_id) == 3
-
-        await eventually(stored, within=120)
+        await until_stored(connection, task_id, 3, within=120)
     processed = await process_remaining(settings, task_id, at_most=1)
     assert processed == [f"{task_id}-0"]
 

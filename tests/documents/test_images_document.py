@@ -35,7 +35,7 @@ from airflow_provider_jetstream.jetstream import (
 from testbed.face import consumer_info
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
-from testbed.queues import eventually, stored_count
+from testbed.queues import until_stored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -194,12 +194,8 @@ async def test_this_packages_worker_does_the_same_beside_the_documents(
         logs=tmp_path,
     )
     process = converter(program_env, tmp_path)
-
-    async def all_done() -> bool:
-        return await stored_count(connection, "IMAGES") == 0
-
     try:
-        await eventually(all_done, within=30)
+        await until_stored(connection, "IMAGES", 0, within=30)
     finally:
         own.terminate()
         process.terminate()

@@ -20,7 +20,7 @@ from testbed.dead_letters import stream_messages
 from testbed.face import consumer_info
 from testbed.foreign_programs import start_program
 from testbed.ledger import read_ledger
-from testbed.queues import eventually, stored_count
+from testbed.queues import eventually, stored_count, until_stored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +52,7 @@ async def test_ten_high_and_two_low_workers_of_two_kinds_do_every_job(
     try:
         await eventually(lambda: all_wait(connection), within=120)
         await asyncio.gather(*(publish(settings, priority) for priority in WORKERS for _ in range(PUBLISHERS)))
-        await eventually(lambda: is_empty(connection), within=120)
+        await until_stored(connection, "jobs", 0, within=120)
     finally:
         for worker in workers:
             worker.terminate()
@@ -138,7 +138,3 @@ async def all_wait(connection: NatsPyConnection) -> bool:
     """Whether every worker waits for jobs; those that start last would otherwise find none."""
     waiting = {priority: (await consumer_info(connection, "jobs", priority))["num_waiting"] for priority in WORKERS}
     return all(waiting[priority] >= sum(counts) for priority, counts in WORKERS.items())
-
-
-async def is_empty(connection: NatsPyConnection) -> bool:
-    return await stored_count(connection, "jobs") == 0

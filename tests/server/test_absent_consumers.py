@@ -121,8 +121,7 @@ def _named(*sequences: int, **fields: Any) -> RedriveRequest:
 async def test_letters_of_a_consumer_that_the_server_removed_are_listed_and_parked_by_commands(
     nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
 ) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=_LONG, dead="ab")
     config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"]
     short = {"stream_name": name, "config": config | {"inactive_threshold": 100_000_000}}
     await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", short)
@@ -152,8 +151,7 @@ async def test_letters_of_a_consumer_that_the_server_removed_are_listed_and_park
 async def test_letters_of_a_consumer_in_memory_outlive_a_restart(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 10})
     async with connect(settings) as connection:
-        queue = await make_queue(connection, name, consumer=_LONG | {"mem_storage": True})
-        await make_dead_letters(connection, queue, "ab")
+        queue = await make_queue(connection, name, consumer=_LONG | {"mem_storage": True}, dead="ab")
     own_nats.stop()
     own_nats.start()
     async with connect(settings) as connection:
@@ -177,8 +175,7 @@ async def test_a_terminated_job_a_waiting_one_and_one_that_nobody_takes_are_no_r
 
 
 async def test_another_consumer_for_the_subject_is_refused_too(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=_LONG, dead="ab")
     await make_dead_letters(connection, queue, "c", kind="other")
     await _delete(connection, name)
     consumers = [
@@ -196,8 +193,7 @@ async def test_another_consumer_for_the_subject_is_refused_too(connection: NatsP
 async def test_a_consumer_that_another_tool_created_anew_runs_them_and_they_are_alive(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=_LONG, dead="ab")
     await _delete(connection, name)
     await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", {"stream_name": name, "config": _BY_HAND})
     assert (await find_dead_letters(connection, queue)).letters == ()
@@ -208,8 +204,7 @@ async def test_a_consumer_that_another_tool_created_anew_runs_them_and_they_are_
 async def test_a_consumer_that_gave_its_subject_up_leaves_letters_behind(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=_LONG, dead="ab")
     config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"] | {"filter_subject": f"{name}.none"}
     request = {"stream_name": name, "config": config, "action": "update"}
     await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}.{name}.none", request)
@@ -249,8 +244,7 @@ async def test_plan_lint_and_import_name_what_makes_a_consumer_go(connection: Na
 async def test_a_job_that_died_under_an_earlier_stream_is_no_letter_of_an_absent_consumer(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=_LONG, dead="ab")
     await connection.api(f"STREAM.DELETE.{name}")
     await make_queue(connection, name, consumer=_LONG)
     await publish_jobs(connection, queue, ["new"])
@@ -273,8 +267,7 @@ async def _numbers(nats: NatsServer, name: str) -> list[tuple[int, int]]:
 async def test_letters_of_a_deleted_consumer_are_counted_as_dead(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=_LONG)
-    await make_dead_letters(connection, queue, "abcd")
+    queue = await make_queue(connection, name, consumer=_LONG, dead="abcd")
     await make_dead_letters(connection, queue, "e", kind="other")
     await publish_jobs(connection, queue, ["waits"])
     await publish_jobs(connection, queue, ["waits"], kind="untaken")

@@ -45,6 +45,7 @@ from testbed.queues import (
     pull_jobs,
     store_completion,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -169,8 +170,7 @@ async def test_a_report_of_a_handler_accounts_for_a_job(connection: NatsPyConnec
 async def test_the_ends_of_jobs_that_leave_no_evidence_are_not_known(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"sample_freq": "0"})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"sample_freq": "0"}, jobs="abc")
     await process_all(connection, queue)
     for _ in range(2):
         account = await account_for_jobs(connection, queue)
@@ -188,8 +188,7 @@ async def test_the_ends_of_jobs_that_leave_no_evidence_are_not_known(
 
 @pytest.mark.slow
 async def test_an_event_that_comes_a_moment_later_counts(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, "ab")
+    queue = await make_queue(connection, name, jobs="ab")
     await store_completion(connection, queue, 1)
     for message in await pull_jobs(connection, queue, 2):
         await message.ack_sync()
@@ -202,8 +201,7 @@ async def test_an_event_that_comes_a_moment_later_counts(connection: NatsPyConne
 @pytest.mark.slow
 async def test_each_event_is_read_once_over_all_accounts(connection: NatsPyConnection, name: str) -> None:
     # The server stores no metric of what is acknowledged after the ack wait.
-    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "30s"})
-    await publish_jobs(connection, queue, map(str, range(200)))
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "30s"}, jobs=map(str, range(200)))
     await process_all(connection, queue)
     sent: list[int] = []
     for _ in range(3):
@@ -258,8 +256,7 @@ async def test_an_entry_that_a_handler_has_removed_accounts_for_its_job(
 async def test_an_entry_about_used_up_deliveries_does_not_account_for_a_job_that_is_gone(
     connection: NatsPyConnection, name: str, *, archived: bool
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead="ab")
     await summarise_dead_letters(connection, queue)
     if not archived:
         await connection.api(f"STREAM.PURGE.{name}-archive")
@@ -284,8 +281,7 @@ async def test_an_entry_about_used_up_deliveries_does_not_account_for_a_job_that
 async def test_a_dead_letter_that_was_deleted_counts_until_it_is_reported(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead="ab")
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     for selected in (True, False):
         found = await find_dead_letters(connection, queue, Selection(unaccounted=selected))
@@ -345,8 +341,7 @@ async def test_a_checkpoint_that_is_none_is_replaced(connection: NatsPyConnectio
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead="a")
     assert (await summarise_dead_letters(connection, queue)).dead == 1
     await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
     # Nothing reports that the worker terminates it.
@@ -359,8 +354,7 @@ async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPy
 async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead="ab")
     await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
     await process_all(connection, queue)
     assert await unaccounted(connection, queue) == []
@@ -368,8 +362,7 @@ async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
 
 @pytest.mark.slow
 async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead="ab")
     await redrive_dead_letters(connection, queue, request_for([1], max_redrives=0))
     cancelled = {"type": "io.airflow.jetstream.v1.cancelled", "stream": name, "consumer": CONSUMER, "stream_seq": 3}
     body = json.dumps(cancelled | {"timestamp": "2026-11-27T00:00:00Z", "deliveries": 1}).encode()
@@ -388,11 +381,7 @@ async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name:
         await publish_jobs(connection, queue, ["x"] * 500)
         for message in await pull_jobs(connection, queue, 500):
             await message.ack()
-
-    async def reported() -> bool:
-        return await stored_count(connection, f"{name}-events") == 3_000
-
-    await eventually(reported)
+    await until_stored(connection, f"{name}-events", 3_000)
     await publish_jobs(connection, queue, "ab")
     before = connection.client.stats["out_msgs"]
     assert await unaccounted(connection, queue) == []
@@ -407,8 +396,7 @@ async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name:
 async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_place(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "1s"})
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "1s"}, dead="a")
     await publish_jobs(connection, queue, "b")
     await pull_jobs(connection, queue, 1)
     # The server says that it was deleted while a worker had it, as of jobs that were done just before a crash.
@@ -422,8 +410,7 @@ async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_pl
 
 @pytest.mark.slow
 async def test_an_unaccounted_job_can_be_parked(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=SAMPLED, jobs="ab")
     await connection.api(f"STREAM.PURGE.{name}")
     report = await redrive_dead_letters(connection, queue, request_for([1], max_redrives=0))
     assert list(report.parked) == [1]
@@ -436,8 +423,7 @@ async def test_an_unaccounted_job_can_be_parked(connection: NatsPyConnection, na
 async def test_what_ended_while_no_acknowledgement_was_stored_is_not_known(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer=SAMPLED, jobs="a")
     await process_all(connection, queue)
     assert await unaccounted(connection, queue) == []
     config = await change_stream(connection, f"{name}-events", subjects=[f"completed.{name}.>"])
@@ -457,8 +443,7 @@ async def test_what_ended_while_no_acknowledgement_was_stored_is_not_known(
 async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknown(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer=SAMPLED, jobs="a")
     await process_all(connection, queue)
     assert await unaccounted(connection, queue) == []
     await publish_jobs(connection, queue, "b")
@@ -476,8 +461,7 @@ async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknow
 async def test_where_evidence_was_dropped_the_ends_of_jobs_are_not_known(
     connection: NatsPyConnection, name: str, by: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, consumer=SAMPLED, jobs="abcdef")
     await process_all(connection, queue)
     if by == "purge of the audit":
         await make_terminated_letters(connection, queue, "t")
@@ -502,8 +486,7 @@ async def test_where_evidence_was_dropped_the_ends_of_jobs_are_not_known(
 async def test_an_audit_that_was_created_anew_has_lost_what_was_done_to_letters(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer=SAMPLED, jobs="ab")
     await process_all(connection, queue)
     await publish_jobs(connection, queue, "c")
     await connection.api(f"STREAM.PURGE.{name}")

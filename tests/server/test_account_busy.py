@@ -27,13 +27,13 @@ from testbed.dead_letters import make_terminated_letters, request_for
 from testbed.queues import (
     completion_body,
     eventually,
-    make_dead_letters,
     make_queue,
     process_all,
     publish_jobs,
     pull_jobs,
     store_completion,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -133,8 +133,7 @@ async def test_jobs_that_come_and_are_done_between_any_two_reads_are_accounted_f
 async def test_a_job_that_is_deleted_or_purged_is_named_also_one_that_was_seen_as_a_dead_letter(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, ["dead", "dead too"])
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead=["dead", "dead too"])
     await publish_jobs(connection, queue, ["waiting"])
     assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 2]
     assert (await account_for_jobs(connection, queue)).unaccounted == ()
@@ -154,8 +153,7 @@ async def test_a_job_that_is_deleted_or_purged_is_named_also_one_that_was_seen_a
 async def test_a_redrive_of_named_sequences_takes_no_job_whose_end_is_stored(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, ["done", "deleted"])
+    queue = await make_queue(connection, name, consumer=SAMPLED, jobs=["done", "deleted"])
     (done,) = await pull_jobs(connection, queue, 1)
     await done.ack_sync()
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
@@ -177,8 +175,7 @@ async def test_a_redrive_of_named_sequences_takes_no_job_whose_end_is_stored(
 async def test_copies_in_the_archive_stay_whatever_became_of_their_jobs(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, ["dead"])
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead=["dead"])
     await done_job(connection, queue)
     await find_dead_letters(connection, queue)
     await redrive_dead_letters(connection, queue)
@@ -194,8 +191,7 @@ async def test_an_account_goes_on_where_the_last_one_was_when_the_server_was_res
 ) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection:
-        queue = await make_queue(connection, name, consumer=PATIENT)
-        await publish_jobs(connection, queue, ["deleted", *map(str, range(20))])
+        queue = await make_queue(connection, name, consumer=PATIENT, jobs=["deleted", *map(str, range(20))])
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
         done = await pull_jobs(connection, queue, 20)
         for message in done[:10]:
@@ -216,8 +212,7 @@ async def test_an_account_goes_on_where_the_last_one_was_when_the_server_was_res
 async def test_a_job_that_is_requeued_in_place_and_done_while_an_account_is_made_is_accounted_for(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, "abcdefgh")
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead="abcdefgh")
     requests = 0
 
     async def meanwhile() -> None:
@@ -259,8 +254,7 @@ async def test_a_terminated_job_that_is_redriven_while_an_account_is_made_is_acc
 async def test_evidence_about_jobs_that_do_not_exist_yet_proves_nothing_about_them(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await publish_jobs(connection, queue, ["first"])
+    queue = await make_queue(connection, name, consumer=SAMPLED, jobs=["first"])
     for sequence in (2, 3, 2**40):
         await store_completion(connection, queue, sequence)
     assert (await account_for_jobs(connection, queue)).unaccounted == ()
@@ -309,17 +303,12 @@ async def test_ends_that_were_dropped_between_two_reads_of_one_account_are_not_k
 async def test_a_job_that_was_deleted_in_flight_is_named_also_once_its_entry_is_removed(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
-    await publish_jobs(connection, queue, ["deleted"])
+    queue = await make_queue(connection, name, consumer=PATIENT, jobs=["deleted"])
     await pull_jobs(connection, queue, 1)
 
     async def meanwhile() -> None:
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-
-        async def is_told() -> bool:
-            return await stored_count(connection, f"{name}-dead") == 1
-
-        await eventually(is_told)
+        await until_stored(connection, f"{name}-dead", 1)
 
     await account_for_jobs(BeforeRequest(connection, f"STREAM.INFO.{name}-dead", meanwhile), queue)
     await connection.api(f"STREAM.PURGE.{name}-dead")

@@ -29,7 +29,7 @@ from airflow_provider_jetstream.jetstream.redrive.copy_search import find_copies
 from testbed.face import Headers, stream_info
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, make_queue, process_all, publish_jobs, pull_jobs, stored_count
+from testbed.queues import eventually, make_queue, process_all, publish_jobs, pull_jobs, stored_count, until_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,12 +47,8 @@ async def opened(connection: NatsPyConnection, queue: WorkQueue) -> ArchiveReade
 async def archived(connection: NatsPyConnection, queue: WorkQueue, bodies: list[str]) -> list[int]:
     before = await stored_count(connection, f"{queue.name}-archive")
     sequences = await publish_jobs(connection, queue, bodies)
-    await eventually(lambda: holds(connection, queue, before + len(bodies)))
+    await until_stored(connection, f"{queue.name}-archive", before + len(bodies))
     return sequences
-
-
-async def holds(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
-    return await stored_count(connection, f"{queue.name}-archive") == count
 
 
 async def test_a_copy_is_found_at_the_first_guess_where_nothing_is_missing(
@@ -440,7 +436,7 @@ async def test_a_copy_of_a_lost_job_in_the_archive_is_no_copy_of_the_job_that_ha
         await publish_with_ids(connection, "old")
         if stray:
             await connection.client.jetstream().publish("archive.q.stray", b"stray")
-        await eventually(lambda: archive_holds(connection, 5 if stray else 4))
+        await until_stored(connection, "q-archive", 5 if stray else 4)
     server.kill()
     shutil.rmtree(folder)
     shutil.copytree(kept, folder)
@@ -449,7 +445,7 @@ async def test_a_copy_of_a_lost_job_in_the_archive_is_no_copy_of_the_job_that_ha
         await publish_with_ids(connection, "new")
         for message in await pull_jobs(connection, queue, 4):
             await message.ack_sync()
-        await eventually(lambda: archive_holds(connection, 8 if stray else 7))
+        await until_stored(connection, "q-archive", 8 if stray else 7)
         archive = await ArchiveReader.open(connection, queue, await stream_info(connection, "q"))
         assert archive
         copies = [await archive.find(sequence) for sequence in (1, 2, 3, 4)]
@@ -469,7 +465,3 @@ async def publish_with_ids(connection: NatsPyConnection, name: str) -> None:
     for number in range(3):
         job = f"{name}{number}"
         await connection.client.jetstream().publish("q.jobs.plain", job.encode(), headers={MSG_ID: job})
-
-
-async def archive_holds(connection: NatsPyConnection, count: int) -> bool:
-    return await stored_count(connection, "q-archive") == count

@@ -121,8 +121,7 @@ async def test_letters_of_a_backup_are_found_redriven_and_done_once_on_an_empty_
     own_nats: NatsServer, empty_nats: NatsServer, name: str
 ) -> None:
     async with connect(settings_of(own_nats)) as connection:
-        queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
-        await make_dead_letters(connection, queue, ["a", "b"])
+        queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, dead=["a", "b"])
         # Its body is in the archive only: no scan has copied it.
         await make_terminated_letters(connection, queue, ["c"])
         await publish_jobs(connection, queue, ["done"])
@@ -158,8 +157,7 @@ async def test_letters_of_a_backup_are_found_redriven_and_done_once_on_an_empty_
 async def test_letters_of_a_backup_are_done_once_in_a_cluster_that_may_drop_them_while_it_restores() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 5})) as connection:
-            queue = await make_queue(connection, "orders", num_replicas=3)
-            await make_dead_letters(connection, queue, ["a", "b"])
+            queue = await make_queue(connection, "orders", num_replicas=3, dead=["a", "b"])
             await make_terminated_letters(connection, queue, ["c"])
             await publish_jobs(connection, queue, ["d"])
             backups = await back_up_all(connection, queue)
@@ -179,8 +177,7 @@ async def test_letters_of_a_backup_are_done_once_in_a_cluster_that_may_drop_them
 async def test_a_copy_of_a_stopped_servers_folder_has_everything(tmp_path: Path, name: str) -> None:
     with NatsServer(tmp_path / "first") as server:
         async with connect(settings_of(server)) as connection:
-            queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
-            await make_dead_letters(connection, queue, ["a"])
+            queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, dead=["a"])
             await make_terminated_letters(connection, queue, ["b"])
             headers = {"Nats-Msg-Id": "c"}
             await publish_jobs(connection, queue, ["c"], headers=headers)
@@ -246,8 +243,7 @@ async def test_ids_are_known_only_of_stored_jobs_and_only_where_the_stream_keeps
 async def test_a_wait_for_a_lost_job_ends_with_an_error_or_with_the_end_of_another_job(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
-    await publish_jobs(connection, queue, ["before"])
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, jobs=["before"])
     await process_all(connection, queue)
     backups, created = await back_up_all(connection, queue), await created_of(connection, queue)
     cursor = await take_cursor(connection, queue)
@@ -268,8 +264,7 @@ async def test_a_wait_for_a_lost_job_ends_with_an_error_or_with_the_end_of_anoth
 async def test_a_letter_that_is_redriven_between_two_backups_is_lost_if_the_audit_is_the_newer_one(
     connection: NatsPyConnection, name: str, newer: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     created = await created_of(connection, queue)
     first, second, *others = ORDER if newer == "queue" else (ORDER[1], ORDER[0], *ORDER[2:])
     await asyncio.sleep(PERSISTED)
@@ -284,8 +279,7 @@ async def test_a_letter_that_is_redriven_between_two_backups_is_lost_if_the_audi
 
 @pytest.mark.slow
 async def test_events_that_are_newer_than_the_queue_hide_no_letter(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
-    await publish_jobs(connection, queue, ["before"])
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, jobs=["before"])
     await process_all(connection, queue)
     await asyncio.sleep(PERSISTED)
     backup = await back_up(connection, name)

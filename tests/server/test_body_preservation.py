@@ -29,6 +29,7 @@ from testbed.queues import (
     publish_jobs,
     pull_jobs,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -76,11 +77,7 @@ async def test_each_body_is_copied_once_and_unchanged(connection: NatsPyConnecti
     body = bytes(range(256))
     await connection.client.request(f"{name}.jobs.a", body, headers=Headers(HEADERS))
     await store_raw(connection, f"{name}.jobs.b", b"Latin: Gr\xf6\xdfe\r\nLatin: \xff\r\nPlain: x\r\n", b"raw")
-
-    async def both() -> bool:
-        return await stored_count(connection, name) == 2
-
-    await eventually(both)
+    await until_stored(connection, name, 2)
     await exhaust_deliveries(connection, queue, 2)
     before = await letters(connection, queue)
     assert [letter.preserved for letter in before] == [False, False]
@@ -109,8 +106,7 @@ async def test_each_body_is_copied_once_and_unchanged(connection: NatsPyConnecti
 async def test_a_terminated_letter_is_copied_from_the_archive_and_outlives_it(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, jobs=["a"])
     (message,) = await pull_jobs(connection, queue, 1)
     await connection.request(message.reply, b"+TERM no paper")
     await eventually(lambda: _any(connection, f"{name}-dead"))
@@ -134,8 +130,7 @@ async def _any(connection: NatsPyConnection, stream: str) -> bool:
 async def test_orphans_and_undeliverable_jobs_are_copied_and_keep_their_reason(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.plain"})
-    await make_dead_letters(connection, queue, ["orphan"])
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.plain"}, dead=["orphan"])
     await connection.api(f"STREAM.PURGE.{name}-dead")
     await publish_jobs(connection, queue, ["nobody's"], kind="other")
     both = Selection(reasons=frozenset({Reason.ORPHAN, Reason.UNDELIVERABLE}))
@@ -153,8 +148,7 @@ async def test_orphans_and_undeliverable_jobs_are_copied_and_keep_their_reason(
 
 
 async def test_a_letter_whose_copy_was_deleted_is_copied_again(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     assert await keep(connection, queue) == (1, 0)
     # The server remembers the copy's id for two minutes.
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 2})
@@ -165,8 +159,7 @@ async def test_a_letter_whose_copy_was_deleted_is_copied_again(connection: NatsP
 
 
 async def test_concurrent_scans_store_one_copy(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await asyncio.gather(*(summarise_dead_letters(connection, queue) for _ in range(2)))
     assert await stored_count(connection, f"{name}-dead") == 4
 
@@ -196,8 +189,7 @@ async def test_letters_that_cannot_be_copied_are_counted(
 
 
 async def test_a_job_finished_late_after_it_was_copied_is_no_letter(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, archive=False)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, archive=False, dead=["a"])
     await keep(connection, queue)
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     findings = await find_dead_letters(connection, queue)
@@ -205,8 +197,7 @@ async def test_a_job_finished_late_after_it_was_copied_is_no_letter(connection: 
 
 
 async def test_a_forged_record_does_not_take_the_place_of_a_body(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     (letter,) = await letters(connection, queue)
     forged = record_headers(letter.death, subject="x", time=letter.time, headers=(), writer="scan")
     await connection.client.jetstream().publish(f"dead.{name}.x", b"forged", headers={"Nats-Msg-Id": forged[MSG_ID]})

@@ -142,8 +142,7 @@ async def _are_due(connection: NatsPyConnection, name: str, count: int) -> bool:
 async def test_a_job_that_a_mover_has_in_its_hands_when_it_is_cancelled_does_not_run(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, schedules=True, max_msgs=1, discard="new")
-    await publish_jobs(connection, queue, ["in the way"])
+    queue = await make_queue(connection, name, schedules=True, max_msgs=1, discard="new", jobs=["in the way"])
     async with running_mover(connection, queue):
         await _publish_scheduled(connection, queue, Job(b"held", id="a", delay="100ms"), Job(b"other", delay="100ms"))
 

@@ -40,6 +40,7 @@ from testbed.queues import (
     pull_jobs,
     stored_count,
     unhurried,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -402,11 +403,7 @@ async def terminated_letters(connection: NatsPyConnection, name: str, bodies: st
     # Within the ack wait, however loaded the machine: a later end isn't advised.
     for message in await pull_jobs(connection, queue, len(bodies)):
         await message.term()
-
-    async def stored() -> bool:
-        return await stored_count(connection, f"{name}-dead") == 2 * len(bodies)
-
-    await eventually(stored)
+    await until_stored(connection, f"{name}-dead", 2 * len(bodies))
     return queue
 
 

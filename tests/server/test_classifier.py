@@ -158,8 +158,7 @@ async def test_without_an_archive_a_terminated_job_is_lost_and_the_risk_was_name
 
 
 async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, max_age="1h")
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, max_age="1h", jobs=["a"])
     await pull_jobs(connection, queue, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     await entries(connection, queue, 1)
@@ -290,8 +289,7 @@ async def test_dead_letters_are_uncertain_while_deliveries_of_jobs_that_are_gone
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     consumer = {"ack_wait": "2s", "max_deliver": 5, "max_ack_pending": 1000}
     async with connect(settings) as connection:
-        queue = await make_queue(connection, name, consumer=consumer)
-        await make_dead_letters(connection, queue, ["dead"])
+        queue = await make_queue(connection, name, consumer=consumer, dead=["dead"])
         await publish_jobs(connection, queue, map(str, range(50)))
         messages = await pull_jobs(connection, queue, 50)
         # The server has time to persist the deliveries, and none to persist the acknowledgements.
@@ -312,8 +310,7 @@ async def test_dead_letters_are_uncertain_while_deliveries_of_jobs_that_are_gone
 async def test_a_slow_worker_finished_the_job_after_its_death(
     connection: NatsPyConnection, name: str, *, archive: bool, verdict: Status
 ) -> None:
-    queue = await make_queue(connection, name, archive=archive)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, archive=archive, dead="ab")
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     assert summary(await find_dead_letters(connection, queue)) == ([2], {1: verdict})
     again = await find_dead_letters(connection, queue, Selection(unaccounted=True))
@@ -329,8 +326,7 @@ async def test_a_slow_worker_finished_the_job_after_its_death(
 async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, end: Status
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
 
     list_streams = seams.current(seams.FACTS_LIST_STREAMS)
 
@@ -368,8 +364,7 @@ async def store_record(connection: NatsPyConnection, queue: WorkQueue, sequence:
 
 
 async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, archive=False)
-    await publish_jobs(connection, queue, ["kept"])
+    queue = await make_queue(connection, name, archive=False, jobs=["kept"])
     await store_record(connection, queue, 1, Explanation="no paper", Error_Class="PaperError", Deliveries="1")
     await terminate(connection, queue, b"+TERM no paper at all")
     letter = await one_letter(connection, queue)
@@ -419,8 +414,7 @@ async def gone(connection: NatsPyConnection, queue: WorkQueue, sequence: int) ->
 async def test_a_workers_copy_of_a_stored_dead_job_adds_details_whatever_its_clock_says(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["kept", "kept"])
+    queue = await make_queue(connection, name, dead=["kept", "kept"])
     await connection.api(f"STREAM.PURGE.{name}-dead")
     past, future = "2001-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
     for sequence, clock in ((1, past), (2, future)):
@@ -454,8 +448,7 @@ async def test_copies_of_an_earlier_stream_do_not_become_part_of_a_letter(
 @pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     created = (await stream_info(connection, name))["created"]
     audit = await open_audit(connection, queue)
     records = [
@@ -501,8 +494,7 @@ async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connectio
 async def test_an_entry_with_any_content_does_not_stop_the_others_from_being_read(
     connection: NatsPyConnection, name: str, junk: dict[str, Any]
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     advisory = {
         "type": "io.nats.jetstream.advisory.v1.max_deliver",
         "timestamp": datetime.now(UTC).isoformat(),

@@ -180,8 +180,7 @@ async def test_letters_are_listed_selected_grouped_shown_and_diagnosed(
 async def test_an_account_is_made_of_a_queue_and_names_what_was_purged(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
-    await publish_jobs(connection, queue, ["a", "b"])
+    await make_queue(connection, name, consumer={"sample_freq": "100%"}, jobs=["a", "b"])
     account = await as_json(nats, "account", name)
     assert (account["jobs"], account["stored"], account["unaccounted"], account["not_known"]) == (2, 2, 0, 0)
     await connection.api(f"STREAM.PURGE.{name}")
@@ -365,8 +364,7 @@ async def test_the_list_of_queues_and_a_diagnosis_agree_about_jobs_that_may_be_d
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
     """Without entries nobody knows which jobs are dead while others are in flight: neither says that none is dead."""
-    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "60s"})
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "60s"}, dead=["a", "b"])
     await connection.api(f"STREAM.PURGE.{name}-dead")
     await publish_jobs(connection, queue, ["c"])
     (working,) = await pull_jobs(connection, queue, 1)
@@ -402,8 +400,7 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
 async def test_a_few_letters_are_redriven_and_their_outcome_is_awaited(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, [str(number) for number in range(5)])
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead=[str(number) for number in range(5)])
     dry = await as_json(nats, "redrive", "start", name, "--dry-run")
     assert (dry["dry_run"], dry["redriven"]) == (True, 5)
     assert "5 would be redriven" in await command(nats, "redrive", "start", name, "--dry-run")
@@ -427,8 +424,7 @@ async def test_a_few_letters_are_redriven_and_their_outcome_is_awaited(
 async def test_a_wave_that_dies_again_waits_at_its_gate_for_another_process(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=SAMPLED)
-    await make_dead_letters(connection, queue, [str(number) for number in range(5)])
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead=[str(number) for number in range(5)])
     process = start(nats, name, "--waves", "2,rest")
     for message in await pull_jobs(connection, queue, 2, within=60):
         await message.term()

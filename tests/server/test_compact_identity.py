@@ -36,6 +36,7 @@ from testbed.queues import (
     running_mover,
     running_worker,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ async def test_the_worker_knows_a_job_by_its_message_id(
         ran.append(job.id)
 
     async with running_worker(Worker(queue, CONSUMER, handler, settings)):
-        await eventually(lambda: stored_none(connection, name))
+        await until_stored(connection, name, 0)
     assert ran == ["own-a"]
     message = await last_message(connection, f"{name}-events", completion_filter(name))
     assert message is not None
@@ -277,10 +278,6 @@ async def test_a_repaired_copy_is_known_by_the_id_of_the_original(
     await exhaust_deliveries(connection, queue, 1)
     (letter,) = (await find_dead_letters(connection, queue)).letters
     assert letter.job_id == job_id
-
-
-async def stored_none(connection: NatsPyConnection, stream: str) -> bool:
-    return await stored_count(connection, stream) == 0
 
 
 @pytest.mark.slow
@@ -367,5 +364,5 @@ async def test_what_any_publisher_may_write_is_read_alike_by_worker_scan_and_red
         ran.append(job.id)
 
     async with running_worker(Worker(queue, CONSUMER, handler, settings)):
-        await eventually(lambda: stored_none(connection, name))
+        await until_stored(connection, name, 0)
     assert ran == [known_as]

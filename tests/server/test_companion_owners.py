@@ -92,8 +92,7 @@ async def test_a_queue_under_a_new_name_gets_companions_of_its_own(connection: N
 
 
 async def test_a_queue_that_is_declared_again_keeps_its_companions(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     entries = await stored_count(connection, f"{name}-dead")
     await connection.api(f"STREAM.DELETE.{name}")
     done = await provision(connection, queue)
@@ -115,8 +114,7 @@ async def test_a_dead_letter_queue_that_was_made_by_hand_is_adopted(connection: 
         "metadata": {"dead_letter_queue": "true"},
     }
     await connection.api(f"STREAM.CREATE.{name}_dlq", config)
-    queue = await make_queue(connection, name, dead_letters=f"{name}_dlq")
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead_letters=f"{name}_dlq", dead=["a"])
     assert len((await find_dead_letters(connection, queue)).letters) == 1
 
 

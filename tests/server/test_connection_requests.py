@@ -11,7 +11,7 @@ from nats.errors import Error as NatsError
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
 from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, UnreachableError
-from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs
+from testbed.queues import CONSUMER, eventually, make_queue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,8 +81,7 @@ async def test_who_tries_again_at_once_lets_a_lost_connection_come_back(
     own_nats: NatsServer, name: str, way: Callable[[NatsPyConnection, str], Awaitable[Attempt]]
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
-        queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
-        await publish_jobs(connection, queue, ["a", "b"])
+        await make_queue(connection, name, consumer={"ack_wait": "1m"}, jobs=["a", "b"])
         attempt, deadline = await way(connection, name), time.monotonic() + 30
         own_nats.kill()
         own_nats.restart()

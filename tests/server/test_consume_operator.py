@@ -102,8 +102,7 @@ async def test_a_batch_has_an_outcome_for_each_message(connection: NatsPyConnect
 
 
 async def test_it_pulls_no_more_messages_than_the_most(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, [str(number) for number in range(10)])
+    queue = await make_queue(connection, name, jobs=[str(number) for number in range(10)])
     for batch, left in ((None, 6), (100, 2)):
         result = await consume(queue, lambda _: None, max_messages=4, batch=batch)
         assert (result["deliveries"], await stored_count(connection, name)) == (4, left)

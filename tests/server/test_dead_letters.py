@@ -80,8 +80,7 @@ async def wait_until_idle(connection: NatsPyConnection, queue: WorkQueue) -> Non
 
 
 async def test_a_dead_letter_is_found_with_its_message_and_death(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2})
-    await publish_jobs(connection, queue, ["good"])
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2}, jobs=["good"])
     await process_all(connection, queue)
     sequences = await make_dead_letters(
         connection, queue, ["größe"], kind="a", headers={"Job-Id": "order-7", "Customer": "Ünal"}
@@ -104,8 +103,7 @@ async def test_a_dead_letter_is_found_with_its_message_and_death(connection: Nat
 async def test_a_letter_is_ready_once_its_ack_wait_has_passed(
     connection: NatsPyConnection, name: str, consumer: dict[str, object], patience: float
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 1} | consumer)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1} | consumer, dead=["a"])
     letter = await one_letter(connection, queue)
     assert letter.ready_at - letter.death.died_at == timedelta(seconds=patience)
 
@@ -121,8 +119,7 @@ async def test_the_redrive_count_is_read_from_the_job_and_an_invalid_one_is_zero
 
 
 async def test_repeated_advisories_are_one_letter(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await repeat_advisories(connection, queue)
     assert await stored_count(connection, f"{name}-dead") == 4
     letters = (await find_dead_letters(connection, queue)).letters
@@ -132,8 +129,7 @@ async def test_repeated_advisories_are_one_letter(connection: NatsPyConnection, 
 async def test_entries_of_an_earlier_stream_never_count_for_a_job_of_the_same_sequence(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
     assert await publish_jobs(connection, queue, ["new"]) == [1]
@@ -145,8 +141,7 @@ async def test_entries_of_an_earlier_stream_never_count_for_a_job_of_the_same_se
 
 
 async def test_entries_of_a_recreated_consumer_are_stale(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     config = (await connection.api(f"CONSUMER.INFO.{name}.worker"))["config"]
     await connection.api(f"CONSUMER.DELETE.{name}.worker")
     assert await find(connection, queue) == ([1], {})
@@ -159,8 +154,7 @@ async def test_entries_of_a_recreated_consumer_are_stale(connection: NatsPyConne
 
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, dead="abc")
     # A crash of the server right after the deaths does the same.
     await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
     assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
@@ -226,8 +220,7 @@ async def test_every_letter_is_preserved_and_the_selected_ones_are_counted(
 
 
 async def test_parked_letters_are_counted_when_they_are_selected(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["one", "two"])
+    queue = await make_queue(connection, name, dead=["one", "two"])
     await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({1})), max_redrives=0))
     assert (await summarise_dead_letters(connection, queue, Selection(parked=True))).ranges == [(1, 1)]
     assert (await summarise_dead_letters(connection, queue)).ranges == [(2, 2)]
@@ -260,8 +253,7 @@ _VALUES: dict[str, list[Any]] = {
 async def test_a_scan_and_a_redrive_pass_by_what_somebody_hostile_has_stored(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, dead=["a", "b"])
     created = (await connection.api(f"STREAM.INFO.{name}"))["created"]
     advisory = {
         "type": "io.nats.jetstream.advisory.v1.max_deliver",
@@ -346,8 +338,7 @@ async def test_a_record_that_is_stored_after_the_redrive_makes_no_second_letter(
 async def test_a_job_that_was_requeued_in_place_and_then_terminated_is_a_letter_again(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, archive=True)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, archive=True, dead=["a"])
     report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
     assert list(report.redriven) == [1]
     assert await _terminate(connection, queue) == 1
@@ -391,8 +382,7 @@ _SUBJECTS = (
 async def test_deep_bodies_hide_no_letter_and_come_back_unchanged(
     connection: NatsPyConnection, name: str, what: str
 ) -> None:
-    queue = await make_queue(connection, name, archive=True)
-    await make_dead_letters(connection, queue, [_DEEP[what]])
+    queue = await make_queue(connection, name, archive=True, dead=[_DEEP[what]])
     jetstream = connection.client.jetstream()
     for subject in _SUBJECTS:
         await connection.client.publish(subject.format(queue=name), _DEEP[what])

@@ -127,8 +127,7 @@ async def test_a_queue_without_letters_or_without_a_consumer_is_diagnosed(
 
 async def test_completions_are_read_from_the_last_events_only(connection: NatsPyConnection, name: str) -> None:
     """A letter whose end is a forged completion of another queue, or no event at all, doesn't count."""
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     jetstream = connection.client.jetstream()
     for body in (b"\xff", b"{}", json.dumps({"type": "io.airflow.jetstream.v1.completion"}).encode()):
         await jetstream.publish(f"completed.{name}.worker.9", body)

@@ -82,8 +82,7 @@ def doorbell(queue: WorkQueue, interval: float = INTERVAL) -> JetStreamMessageTr
 
 @pytest.mark.usefixtures("nats_connection")
 async def test_it_says_how_many_messages_wait_and_takes_none(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, jobs="abc")
     async with Rings(doorbell(queue)) as rings:
         await eventually(lambda: rings.payloads)
     assert rings.payloads[0] == {"stream": name, "consumer": CONSUMER, "waiting": 3, "in_flight": 0}
@@ -96,8 +95,7 @@ async def test_it_says_how_many_messages_wait_and_takes_none(connection: NatsPyC
 async def test_it_rings_again_while_messages_wait_ever_more_rarely_and_at_once_when_all_was_done(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs="ab")
     async with Rings(doorbell(queue, interval=0.5)) as rings:
         # Nobody pulls: an event that Airflow has lost is followed by others.
         await eventually(lambda: len(rings.times) == 4)
@@ -117,8 +115,7 @@ async def test_messages_that_wait_after_those_that_rang_were_taken_ring_as_soon_
     connection: NatsPyConnection, name: str
 ) -> None:
     """At each look messages wait, but others than before: the runs do theirs."""
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs="ab")
     async with Rings(doorbell(queue, interval=1)) as rings:
         for number in range(1, 6):
             await eventually(lambda number=number: len(rings.times) == number)  # type: ignore[misc]
@@ -135,8 +132,7 @@ async def test_messages_that_wait_after_those_that_rang_were_taken_ring_as_soon_
 async def test_a_message_that_is_being_done_rings_no_bell_until_its_worker_has_died(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 5})
-    await publish_jobs(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 5}, jobs="a")
     (message,) = await pull_jobs(connection, queue, 1)
     async with Rings(doorbell(queue)) as rings:
         for _ in range(4):

@@ -17,7 +17,6 @@ from testbed.face import consumer_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
-    make_dead_letters,
     make_queue,
     probe,
     process_all,
@@ -26,6 +25,7 @@ from testbed.queues import (
     running_mover,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: NatsPy
 
 @pytest.mark.slow
 async def test_a_job_that_was_nacked_with_a_delay_is_in_flight(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer=LONG)
-    await publish_jobs(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer=LONG, jobs="a")
     (job,) = await pull_jobs(connection, queue, 1)
     await job.nak(delay=2)
     until = time.monotonic() + 1
@@ -108,8 +107,7 @@ async def test_a_paused_consumer_with_jobs_is_not_drained(connection: NatsPyConn
 async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"}, jobs="abc")
     await pull_jobs(connection, queue, 3)
     await pull_jobs(connection, queue, 3)
     await asyncio.sleep(1.2)
@@ -128,8 +126,7 @@ async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(
 async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "300ms"})
-    await publish_jobs(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "300ms"}, jobs="a")
     await pull_jobs(connection, queue, 1)
     await asyncio.sleep(0.6)
     for _ in range(3):
@@ -140,8 +137,7 @@ async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
 
 @pytest.mark.slow
 async def test_dead_letters_count_only_with_nothing_dead(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["used up"])
+    queue = await make_queue(connection, name, dead=["used up"])
     await make_terminated_letters(connection, queue, ["terminated"])
     assert await drained(connection, queue)
     report = await check_drained(connection, queue, nothing_dead=True)
@@ -157,8 +153,7 @@ async def test_dead_letters_count_only_with_nothing_dead(connection: NatsPyConne
 
 @pytest.mark.slow
 async def test_parked_letters_do_not_count(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     assert not await drained(connection, queue, nothing_dead=True)
     await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
     assert await drained(connection, queue, nothing_dead=True)
@@ -226,11 +221,7 @@ async def test_only_the_consumers_that_are_named_count(connection: NatsPyConnect
     assert not await drained(connection, queue)
     (job,) = await pull_jobs(connection, queue, 1, consumer="b")
     await job.term()
-
-    async def dead() -> bool:
-        return await stored_count(connection, f"{name}-dead") == 1
-
-    await eventually(dead)
+    await until_stored(connection, f"{name}-dead", 1)
     theirs = await check_drained(connection, queue, ["a"], nothing_dead=True)
     assert (theirs.drained, theirs.dead_letters) == (True, 0)
     others = await check_drained(connection, queue, ["b"], nothing_dead=True)
@@ -330,8 +321,7 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
 
 
 async def test_an_inspection_uses_up_no_delivery(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
-    await publish_jobs(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"}, jobs="a")
     await pull_jobs(connection, queue, 1)
     await asyncio.sleep(0.5)
     for _ in range(20):

@@ -40,6 +40,7 @@ from testbed.queues import (
     running_worker,
     store_completion,
     stored_count,
+    until_stored,
     wait_for_entries,
 )
 from testbed.waiters import start_waiting, wait_reports
@@ -301,11 +302,7 @@ async def test_a_completion_and_a_metric_of_one_job_count_once_with_the_result(
     last = await publish_jobs(connection, queue, ["last"], kind="by-hand")
     during = start_waiting(connection, mark, [*jobs, *last], WaitPolicy(min_completed=51))
     async with running_worker(Worker(queue, "worker", lambda job: job.sequence, settings)):
-
-        async def told_twice() -> bool:
-            return await stored_count(connection, f"{name}-events") == 102
-
-        await eventually(told_twice)
+        await until_stored(connection, f"{name}-events", 102)
     (report,) = await wait_reports([during])
     assert during.remaining == list(range(51))[::-1]
     assert sorted(report.results.values()) == [*jobs, *last]
@@ -559,7 +556,7 @@ async def test_nobody_is_blamed_for_jobs_that_no_worker_ended(
     name: str,
     remove: Callable[[NatsPyConnection, WorkQueue], Awaitable[None]],
 ) -> None:
-    limits = {"max_msgs": ENDS_JOBS, "discard": "old"}
+    limits: dict[str, Any] = {"max_msgs": ENDS_JOBS, "discard": "old"}
     queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, **limits)
     # Of an earlier job, which a worker acknowledged in time.
     await publish_jobs(connection, queue, ["done", *map(str, range(ENDS_JOBS - 1))])

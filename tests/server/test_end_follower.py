@@ -314,8 +314,7 @@ async def test_a_queue_that_was_deleted_after_its_jobs_ended_does_no_harm(
 async def test_a_worker_that_ends_a_job_of_the_earlier_stream_late_does_not_end_the_awaited_one(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["of the earlier stream"])
+    queue = await make_queue(connection, name, jobs=["of the earlier stream"])
     (earlier,) = await pull_jobs(connection, queue, 1)
     await create_anew(connection, queue)
     cursor = await take_cursor(connection, queue)

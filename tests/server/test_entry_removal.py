@@ -68,8 +68,7 @@ async def test_entries_are_deleted_where_that_is_allowed(
 async def test_entries_of_letters_that_were_not_redriven_stay_however_many_are_purged(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, [str(number) for number in range(1, 161)])
+    queue = await make_queue(connection, name, dead=[str(number) for number in range(1, 161)])
     # The first hundred entries go at once, then every tenth stays between finished ones.
     staying = [sequence for sequence in range(101, 161) if sequence % 10 == 0]
     report = await redrive_dead_letters(connection, queue, only(*(set(range(1, 161)) - set(staying))))
@@ -79,8 +78,7 @@ async def test_entries_of_letters_that_were_not_redriven_stay_however_many_are_p
 
 
 async def test_repeated_entries_of_one_letter_are_all_removed(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     advisory = await get_message(connection, f"{name}-dead", 1)
     assert advisory is not None
     await connection.client.jetstream().publish(advisory.subject, advisory.data)
@@ -108,8 +106,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
 async def test_entries_under_deny_delete_are_acknowledged_through_a_temporary_consumer(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name))
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name), dead="ab")
     assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
     (own,) = await consumers(connection, f"{name}-dead")
@@ -128,8 +125,7 @@ async def test_a_consumer_of_other_entries_is_left_alone(connection: NatsPyConne
         "max_deliver": 2,
         "filter_subject": f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{name}.*",
     }
-    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, terminated))
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, terminated), dead="ab")
     assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
     assert (await consumer_info(connection, f"{name}-dead", "a"))["delivered"]["consumer_seq"] == 0
@@ -181,8 +177,7 @@ async def test_entries_that_the_consumer_never_delivers_are_counted_after_one_ti
 async def test_entries_that_have_to_stay_never_become_dead_letters_again(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, dead_letters=letters(name, deny_delete=True))
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters=letters(name, deny_delete=True), dead="ab")
     report = await redrive_dead_letters(connection, queue)
     assert (dict(report.redriven), report.entries_left) == ({1: 3, 2: 4}, 2)
     assert await left(connection, queue, 1, 2) == [1, 2]
@@ -199,8 +194,7 @@ async def test_the_report_is_returned_when_the_entries_cannot_be_removed(
 ) -> None:
     # A consumer of some of the advisories keeps the server from accepting one of them all.
     narrow = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.other"}
-    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, narrow))
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, narrow), dead="ab")
     report = await redrive_dead_letters(connection, queue)
     assert (dict(report.redriven), report.entries_left) == ({1: 3, 2: 4}, 2)
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
@@ -227,8 +221,7 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
     connection: NatsPyConnection, name: str
 ) -> None:
     handler = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.*"}
-    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler), dead="ab")
     assert (
         (await summarise_dead_letters(connection, queue)).preserved,
         await stored_count(connection, f"{name}-dead"),
@@ -272,8 +265,7 @@ async def test_a_page_of_entries_is_removed_together(connection: NatsPyConnectio
 async def test_an_entry_whose_delete_got_no_answer_is_looked_at(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, arrives: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, dead="abc")
     request_many = connection.request_many
 
     async def lose(messages: Sequence[tuple[str, bytes]]) -> list[bytes | TransientError]:

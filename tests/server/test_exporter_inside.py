@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import METRICS, QueueSampler
 from testbed.prometheus import exporter
-from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, store_completion
+from testbed.queues import eventually, make_queue, publish_jobs, store_completion
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
@@ -48,8 +48,7 @@ def scrape(port: int) -> dict[str, dict[tuple[str, ...], float]]:
 
 async def busy_queue(connection: NatsPyConnection, name: str) -> WorkQueue:
     """A queue with a limit, pending jobs, dead letters, and one whose redrive is recorded."""
-    queue = await make_queue(connection, name, max_msgs=100)
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, max_msgs=100, dead=["a", "b"])
     await publish_jobs(connection, queue, ["c", "d", "e"])
     assert queue.audit
     info = await connection.api(f"STREAM.INFO.{name}")

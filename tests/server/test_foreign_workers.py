@@ -29,13 +29,12 @@ from testbed.nats_server import NatsServer
 from testbed.queues import (
     CONSUMER,
     completion_body,
-    eventually,
     make_dead_letters,
     publish_jobs,
     pull_jobs,
     small_queue,
     store_completion,
-    stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -124,10 +123,7 @@ async def _made(admin: NatsPyConnection, name: str) -> WorkQueue:
 
 
 async def _entries(admin: NatsPyConnection, queue: WorkQueue, count: int) -> None:
-    async def stored() -> bool:
-        return await stored_count(admin, f"{queue.name}-dead") == count
-
-    await eventually(stored)
+    await until_stored(admin, f"{queue.name}-dead", count)
 
 
 async def _jobs(admin: NatsPyConnection, queue: WorkQueue) -> list[tuple[str, bytes]]:

@@ -23,7 +23,6 @@ from testbed.face import consumer_info, summarise_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
-    make_dead_letters,
     make_queue,
     process_all,
     publish_jobs,
@@ -86,8 +85,7 @@ async def test_a_stream_of_events_that_drops_what_it_acknowledges_is_refused(
 async def test_the_open_deliveries_of_a_paused_consumer_count_as_uncertain(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "200ms"})
-    await publish_jobs(connection, queue, "abcdefghij")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "200ms"}, jobs="abcdefghij")
     for _ in range(2):
         assert len(await pull_jobs(connection, queue, 10)) == 10
     until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
@@ -108,8 +106,7 @@ async def test_the_open_deliveries_of_a_paused_consumer_count_as_uncertain(
 async def test_the_open_deliveries_of_a_consumer_that_is_paused_for_a_moment_are_not_uncertain(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"}, jobs="abc")
     until = (datetime.now(UTC) + timedelta(seconds=40)).isoformat()
     for _ in range(2):
         for message in await pull_jobs(connection, queue, 3):
@@ -128,8 +125,7 @@ async def test_the_open_deliveries_of_a_consumer_that_is_paused_for_a_moment_are
 async def test_a_scan_beside_a_redrive_in_place_that_waits_for_a_worker_finds_nothing_uncertain(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "2s"})
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "2s"}, dead="a")
     await publish_jobs(connection, queue, ["running"])
     (running,) = await pull_jobs(connection, queue, 1)
     redrive = asyncio.create_task(redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE)))
@@ -227,8 +223,7 @@ async def test_nothing_is_parked_where_it_would_not_be_stored(connection: NatsPy
 async def test_copies_are_stored_only_where_they_arrive_as_they_are(
     connection: NatsPyConnection, name: str, change: dict[str, Any], expected: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     change = {
         key: {part: text.replace("q.", f"{name}.") for part, text in value.items()}
         if isinstance(value, dict)

@@ -28,6 +28,7 @@ from testbed.queues import (
     pull_jobs,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -93,11 +94,7 @@ async def test_done_jobs_that_a_sourcing_stream_holds_are_uncertain_and_not_dead
     with pytest.raises(RedriveError, match="jobs that are done stay stored until it has; run it again"):
         await requeue(connection, name, consumer, record_first)
     await connection.api(f"STREAM.UPDATE.{name}-copy", copying | {"max_msgs": -1})
-
-    async def is_empty() -> bool:
-        return await stored_count(connection, name) == 0
-
-    await eventually(is_empty, within=20)
+    await until_stored(connection, name, 0, within=20)
     findings = await find_dead_letters(connection, queue)
     assert (findings.letters, findings.uncertain) == ((), 0)
 

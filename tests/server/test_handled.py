@@ -34,6 +34,7 @@ from testbed.queues import (
     pull_jobs,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -447,11 +448,7 @@ async def eventually_statuses(
 
 async def eventually_stored(connection: NatsPyConnection, stream: str, count: int) -> None:
     """Wait until a stream stores so many messages."""
-
-    async def are_stored() -> bool:
-        return await stored_count(connection, stream) == count
-
-    await eventually(are_stored)
+    await until_stored(connection, stream, count)
 
 
 @pytest.mark.slow

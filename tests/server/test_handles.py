@@ -54,8 +54,7 @@ async def published(connection: NatsPyConnection, queue: WorkQueue, count: int) 
 async def test_the_jobs_of_a_handle_are_awaited_over_another_connection(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["of somebody else"])
+    queue = await make_queue(connection, name, jobs=["of somebody else"])
     handle = await published(connection, queue, 3)
     assert handle["sequences"] == [[2, 4]]
     await publish_jobs(connection, queue, ["of somebody else"])
@@ -206,8 +205,7 @@ async def test_a_handle_that_claims_too_many_jobs_is_refused(connection: NatsPyC
 async def test_the_ends_of_a_handles_jobs_are_read_from_where_the_events_were_before_them(
     connection: NatsPyConnection, name: str, *, by_task: bool
 ) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, jobs="abc")
     await store_completions(connection, queue, [1, 2, 3])
     origin = Origin("dag", "run", "task") if by_task else None
     jobs = [Job(str(number), f"{name}.jobs.x") for number in range(2)]

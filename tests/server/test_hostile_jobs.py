@@ -50,22 +50,16 @@ from testbed.queues import (
     running_worker,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
 
 _CONSUMER = {"max_deliver": 5, "ack_wait": "30s"}
-
-
-def empty(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
-    async def is_empty() -> bool:
-        return not await stored_count(connection, queue.name)
-
-    return is_empty
 
 
 async def completion(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> dict[str, Any]:
@@ -105,14 +99,10 @@ async def test_a_job_does_not_choose_where_its_worker_publishes(name: str, decla
                     await held.wait()
 
             async with running_worker(Worker(queue, "worker", handle, settings, concurrency=4)):
-
-                async def only_the_innocent_are_left() -> bool:
-                    return await stored_count(connection, name) == 20
-
-                await eventually(only_the_innocent_are_left, within=30)
+                await until_stored(connection, name, 20, within=30)
                 assert await completion_count(connection, name) == len(targets)
                 held.set()
-                await eventually(empty(connection, queue), within=30)
+                await until_stored(connection, queue.name, 0, within=30)
             await connection.client.flush()
             assert (received.pending_msgs, inbox.pending_msgs) == (0, 0)
 
@@ -128,7 +118,7 @@ async def test_an_advisory_subject_that_the_events_do_not_capture_is_not_used(
     await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"{name}-a.>"]})
     async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
         await publish_jobs(connection, queue, [json.dumps({"id": "1", "advisory": f"{name}-a.1"})])
-        await eventually(empty(connection, queue), within=30)
+        await until_stored(connection, queue.name, 0, within=30)
     assert await stored_count(connection, f"{name}-other") == 0
     assert f"aren't reported on {name}-a.>, which {name}-events doesn't capture" in caplog.text
 
@@ -188,7 +178,7 @@ async def test_no_job_disturbs_the_next_ones_or_ends_the_worker(
 
     watch = asyncio.create_task(measure())
     async with running_worker(Worker(queue, "worker", handle, settings, name="w")):
-        await eventually(empty(connection, queue), within=60)
+        await until_stored(connection, queue.name, 0, within=60)
     watch.cancel()
     assert attempts.count((b"innocent", 1)) == 3
     # An id that can't be shown doesn't keep a job from being done, and no job was done twice.
@@ -215,7 +205,7 @@ async def test_a_worker_reads_the_id_that_everybody_else_reads(
         await publish_raw(nats, f"{name}-dying.jobs.plain", block, b"{}")
     jobs: list[Delivery] = []
     async with running_worker(Worker(queue, "worker", jobs.append, settings)):
-        await eventually(empty(connection, queue), within=30)
+        await until_stored(connection, queue.name, 0, within=30)
     assert [job.id for job in jobs] == ["one"] * 3
     await exhaust_deliveries(connection, dying, 3)
     assert [letter.job_id for letter in (await find_dead_letters(connection, dying)).letters] == ["one"] * 3
@@ -372,7 +362,7 @@ async def test_who_may_schedule_places_jobs_on_the_subjects_of_the_queue_only(se
                 with suppress(APIError):
                     await js.publish(own, body, headers=_scheduled("due.orders.orders.jobs.b", **more))
                     placed.append(body)
-                    await eventually(lambda: _jobs(connection, len(placed)))
+                    await until_stored(connection, "orders", len(placed))
         await scheduler.close()
         after = await _stored(connection)
         changed = {name for name in STREAMS if after[name] != before[name]}
@@ -380,10 +370,6 @@ async def test_who_may_schedule_places_jobs_on_the_subjects_of_the_queue_only(se
         for message in await stream_messages(connection, "orders"):
             assert [name for name, _ in message.headers if name.startswith("Nats-")] == ["Nats-Msg-Id"]
         assert len(placed) >= 2
-
-
-async def _jobs(connection: NatsPyConnection, count: int) -> bool:
-    return await stored_count(connection, "orders") == count
 
 
 @pytest.mark.parametrize("flag", ["allow_msg_schedules", "allow_rollup_hdrs"])
@@ -501,20 +487,13 @@ async def test_one_subject_that_is_not_utf8_neither_deafens_a_worker_nor_stops_a
     def give_up(_: Delivery) -> None:
         raise GiveUpError("bad printer")
 
-    async def all_captured() -> bool:
-        return await stored_count(connection, f"{name}-dead") == 2 * 41
-
     if source == "record":
         async with running_worker(Worker(queue, "worker", give_up, settings)):
-            await eventually(all_captured)
+            await until_stored(connection, f"{name}-dead", 2 * 41)
     else:
         for message in await pull_jobs(connection, queue, 41):
             await message.respond(b"+TERM bad printer")
-
-        async def all_terminated() -> bool:
-            return await stored_count(connection, f"{name}-dead") == 41
-
-        await eventually(all_terminated)
+        await until_stored(connection, f"{name}-dead", 41)
     findings = await find_dead_letters(connection, queue)
     assert (len(findings.letters), findings.letters[20].subject) == (41, odd)
     report = await redrive_dead_letters(connection, queue, RedriveRequest(run="first"))
@@ -565,8 +544,7 @@ async def test_a_job_whose_exact_subject_nothing_shows_is_set_aside_by_itself(
 async def test_the_archive_shows_the_exact_subject_of_a_job_that_used_up_its_deliveries(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name, allow_direct=False)
-    await publish_jobs(connection, queue, "ab")
+    queue = await make_queue(connection, name, allow_direct=False, jobs="ab")
     await publish_raw(nats, odd := f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")
     await exhaust_deliveries(connection, queue, 3)
     findings = await find_dead_letters(connection, queue)

@@ -205,8 +205,7 @@ async def test_a_dead_letter_queue_is_no_work_queue_whatever_its_retention(conne
 async def test_live_jobs_of_a_queue_that_another_stream_copies_are_not_dead(
     connection: NatsPyConnection, name: str, copying: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, jobs="abc")
     config: dict[str, Any] = {"name": f"{name}-copy"}
     config[copying] = {"name": name} if copying == "mirror" else [{"name": name}]
     await connection.api(f"STREAM.CREATE.{name}-copy", config)
@@ -302,8 +301,7 @@ async def test_live_work_counts_and_dead_letters_do_not(own_nats: NatsServer, na
 async def test_a_death_that_nobody_pulls_for_counts_until_the_first_pull(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "100ms", "max_deliver": 2})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "100ms", "max_deliver": 2}, jobs=["a"])
     await pull_jobs(connection, queue, 1)
     await pull_jobs(connection, queue, 1)
     await asyncio.sleep(0.4)

@@ -15,7 +15,13 @@ from airflow_provider_jetstream.worker.conformance.lines import JOBS, contract_l
 from airflow_provider_jetstream.worker.conformance.trial import TrialSettings, run_trial
 from testbed.face import last_message
 from testbed.ports import LOOPBACK
-from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import (
+    completion_count,
+    eventually,
+    make_queue,
+    running_worker,
+    until_stored,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -84,8 +90,7 @@ async def test_the_worker_keeps_each_line_of_the_contract_and_one_with_a_mistake
 async def test_a_job_that_workers_in_two_languages_have_done_has_one_end(
     connection: NatsPyConnection, settings: ConnectionSettings, nats: NatsServer, name: str, node_folder: Path
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
-    await publish_jobs(connection, queue, ["both"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5}, jobs=["both"])
     acknowledge = "await repeated(() => message.ackAck());"
     source = WORKER.read_text(encoding="utf-8")
     assert source.count(acknowledge) == 1
@@ -101,10 +106,6 @@ async def test_a_job_that_workers_in_two_languages_have_done_has_one_end(
     first = await last_message(connection, f"{name}-events", f"completed.{name}.worker.1")
     assert first is not None
     async with running_worker(Worker(queue, "worker", lambda job: job.attempt, settings)):
-        await eventually(lambda: _is_done(connection, name), within=LONG)
+        await until_stored(connection, name, 0, within=LONG)
     assert await completion_count(connection, name) == 1
     assert await last_message(connection, f"{name}-events", f"completed.{name}.worker.1") == first
-
-
-async def _is_done(connection: NatsPyConnection, name: str) -> bool:
-    return await stored_count(connection, name) == 0

@@ -281,8 +281,7 @@ async def test_a_task_shares_the_lease_of_its_driver_as_long_as_that_is_renewed(
 async def test_a_redrive_holds_the_lease_and_releases_it(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     held: list[bool] = []
     redrive = Steps.redrive
 
@@ -306,8 +305,7 @@ async def test_a_redrive_waits_for_another_one_and_says_who_it_is(
 ) -> None:
     if other == "in_place" and connection.api_level < RESET_LEVEL:
         pytest.skip("nats-server can't reset a consumer before 2.14")
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, dead=["a", "b"])
     lease = await take(connection, queue)
     request = RedriveRequest(max_redrives=0, lease_timeout=0.2)
     if other == "in_place":
@@ -322,8 +320,7 @@ async def test_a_redrive_waits_for_another_one_and_says_who_it_is(
 async def test_a_redrive_whose_lease_is_taken_over_stops_and_another_one_goes_on(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, [str(number) for number in range(6)])
+    queue = await make_queue(connection, name, dead=[str(number) for number in range(6)])
     monkeypatch.setattr(seams.LEASE_SECONDS_OF, lambda _: 30.0)
     redrive = Steps.redrive
     batches = 0
@@ -388,8 +385,7 @@ async def test_a_redrive_is_refused_where_the_audit_takes_no_record(connection: 
 
 
 async def test_a_redrive_is_refused_where_the_lease_is_not_captured(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     config = (await stream_info(connection, f"{name}-audit"))["config"]
     # As somebody may declare it who knows an earlier version only.
     subjects = [f"audit.{name}.letters.*", f"audit.{name}.runs.*"]
@@ -406,8 +402,7 @@ async def test_a_redrive_is_refused_where_the_lease_is_not_captured(connection: 
 async def test_a_take_without_an_answer_is_not_believed_where_another_redrive_has_the_lease(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, dead="abcdef")
     async with tcp_proxy(nats.port) as proxy, connect(connection_settings(_through(proxy.url))) as unlucky:
         proxy.pause_at(b"PUB " + lease_subject(name).encode() + b" ")
         refused = asyncio.create_task(redrive_dead_letters(unlucky, queue))

@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 from testbed import seams
 from testbed.nats_server import NatsServer
-from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
+from testbed.queues import eventually, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -175,8 +175,7 @@ async def test_only_a_new_fingerprint_fires(connection: NatsPyConnection, name: 
 async def test_a_job_that_dies_again_under_its_sequence_is_a_new_letter(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, dead=["a", "b"])
     async with Events(watcher(queue)) as events:
         assert (await events.next())["sequences"] == [[1, 2]]
         await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import Tr
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from testbed import seams
 from testbed.face import summarise_dead_letters
-from testbed.queues import eventually, make_dead_letters, make_queue, probe, publish_jobs, pull_jobs
+from testbed.queues import eventually, make_queue, probe, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
@@ -68,8 +68,7 @@ async def ended(*waits: asyncio.Task[Summary]) -> list[Summary]:
 async def test_many_waits_share_one_proof_and_each_ends_with_its_letter(
     connection: NatsPyConnection, name: str, proofs: list[str]
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, dead=["a", "b"])
     at_once, more = wait(connection, queue, count=2), wait(connection, queue, count=3)
     terminated = [wait(connection, queue, selection=Selection(reasons={"terminated"})) for _ in range(20)]
     none = wait(connection, queue, selection=Selection(reasons={"expired"}))
@@ -89,8 +88,7 @@ async def test_many_waits_share_one_proof_and_each_ends_with_its_letter(
 
 @pytest.mark.slow
 async def test_a_wait_for_a_group_and_an_age(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     waiting = wait(connection, queue, group_by=("consumer",), age=timedelta(seconds=2.5))
     (summary,) = await ended(waiting)
     (group,) = summary.as_json()["groups"]

@@ -95,8 +95,7 @@ async def test_letters_that_leave_while_others_die_are_not_uncertain(
     leave: Callable[[NatsPyConnection, WorkQueue], Awaitable[None]],
     consumer: dict[str, str],
 ) -> None:
-    queue = await make_queue(connection, name, consumer=consumer)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer=consumer, dead="a")
     await publish_jobs(connection, queue, ["done"])
     await process_all(connection, queue)
     await make_dead_letters(connection, queue, "b")
@@ -113,8 +112,7 @@ async def test_letters_that_leave_while_others_die_are_not_uncertain(
 async def test_what_is_dead_without_an_entry_stays_uncertain_while_others_leave(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
-    await publish_jobs(connection, queue, ["before", "running"])
+    queue = await make_queue(connection, name, consumer=PATIENT, jobs=["before", "running"])
     await pull_jobs(connection, queue, 2)
     await make_dead_letters(connection, queue, "abcd")
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 4})
@@ -227,8 +225,7 @@ async def test_a_consumer_of_some_subjects_is_bounded_by_its_own_jobs(connection
 async def test_letters_that_are_found_on_a_busy_queue_arent_uncertain_too(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
-    await publish_jobs(connection, queue, ["long"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"}, jobs=["long"])
     await pull_jobs(connection, queue, 1)
     await make_dead_letters(connection, queue, map(str, range(QUEUES_LETTERS)))
     async with live_traffic(connection, queue):
@@ -256,8 +253,7 @@ async def test_a_census_beside_live_workers_finds_what_is_dead(connection: NatsP
 
 @pytest.mark.slow
 async def test_a_redrive_after_a_census_brings_back_each_letter_once(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "2s"})
-    await make_dead_letters(connection, queue, map(str, range(QUEUES_LETTERS)))
+    queue = await make_queue(connection, name, consumer={"ack_wait": "2s"}, dead=map(str, range(QUEUES_LETTERS)))
     await connection.api(f"STREAM.PURGE.{name}-dead")
     async with live_traffic(connection, queue, workers=3, seconds=0.02) as done:
         # What a census proved stays proved while jobs run and the redrive waits for slow workers.
@@ -308,8 +304,7 @@ async def test_two_censuses_at_once_settle_all_partitions_and_resume_them(
 async def test_a_consumer_that_was_reset_since_isnt_settled_by_an_earlier_census(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
-    await publish_jobs(connection, queue, ["done"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"}, jobs=["done"])
     await process_all(connection, queue)
     await make_dead_letters(connection, queue, "ab")
     scan = await Scan.begin(connection, queue, census=True)
@@ -355,8 +350,7 @@ async def test_a_census_ends_no_pause_of_somebody_else(
 async def test_without_open_deliveries_a_census_pauses_nothing(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     subjects: list[str] = []
     api = connection.api
 

@@ -23,7 +23,15 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, Unreachab
 from testbed import seams
 from testbed.dead_letters import change_stream, make_terminated_letters, publish_raw, request_for
 from testbed.face import Scan, consumer_info
-from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, pull_jobs, stored_count
+from testbed.queues import (
+    eventually,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+    until_stored,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -248,11 +256,7 @@ async def make_stream_range(connection: NatsPyConnection, name: str, subjects: l
     await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
     for number, subject in enumerate(subjects, 1):
         await connection.client.publish(f"{name}.{subject}", body or str(number).encode())
-
-    async def is_stored() -> bool:
-        return await stored_count(connection, name) == len(subjects)
-
-    await eventually(is_stored)
+    await until_stored(connection, name, len(subjects))
 
 
 async def read_sequences(
@@ -477,8 +481,7 @@ async def test_letters_are_counted_equally_by_sequences_and_one_by_one(
             return SequenceSet(stored.first, stored.last, exact=False)
 
         monkeypatch.setattr(seams.RECONCILIATION_STORED_SEQUENCES, inexact)
-    queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
-    await make_dead_letters(connection, queue, "abcdefgh")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "20s"}, dead="abcdefgh")
     # One was acknowledged late, one deleted, one has no entry; one more is in flight.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 3, "no_erase": True})
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 8, "no_erase": True})

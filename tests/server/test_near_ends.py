@@ -62,15 +62,13 @@ async def stays(
 
 
 async def test_a_wait_stays_in_place_while_workers_have_all_jobs(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1m"}, jobs="abc")
     await pull_jobs(connection, queue, 3)
     assert await stays(connection, queue, WaitReport({1, 2, 3}))
 
 
 async def test_it_ends_where_nobody_has_begun_a_job(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, jobs="abc")
     assert not await stays(connection, queue, WaitReport({1, 2, 3}))
 
 
@@ -92,8 +90,7 @@ async def test_it_goes_by_the_pace_where_some_jobs_have_ended(
 async def test_it_ends_where_jobs_of_the_queue_take_long(
     connection: NatsPyConnection, name: str, *, seconds: int, near: bool
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1m", "sample_freq": "100%"})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1m", "sample_freq": "100%"}, jobs="abc")
     await pull_jobs(connection, queue, 3)
     metric = {
         "type": "io.nats.jetstream.metric.v1.consumer_ack",
@@ -120,8 +117,7 @@ async def test_who_may_not_look_does_not_stay(name: str) -> None:
     with NatsServer(config=config) as server:
         access = {"servers": (server.url,), "password": "p", "timeout": 5}
         async with connect(connection_settings({**access, "user": "all"})) as connection:
-            queue = await make_queue(connection, name)
-            await publish_jobs(connection, queue, "a")
+            queue = await make_queue(connection, name, jobs="a")
             cursor = await take_cursor(connection, queue)
         async with connect(connection_settings({**access, "user": "some"})) as connection, asyncio.timeout(30):
             await while_ends_are_near(connection, cursor, WaitReport({1}))

@@ -109,7 +109,8 @@ async def do_all(connection: NatsPyConnection, queue: WorkQueue, count: int) -> 
 async def test_a_run_that_was_deleted_and_made_again_publishes_its_jobs(
     connection: NatsPyConnection, name: str, *, done: bool, events: bool
 ) -> None:
-    queue = await make_queue(connection, name, **({} if events else {"events": None}))
+    fields: dict[str, Any] = {} if events else {"events": None}
+    queue = await make_queue(connection, name, **fields)
     assert await counts(queue, Try()) == ([[1, 2]], 0)
     if done:
         await do_all(connection, queue, 2)

@@ -39,6 +39,7 @@ from testbed.queues import (
     running_worker,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -218,12 +219,9 @@ async def test_a_marker_of_an_expired_job_is_no_job(
     async def handle(job: Delivery) -> None:
         ran.append(job.body)
 
-    async def is_empty() -> bool:
-        return not await stored_count(connection, name)
-
     caplog.set_level(logging.INFO)
     async with running_worker(Worker(queue, CONSUMER, handle, settings)):
-        await eventually(is_empty)
+        await until_stored(connection, name, 0)
     assert ran == [b"body"]
     assert any("message 3 on" in line and "marker of an expired job" in line for line in caplog.messages)
     assert (await find_dead_letters(connection, queue)).letters == ()

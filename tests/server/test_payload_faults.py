@@ -68,8 +68,7 @@ async def test_a_server_that_is_away_is_waited_for(
     away = 60 if FULL else 5
     with caplog.at_level(logging.WARNING):
         async with connect(settings) as connection:
-            queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 20})
-            await publish_jobs(connection, queue, ["a", "b"])
+            queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 20}, jobs=["a", "b"])
         async with StreamWatchers(payload_trigger(queue)) as watchers:
             watchers.stores = False
             await eventually(lambda: len(watchers.fired) == 2)

@@ -126,8 +126,7 @@ def _consumer(name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_a_message_is_in_progress_while_airflow_is_slow(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5}, jobs=["a"])
     async with StreamWatchers(payload_trigger(queue)) as watchers:
         watchers.stores = False
         await eventually(lambda: watchers.fired)
@@ -143,8 +142,7 @@ async def test_a_message_that_is_delivered_again_meanwhile_has_one_event(
 ) -> None:
     """As after a triggerer's event loop was blocked for longer than the ack wait."""
     monkeypatch.setattr(message_producer, "_SIGNALS_PER_ACK_WAIT", 0.01)
-    queue = await make_queue(connection, name, consumer={"ack_wait": "500ms", "max_deliver": 20})
-    await publish_jobs(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "500ms", "max_deliver": 20}, jobs=["a", "b"])
     async with StreamWatchers(payload_trigger(queue)) as watchers:
         watchers.stores = False
 
@@ -178,8 +176,7 @@ async def test_an_event_that_is_not_stored_in_time_is_repeated_after_the_backoff
 
 
 async def test_the_last_failure_is_a_dead_letter_with_its_reason(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "5s"})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "5s"}, jobs=["a"])
     async with StreamWatchers(payload_trigger(queue), ack_timeout=0.5) as watchers:
         watchers.stores = False
         ((death, job),) = await eventually(lambda: dead_letter_records(connection, queue))
@@ -192,8 +189,7 @@ async def test_a_watcher_that_ends_hands_its_messages_back(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An event may be stored for nobody: Airflow confirms those of a trigger that it has just deleted."""
-    queue = await make_queue(connection, name, consumer=PATIENT)
-    await publish_jobs(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer=PATIENT, jobs=["a", "b"])
     trigger = payload_trigger(queue)
     async with StreamWatchers(trigger) as watchers:
         taken_messages_hold(60)
@@ -295,8 +291,7 @@ async def test_a_large_message_without_a_copy_is_a_dead_letter(connection: NatsP
 async def test_a_consumer_that_could_overflow_a_watcher_is_refused_until_it_is_corrected(
     connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture, in_flight: int
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT | {"max_ack_pending": in_flight})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer=PATIENT | {"max_ack_pending": in_flight}, jobs=["a"])
     with caplog.at_level(logging.WARNING):
         async with StreamWatchers(payload_trigger(queue)) as watchers:
             refusal = "max_ack_pending below 1024, which is Airflow's [triggerer] shared_stream_subscriber_queue_size"

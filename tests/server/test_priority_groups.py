@@ -17,7 +17,6 @@ from testbed.face import consumer_info, remove_entries
 from testbed.priority_consumers import HIGH, LOW, priority_queue
 from testbed.queues import (
     eventually,
-    make_dead_letters,
     make_queue,
     probe,
     publish_jobs,
@@ -181,8 +180,7 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_runs(
 ) -> None:
     groups = {"priority_groups": ["workers"], "priority_policy": policy}
     declared: dict[str, Any] = {"max_deliver": 2, "ack_wait": "1500ms", **groups}
-    queue = await make_queue(connection, name, consumer=declared)
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer=declared, jobs="abc")
     inbox = connection.client.new_inbox()
     subscription = await connection.client.subscribe(inbox)
     pin: dict[str, str] = {}
@@ -210,7 +208,6 @@ async def test_entries_are_acknowledged_through_a_consumer_with_groups(
 ) -> None:
     reader = small_consumer() | {"priority_groups": ["readers"], "priority_policy": policy}
     dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [reader]}
-    queue = await make_queue(connection, name, dead_letters=dead_letters)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters=dead_letters, dead="ab")
     assert await remove_entries(connection, queue, [1]) == 0
     assert await stored_count(connection, f"{name}-dead") == 1

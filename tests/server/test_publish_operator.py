@@ -14,7 +14,7 @@ from airflow_provider_jetstream.operators.publish import JetStreamPublishOperato
 from testbed import seams
 from testbed.dead_letters import stream_messages
 from testbed.face import last_message
-from testbed.queues import eventually, make_queue, pull_jobs, store_completion, stored_count
+from testbed.queues import make_queue, pull_jobs, store_completion, stored_count, until_stored
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import PublishReport, WaitReport, WorkQueue
@@ -108,11 +108,7 @@ async def test_a_task_that_is_killed_while_it_publishes_sends_no_more_and_cancel
     operator = operator_of(queue, rate=0.01, wait_for_completion=True, cancel_on_kill=True)
     jobs = [Job(b"", id=f"job-{number}") for number in range(5)]
     publishing = asyncio.create_task(execute(operator, connection, queue, jobs))
-
-    async def first_is_stored() -> bool:
-        return await stored_count(connection, name) == 1
-
-    await eventually(first_is_stored)
+    await until_stored(connection, name, 1)
     operator.on_kill()
     with pytest.raises(TransientError, match="was ended while it published: 1 jobs are stored"):
         await asyncio.wait_for(publishing, 10)

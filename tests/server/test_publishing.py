@@ -34,7 +34,16 @@ from airflow_provider_jetstream.worker import Worker
 from testbed.dead_letters import stream_messages
 from testbed.face import PreparedJobs, publish_prepared, stream_info
 from testbed.nats_server import NatsServer
-from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, running_worker, stored_count
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    pull_jobs,
+    running_worker,
+    stored_count,
+    until_stored,
+)
 from testbed.rates import most_within
 
 if TYPE_CHECKING:
@@ -495,10 +504,6 @@ async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyCon
     assert (report.stored, report.duplicates) == (1_000, 999)
 
 
-async def _are_stored(connection: NatsPyConnection, name: str, count: int) -> bool:
-    return await stored_count(connection, name) == count
-
-
 @pytest.mark.parametrize(("arguments", "sent"), [({"rate": 0.01}, 1), ({"room_timeout": 1_000}, 2)])
 async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
     connection: NatsPyConnection, name: str, arguments: dict[str, Any], sent: int
@@ -515,7 +520,7 @@ async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
     jobs = PreparedJobs(items(), subject=f"{name}.jobs.a", origin=None, batch=name)
     publishing = asyncio.create_task(publish_prepared(connection, jobs, stopped=lambda: stopped, **arguments))
     await eventually(lambda: read > sent)
-    await eventually(lambda: _are_stored(connection, name, sent))
+    await until_stored(connection, name, sent)
     stopped = True
     report = await asyncio.wait_for(publishing, 10)
     assert list(report.sequences)[:sent] == [1, 2][:sent]

@@ -15,7 +15,15 @@ from airflow_provider_jetstream.jetstream.inspection import overview as overview
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import queue_samples
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState, QueueWatch
 from testbed.face import inspect_all_queues
-from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, pull_jobs, small_queue, stored_count
+from testbed.queues import (
+    eventually,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    until_stored,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -151,8 +159,7 @@ async def test_a_stream_at_a_limit_is_full(connection: NatsPyConnection, name: s
 
 @pytest.mark.since_server("2.11", "pauses of consumers")
 async def test_a_paused_consumer_is_paused_until(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["a"])
+    await make_queue(connection, name, jobs=["a"])
     until = datetime.now(UTC) + timedelta(hours=1)
     await connection.api(f"CONSUMER.PAUSE.{name}.worker", {"pause_until": until.isoformat()})
     watch = QueueWatch()
@@ -206,11 +213,7 @@ async def queue_of_many_subjects(
         await connection.client.publish(f"{name}.jobs.{number}", b"{}")
     for number in range(unmatched):
         await connection.client.publish(f"{name}.other.{number}", b"{}")
-
-    async def all_stored() -> bool:
-        return await stored_count(connection, name) == 3 + waiting + unmatched
-
-    await eventually(all_stored)
+    await until_stored(connection, name, 3 + waiting + unmatched)
     return queue
 
 

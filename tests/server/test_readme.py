@@ -33,7 +33,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.code_blocks import ROOT, code_blocks, write_readme_queue
-from testbed.queues import eventually, make_dead_letters, make_queue, process_all, running_worker
+from testbed.queues import eventually, make_queue, process_all, running_worker
 from testbed.terminal import terminal_env
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
     assert [task.task_id for task in dag.topological_sort()] == ["found", "repair"]
     # Its fields may be templates too; these are none.
     operator: Any = dag.get_task("repair")
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ['{"to": "ADA@EXAMPLE.ORG"}'])
+    queue = await make_queue(connection, name, dead=['{"to": "ADA@EXAMPLE.ORG"}'])
     request = RedriveRequest(transform=operator.transform, rate=operator.rate, max_redrives=operator.max_redrives)
     assert (await redrive_dead_letters(connection, queue, request)).redriven == {1: 2}
     assert await process_all(connection, queue) == {'{"to":"ada@example.org"}': 1}

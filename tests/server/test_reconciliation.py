@@ -29,7 +29,6 @@ from testbed.queues import (
     CONSUMER,
     eventually,
     exhaust_deliveries,
-    make_dead_letters,
     make_queue,
     probe,
     process_all,
@@ -81,11 +80,9 @@ async def forget(connection: NatsPyConnection, queue: WorkQueue) -> None:
 async def test_all_workers_died_before_the_last_ack_wait_was_over(
     connection: NatsPyConnection, name: str, consumer: dict[str, Any]
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, ["done"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs=["done"])
     await process_all(connection, queue)
-    queue = await make_queue(connection, name, consumer=consumer)
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer=consumer, jobs="abc")
     await delivered_for_the_last_time(connection, queue, 3)
     early = await find_dead_letters(connection, queue)
     await asyncio.sleep(1.7)
@@ -97,8 +94,7 @@ async def test_all_workers_died_before_the_last_ack_wait_was_over(
 
 
 async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, dead_letters=None, consumer={"max_deliver": 2})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, dead_letters=None, consumer={"max_deliver": 2}, jobs="abc")
     await delivered_for_the_last_time(connection, queue, 3)
     await asyncio.sleep(0.6)
     await idle(connection, queue)
@@ -118,8 +114,7 @@ async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: Na
 
 async def test_the_dead_letter_queue_was_full(connection: NatsPyConnection, name: str) -> None:
     full = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
-    queue = await make_queue(connection, name, dead_letters=full)
-    await publish_jobs(connection, queue, "abcd")
+    queue = await make_queue(connection, name, dead_letters=full, jobs="abcd")
     for message in await pull_jobs(connection, queue, 4):
         await message.nak()
     await idle(connection, queue)
@@ -163,8 +158,7 @@ async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name:
 async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, "abcde")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs="abcde")
     alive, *others = await pull_jobs(connection, queue, 4)
     for message in others:
         await message.nak()
@@ -184,8 +178,7 @@ async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(
 
 
 async def test_orphans_below_the_jobs_in_flight_are_certain(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, dead="ab")
     await publish_jobs(connection, queue, ["done"])
     await process_all(connection, queue)
     await forget(connection, queue)
@@ -196,12 +189,10 @@ async def test_orphans_below_the_jobs_in_flight_are_certain(connection: NatsPyCo
 
 
 async def test_an_orphan_with_a_stale_entry_is_found(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await connection.api(f"STREAM.DELETE.{name}")
     await connection.api(f"STREAM.UPDATE.{name}-dead", {"name": f"{name}-dead", "subjects": [f"dead.{name}.>"]})
-    queue = await make_queue(connection, name, dead_letters=None)
-    await publish_jobs(connection, queue, "cd")
+    queue = await make_queue(connection, name, dead_letters=None, jobs="cd")
     for message in await pull_jobs(connection, queue, 2):
         await message.nak()
     await idle(connection, queue)
@@ -215,8 +206,7 @@ async def test_an_orphan_with_a_stale_entry_is_found(connection: NatsPyConnectio
 
 
 async def test_an_orphan_whose_completion_is_stored_is_completed(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await forget(connection, queue)
     await store_completion(connection, queue, 1)
     findings = await find_dead_letters(connection, queue)
@@ -229,8 +219,7 @@ async def test_undeliverable_jobs_are_counted_and_returned_where_they_are_select
     connection: NatsPyConnection, name: str
 ) -> None:
     consumer = {"filter_subject": f"{name}.jobs.plain"}
-    queue = await make_queue(connection, name, consumer=consumer)
-    await make_dead_letters(connection, queue, ["dead"])
+    queue = await make_queue(connection, name, consumer=consumer, dead=["dead"])
     await publish_jobs(connection, queue, ["nobody's", "nobody's either"], kind="other")
     await publish_jobs(connection, queue, ["waiting"])
     findings = await find_dead_letters(connection, queue)
@@ -248,8 +237,7 @@ async def test_undeliverable_jobs_are_counted_and_returned_where_they_are_select
 async def test_jobs_of_a_deleted_consumer_that_it_had_not_delivered_are_undeliverable(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await publish_jobs(connection, queue, "c")
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     findings = await find_dead_letters(connection, queue)
@@ -265,8 +253,7 @@ async def test_jobs_of_a_deleted_consumer_that_it_had_not_delivered_are_undelive
 async def test_a_death_that_the_server_forgot_in_a_crash_is_no_letter_while_the_job_is_alive(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
-    await make_dead_letters(connection, queue, ["dead"])
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"}, dead=["dead"])
     (sequence,) = await publish_jobs(connection, queue, ["alive"])
     await pull_jobs(connection, queue, 1)
     # The advisory is stored although the job is in flight.
@@ -346,8 +333,7 @@ async def hand_back_until_dead(connection: NatsPyConnection, queue: WorkQueue) -
 
 @pytest.mark.slow
 async def test_orphans_below_the_ack_floor_of_a_busy_queue_are_found(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, dead="abc")
     await forget(connection, queue)
     await publish_jobs(connection, queue, ["done"])
     await process_all(connection, queue)
@@ -369,8 +355,7 @@ async def test_orphans_below_the_ack_floor_of_a_busy_queue_are_found(connection:
 async def test_a_requeued_job_that_dies_again_without_an_advisory_is_found(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     config = (await connection.api(f"CONSUMER.INFO.{name}.{CONSUMER}"))["config"]
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", {"stream_name": name, "config": config})
@@ -387,8 +372,7 @@ async def test_a_requeued_job_that_dies_again_without_an_advisory_is_found(
 @pytest.mark.slow
 async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
-        queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-        await make_dead_letters(connection, queue, "ab")
+        queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, dead="ab")
         scan = await Scan.begin(connection, queue)
         letters = [letter async for letter in scan.letters()]
         assert [letter.sequence for letter in letters] == [1, 2]
@@ -405,8 +389,7 @@ async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_
 
 
 async def test_an_advisory_that_a_stored_job_was_deleted_is_ignored(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     await forget(connection, queue)
     deletion = {
         "type": "io.nats.jetstream.advisory.v1.terminated",
@@ -428,8 +411,7 @@ async def test_an_advisory_that_a_stored_job_was_deleted_is_ignored(connection: 
 async def make_abandoned_queue(connection: NatsPyConnection, name: str, bodies: str) -> WorkQueue:
     """Deliver every job as often as the consumer allows, without a worker afterwards."""
     # Longer than the last pull request may stay open on a busy machine: an open one makes the server publish.
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1500ms"})
-    await publish_jobs(connection, queue, bodies)
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1500ms"}, jobs=bodies)
     await pull_jobs(connection, queue, len(bodies))
     await pull_jobs(connection, queue, len(bodies))
     return queue
@@ -452,8 +434,7 @@ async def test_without_a_worker_the_server_publishes_no_advisory_of_the_last_dea
 
 
 async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
-    await publish_jobs(connection, queue, "abcd")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"}, jobs="abcd")
     first, second = await pull_jobs(connection, queue, 2)
     before = await consumer_info(connection, name, CONSUMER)
     for _ in range(5):
@@ -467,8 +448,7 @@ async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: Nat
 
 
 async def test_fifty_probes_use_up_no_delivery(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
-    await publish_jobs(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"}, jobs="a")
     await pull_jobs(connection, queue, 1)
     await pass_ack_wait(queue)
     for _ in range(50):

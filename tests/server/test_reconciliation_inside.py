@@ -13,7 +13,6 @@ from testbed.queues import (
     eventually,
     make_queue,
     probe,
-    publish_jobs,
     pull_jobs,
     stored_count,
 )
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.slow
 async def test_a_death_after_the_count_makes_no_consumer_inconsistent(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs="abc")
     dead, dying, _ = await pull_jobs(connection, queue, 3)
     await dead.nak()
     await eventually(lambda: _has_entries(connection, queue, 1))

@@ -100,8 +100,7 @@ async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(
 async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
     connection: NatsPyConnection, name: str, *, deny_delete: bool
 ) -> None:
-    queue = await make_queue(connection, name, deny_delete=deny_delete, consumer={"max_deliver": 3})
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, deny_delete=deny_delete, consumer={"max_deliver": 3}, dead=["a"])
     await redrive_dead_letters(connection, queue)
     assert await get_message(connection, name, 1) is None
     (message,) = await pull_jobs(connection, queue, 1)
@@ -112,8 +111,7 @@ async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
 
 
 async def test_the_count_grows_with_every_redrive(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     for round_ in (1, 2, 3):
         assert (await redrive_dead_letters(connection, queue)).redriven == {round_: round_ + 1}
         copy = await stored(connection, queue, round_ + 1)
@@ -135,8 +133,7 @@ async def test_a_job_with_an_id_inside_the_duplicate_window_is_not_swallowed(
 async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
 
     async def finish_late(*_: object) -> bool:
         await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
@@ -152,8 +149,7 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
 async def test_a_job_that_is_alive_again_after_the_redrive_waited_is_not_copied(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
 
     async def forget_the_deaths(*_: object) -> bool:
         await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
@@ -169,8 +165,7 @@ async def test_a_job_that_is_alive_again_after_the_redrive_waited_is_not_copied(
 async def test_a_request_with_sequences_that_are_no_dead_letters_redrives_nothing(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, dead="abc")
     await connection.request(late_ack_subject(name, "worker", 2), b"+ACK")
     expected = (
         f"expected dead letters of {name}, found otherwise for 2 of 3 sequences (2: its job is no longer stored,"
@@ -190,8 +185,7 @@ async def test_a_requested_sequence_of_an_earlier_stream_is_named_as_such(
 ) -> None:
     await make_dead_letters(connection, await make_queue(connection, name), ["old"])
     await connection.api(f"STREAM.DELETE.{name}")
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["new"])
+    queue = await make_queue(connection, name, jobs=["new"])
     cause = r"\(1: its entry is about an earlier stream, consumer or message of the same name and number\)"
     with pytest.raises(DeadLetterGoneError, match=cause):
         await redrive_dead_letters(connection, queue, only(1))
@@ -200,8 +194,7 @@ async def test_a_requested_sequence_of_an_earlier_stream_is_named_as_such(
 
 
 async def test_a_full_stream_keeps_its_letters_and_is_named(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, discard="new", max_msgs=2)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, discard="new", max_msgs=2, dead="ab")
     by_copy = RedriveRequest(protocol=Protocol.COPY)
     report = await redrive_dead_letters(connection, queue, by_copy)
     refusal = f"{name} refused the copy of 1: maximum messages exceeded"
@@ -239,8 +232,7 @@ async def test_a_letter_that_cannot_be_copied_stays_and_does_not_stop_the_others
 async def test_a_copy_that_another_subscriber_answers_leaves_the_original(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     # The stream stops capturing the subject, and a service answers there.
     config: dict[str, Any] = (await connection.api(f"STREAM.INFO.{name}"))["config"]
     await connection.api(f"STREAM.UPDATE.{name}", config | {"subjects": [f"{name}.elsewhere"]})
@@ -329,8 +321,7 @@ async def test_each_letter_has_one_complete_record(connection: NatsPyConnection,
 async def test_a_run_is_recorded_from_its_beginning_to_its_end(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, dead="abc")
     # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
     await asyncio.sleep(0.5)
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 1)
@@ -353,8 +344,7 @@ async def test_a_run_is_recorded_from_its_beginning_to_its_end(
 async def test_concurrent_redrives_record_each_letter_once(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, map(str, range(80)))
+    queue = await make_queue(connection, name, dead=map(str, range(80)))
     async with connect(settings) as second, connect(settings) as third:
         reports = await asyncio.gather(*(redrive_dead_letters(client, queue) for client in (connection, second, third)))
     assert {report.protocol for report in reports} == {Protocol.COPY}
@@ -364,8 +354,7 @@ async def test_concurrent_redrives_record_each_letter_once(
 async def test_a_stopped_run_continues_under_its_key_and_its_report_covers_both_tries(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, dead="abcdef")
     # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
     await asyncio.sleep(0.5)
     await redrive_dead_letters(connection, queue, RedriveRequest(run="other"), stopped=after(0))
@@ -383,8 +372,7 @@ async def test_a_stopped_run_continues_under_its_key_and_its_report_covers_both_
 
 
 async def test_a_finished_run_with_the_same_key_starts_afresh(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     assert (await redrive_dead_letters(connection, queue, RUN)).redriven == {1: 3, 2: 4}
     await exhaust_deliveries(connection, queue, 2)
     report = await redrive_dead_letters(connection, queue, RUN)
@@ -394,8 +382,7 @@ async def test_a_finished_run_with_the_same_key_starts_afresh(connection: NatsPy
 
 
 async def test_a_run_that_stays_open_continues_until_it_is_finished(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     request = RedriveRequest(run="waits", keep_open=True)
     assert (await redrive_dead_letters(connection, queue, request)).redriven == {1: 2}
     report = await redrive_dead_letters(connection, queue, request)
@@ -443,8 +430,7 @@ async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_n
 async def test_a_run_that_cannot_be_recorded_does_nothing(connection: NatsPyConnection, name: str) -> None:
     # The lease fills it.
     audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 1}
-    queue = await make_queue(connection, name, audit=audit)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, audit=audit, dead="a")
     expected = (
         f"^expected {name}-audit to record the redrive, found: maximum messages exceeded .*; nothing was redriven: see"
     )
@@ -456,8 +442,7 @@ async def test_a_run_that_cannot_be_recorded_does_nothing(connection: NatsPyConn
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.slow
 async def test_a_letter_requeued_twice_is_recorded_twice(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     for _ in range(2):
         assert (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))).redriven == {
             1: 1
@@ -511,8 +496,7 @@ async def test_the_next_batch_is_stored_while_the_one_before_is_finished(
 ) -> None:
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
     monkeypatch.setattr(seams.STEPS_LEAST_OVERLAPPED, 1)
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, dead="abcdef")
     store_jobs, remove_originals = map(seams.current, (seams.STEPS_STORE_JOBS, seams.STORED_LETTERS_REMOVE_ORIGINALS))
     begun = [asyncio.Event() for _ in range(3)]
     batches, removed = iter(begun), 0
@@ -544,8 +528,7 @@ _CORE = "airflow_provider_jetstream.jetstream."
 async def test_ten_seconds_have_no_more_letters_than_the_rate_allows(
     connection: NatsPyConnection, name: str, rate: float, letters: int, most: int
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, map(str, range(letters)))
+    queue = await make_queue(connection, name, dead=map(str, range(letters)))
     report = await redrive_dead_letters(connection, queue, RedriveRequest(rate=rate))
     report.raise_for_failures()
     # The server's own timestamps.
@@ -557,8 +540,7 @@ async def test_ten_seconds_have_no_more_letters_than_the_rate_allows(
 @pytest.mark.slow
 async def test_a_high_rate_has_no_bursts(connection: NatsPyConnection, name: str) -> None:
     rate, letters = 400, 1_200
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, map(str, range(letters)))
+    queue = await make_queue(connection, name, dead=map(str, range(letters)))
     report = await redrive_dead_letters(connection, queue, RedriveRequest(rate=rate))
     report.raise_for_failures()
     moments = [copy.stored_at.timestamp() for copy in await stream_messages(connection, name)]
@@ -578,8 +560,7 @@ async def test_a_clock_that_is_off_neither_delays_a_redrive_nor_makes_it_early(
         def now(cls, tz: tzinfo | None = None) -> Self:
             return super().now(tz) + timedelta(minutes=minutes)
 
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s"}, dead="ab")
     letters = (await find_dead_letters(connection, queue)).letters
     # Wherever the package reads this machine's clock.
     for module in [module for name, module in sys.modules.items() if name.startswith(_CORE)]:
@@ -598,8 +579,7 @@ async def test_a_clock_that_is_off_neither_delays_a_redrive_nor_makes_it_early(
 async def test_progress_is_reported_and_logged(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcd")
+    queue = await make_queue(connection, name, dead="abcd")
     # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
     await asyncio.sleep(0.5)
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)
@@ -623,8 +603,7 @@ async def test_progress_is_reported_and_logged(
 async def test_a_stopped_redrive_ends_between_batches(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcde")
+    queue = await make_queue(connection, name, dead="abcde")
     # Until then it waits for slow workers, which is a progress and a chance to stop of its own.
     await asyncio.sleep(0.5)
     monkeypatch.setattr(seams.REDRIVE_STEP_PAGE, 2)

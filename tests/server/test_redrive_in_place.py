@@ -119,8 +119,7 @@ async def test_a_job_that_is_no_dead_letter_is_reported_once_and_not_delivered_a
 @pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await make_terminated_letters(connection, queue, "cd")
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (dict(report.redriven), report.failed, list(report.gone)) == ({1: 1, 2: 2, 3: 5, 4: 6}, {}, [])
@@ -133,8 +132,7 @@ async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection
 async def test_jobs_in_flight_prevent_the_reset(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1m"}, dead="ab")
     await publish_jobs(connection, queue, "cde")
     working = await pull_jobs(connection, queue, 3)
     monkeypatch.setattr(seams.IN_PLACE_MARGIN, timedelta(seconds=-59.5))
@@ -158,8 +156,7 @@ async def test_jobs_in_flight_prevent_the_reset(
 async def test_jobs_that_die_while_their_workers_are_waited_for_are_reported_and_recorded(
     connection: NatsPyConnection, name: str, in_flight: int
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "500ms", "max_deliver": 1})
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "500ms", "max_deliver": 1}, dead="a")
     await publish_jobs(connection, queue, "bcd"[:in_flight])
     await pull_jobs(connection, queue, in_flight)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
@@ -181,8 +178,7 @@ async def at_once(*_: object) -> bool:
 @pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_no_letter_is_delivered_before_its_ack_wait_has_passed(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s"}, dead="ab")
     ready_at = max(letter.ready_at for letter in (await find_dead_letters(connection, queue)).letters)
     assert ready_at > datetime.now(UTC)
     await redrive_dead_letters(connection, queue, IN_PLACE)
@@ -196,8 +192,7 @@ async def test_no_letter_is_delivered_before_its_ack_wait_has_passed(connection:
 async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paused(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     reached = asyncio.Event()
 
     async def hang(*_: object) -> None:
@@ -225,8 +220,7 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 @pytest.mark.parametrize("minutes", [1, 60])
 async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnection, name: str, minutes: int) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await pause(connection, queue, datetime.now(UTC) + timedelta(minutes=minutes))
     before = (await consumer_info(connection, name, "worker"))["config"]["pause_until"]
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
@@ -238,8 +232,7 @@ async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnect
 @pytest.mark.slow
 @pytest.mark.since_server("2.14", "the reset of a consumer")
 async def test_a_pause_that_a_killed_redrive_left_is_not_restored(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await pause(connection, queue, datetime.now(UTC) + timedelta(seconds=8))
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
     assert not await paused(connection, queue)
@@ -267,8 +260,7 @@ async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnec
 async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
 
     async def fail(*_: object) -> None:
         raise RedriveError("the original could not be removed")
@@ -325,8 +317,7 @@ async def proxied(nats: NatsServer) -> AsyncIterator[tuple[TcpProxy, NatsPyConne
 async def test_a_reset_whose_answer_is_late_is_found_to_be_done(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     async with proxied(nats) as (proxy, redriving):
         proxy.pause_at(b".CONSUMER.RESET.")
         redrive = asyncio.create_task(redrive_dead_letters(redriving, queue, IN_PLACE))
@@ -344,8 +335,7 @@ async def test_a_reset_whose_answer_is_late_is_found_to_be_done(
 async def test_a_reset_that_never_arrives_leaves_the_consumer_paused_for_as_long_as_it_might(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     async with proxied(nats) as (proxy, redriving):
         proxy.pause_at(b".CONSUMER.RESET.")
         redrive = asyncio.create_task(redrive_dead_letters(redriving, queue, IN_PLACE))
@@ -370,8 +360,7 @@ async def test_a_reset_that_never_arrives_leaves_the_consumer_paused_for_as_long
 async def test_nothing_is_reset_in_a_pause_that_is_too_short(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
 
     async def leave_as_it_is(*_: object) -> None:
         return
@@ -388,8 +377,7 @@ async def test_nothing_is_reset_in_a_pause_that_is_too_short(
 async def test_a_pause_of_somebody_else_is_never_shortened(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     await connection.api(f"CONSUMER.PAUSE.{name}.worker", {"pause_until": until})
     before = (await consumer_info(connection, name, "worker"))["config"]["pause_until"]

@@ -139,8 +139,7 @@ async def recreated(connection: NatsPyConnection, queue: WorkQueue) -> None:
 
 @pytest.mark.slow
 async def test_a_redrive_whose_queue_is_created_anew_at_its_gate_ends(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, dead="abcdef")
     request = RedriveRequest(waves=[2, "rest"], stop_when={"within": 0.5}, run="night")
     async with running(connection, queue, request) as task:
         stopped = await reached(connection, queue, "at_gate")
@@ -159,8 +158,7 @@ async def test_a_redrive_whose_queue_is_created_anew_at_its_gate_ends(connection
 async def test_a_redrive_whose_queue_is_created_anew_while_a_wave_is_awaited_ends(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, dead="abcdef")
     async with running(connection, queue, RedriveRequest(waves=[2, "rest"])) as task:
 
         async def is_awaited() -> bool:
@@ -206,8 +204,7 @@ async def test_waves_larger_than_the_selection_and_a_selection_of_nothing(
 async def test_letters_that_fail_in_the_last_wave_are_known_to_whoever_decides_about_it(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
-    await make_dead_letters(connection, queue, [b'{"a": 1}', b"no JSON"])
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, dead=[b'{"a": 1}', b"no JSON"])
     patch = [{"op": "replace", "path": "/a", "value": 2}]
     request = RedriveRequest(waves=["rest"], patch=patch, run="night", stop_when={"within": 0.1})
     report, _ = await advance_redrive(connection, queue, request, patience=0)
@@ -270,8 +267,7 @@ async def test_a_clock_that_is_an_hour_behind_changes_neither_order_nor_times(
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) - timedelta(hours=1)
 
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcd")
+    queue = await make_queue(connection, name, dead="abcd")
     first = await redrive_dead_letters(connection, queue, request_for([1]))
     for clock in (seams.REDRIVE_RECORD_DATETIME, seams.SUPERVISION_DATETIME):
         monkeypatch.setattr(clock, Behind)

@@ -28,7 +28,6 @@ from testbed.queues import (
     CONSUMER,
     eventually,
     exhaust_deliveries,
-    make_dead_letters,
     make_queue,
     publish_jobs,
     pull_jobs,
@@ -61,8 +60,7 @@ async def test_letters_of_a_key_come_back_one_after_the_other(connection: NatsPy
 
 
 async def test_letters_without_a_key_wait_for_nothing(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "xyz")
+    queue = await make_queue(connection, name, dead="xyz")
     report = await redrive_dead_letters(connection, queue, BY_CUSTOMER)
     assert dict(report.redriven) == {1: 4, 2: 5, 3: 6}
 
@@ -281,8 +279,7 @@ def test_what_states_no_key_is_refused(order_key: Any) -> None:
 
 
 async def test_order_needs_events_and_copies(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, events=None)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, events=None, dead="a")
     for work in (redrive_dead_letters, preview):
         with pytest.raises(RedriveRequestError, match=f"expected events of {name} for a redrive with order_key"):
             await work(connection, queue, BY_CUSTOMER)

@@ -41,6 +41,7 @@ from testbed.queues import (
     publish_jobs,
     pull_jobs,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -129,8 +130,7 @@ async def test_letters_that_cannot_be_stored_do_not_stop_the_others_of_their_bat
 
 @pytest.mark.slow
 async def test_a_protocol_that_the_server_is_too_old_for_is_refused(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     connection.api_level = 2
     expected = "expected a server that can reset a consumer, found otherwise: the server is older than 2.14"
     await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE), expected)
@@ -156,8 +156,7 @@ async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_
 async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, discard="old", max_msgs=3)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, discard="old", max_msgs=3, dead="ab")
     await publish_jobs(connection, queue, "c")
     expected = f"^expected room for copies, found otherwise: {name} has no room for copies .*discards its oldest jobs"
     await assert_refused(connection, queue, RedriveRequest(Selection(consumer="worker")), expected)
@@ -168,8 +167,7 @@ async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
 
 @pytest.mark.slow
 async def test_letters_go_to_another_subject_of_their_queue(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     report = await redrive_dead_letters(connection, queue, RedriveRequest(subject=f"{name}.jobs.slow"))
     assert report.redriven == {1: 3, 2: 4}
     assert {message.subject for message in await stream_messages(connection, name)} == {f"{name}.jobs.slow"}
@@ -182,8 +180,7 @@ async def test_a_subject_without_a_consumer_is_refused(
     connection: NatsPyConnection, name: str, protocol: Protocol
 ) -> None:
     consumers = [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.plain"}]
-    queue = await make_queue(connection, name, consumers=consumers)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, consumers=consumers, dead="a")
     expected = (
         f"^expected a subject of {name} \\({name}.jobs.>\\), found elsewhere.a: a dead letter comes back as a job of"
     )
@@ -255,8 +252,7 @@ async def test_only_as_many_terminated_letters_come_back_as_max_bytes_allows(
 async def test_stored_letters_come_back_one_after_the_other_where_there_is_room_for_one(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, discard="old", max_msgs=9)
-    await make_dead_letters(connection, queue, "abcde")
+    queue = await make_queue(connection, name, discard="old", max_msgs=9, dead="abcde")
     await publish_jobs(connection, queue, "xyz")
     report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))
     assert report.redriven == {1: 9, 2: 10, 3: 11, 4: 12, 5: 13}
@@ -315,8 +311,7 @@ async def test_parking_drops_no_other_letter(connection: NatsPyConnection, name:
 
 
 async def test_preserving_bodies_drops_no_other_letter(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
     await make_dead_letters(connection, queue, "cdef")
     entries = await stored_count(connection, f"{name}-dead")
@@ -407,10 +402,6 @@ async def test_a_queue_filled_by_its_dead_letters_accepts_jobs_again(own_nats: N
         for kind in ("high", "low"):
             done = await answer_all(connection, kind, ACKNOWLEDGED)
             assert done == {f"{kind}-{number}".encode(): 1 for number in range(MANY // 2)}
-
-        async def drained() -> bool:
-            return await stored_count(connection, "jobs") == 0
-
-        await eventually(drained)
+        await until_stored(connection, "jobs", 0)
         assert await stored_count(connection, "jobs_dlq") == 0
         (await publish_jobs_queue(connection, "high", 3)).raise_for_failures()

@@ -261,8 +261,7 @@ async def test_inside_the_window_a_copy_that_may_have_run_is_stored_once_more_an
 
 
 async def test_without_an_audit_nothing_is_changed(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, audit=False)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, audit=False, dead="ab")
     for request in (None, PARK, IN_PLACE):
         with pytest.raises(RedriveRequestError, match=f"^expected an audit of {name}, found none: .* provision the"):
             await redrive_dead_letters(connection, queue, request)
@@ -498,8 +497,7 @@ async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
     own_nats: NatsServer, name: str, call: int
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 2})) as connection:
-        queue = await make_queue(connection, name)
-        await make_dead_letters(connection, queue, JOBS)
+        queue = await make_queue(connection, name, dead=JOBS)
         await kill_server_before(own_nats, connection, call, redrive_dead_letters(connection, queue))
         await eventually(lambda: connection.client.is_connected)
         report = await redrive_dead_letters(connection, queue)
@@ -555,8 +553,7 @@ async def test_a_cancelled_redrive_is_finished_by_the_next(connection: NatsPyCon
 async def test_letters_whose_consumer_is_deleted_in_the_middle_are_redriven_all_the_same(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     looked_at = 0
 
     async def delete_before_the_second(*_: object) -> bool:
@@ -577,8 +574,7 @@ async def test_letters_whose_consumer_is_deleted_in_the_middle_are_redriven_all_
 async def test_an_original_that_the_server_keeps_is_named_and_keeps_its_entry(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     store_jobs = seams.current(seams.STEPS_STORE_JOBS)
 
     async def store_and_create_the_consumer_anew(*arguments: Any, **options: Any) -> Any:
@@ -678,8 +674,7 @@ async def test_a_redrive_that_is_cut_off_at_any_request_is_finished_by_the_next_
 
     async def cut_at(number: int) -> bool:
         """Cut a redrive off; return whether it had so many requests."""
-        queue = await make_queue(connection, f"{name}{number}", archive=None)
-        await make_dead_letters(connection, queue, bodies)
+        queue = await make_queue(connection, f"{name}{number}", archive=None, dead=bodies)
         request = RedriveRequest(protocol=protocol, run="r")
         cut = Cut(number, PARTS[(number + turn) % len(PARTS)])
         await redrive_until_cut(connection, queue, request, cut)
@@ -737,8 +732,7 @@ async def duplicates_forgotten(connection: NatsPyConnection, queue: WorkQueue) -
 async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_copy_at_any_time(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
-    queue = await make_queue(connection, name, duplicate_window="100ms")
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, duplicate_window="100ms", dead="ab")
     if death == "without an entry":
         await connection.api(f"STREAM.PURGE.{name}-dead")
     with monkeypatch.context() as patch:

@@ -234,8 +234,7 @@ async def test_letters_that_fit_are_changed_and_the_others_stay_byte_for_byte(
 async def test_a_letter_that_a_patch_does_not_change_comes_back_as_it_is(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, [b'{"a": 1}', b'{"a": 2}'])
+    queue = await make_queue(connection, name, dead=[b'{"a": 1}', b'{"a": 2}'])
     request = RedriveRequest(patch=[{"op": "replace", "path": "/a", "value": 2}])
     shown = await preview(connection, queue, request)
     assert (shown.redriven, shown.changed) == (2, 1)
@@ -248,8 +247,7 @@ async def test_a_letter_that_a_patch_does_not_change_comes_back_as_it_is(
 
 @pytest.mark.slow
 async def test_a_redrive_that_goes_on_gets_its_patch_again(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, [b'{"a":1}', b'{"b":1}'])
+    queue = await make_queue(connection, name, dead=[b'{"a":1}', b'{"b":1}'])
     first = await redrive_dead_letters(
         connection, queue, RedriveRequest(patch=[{"op": "remove", "path": "/a"}], run="fix")
     )
@@ -268,8 +266,7 @@ async def test_a_redrive_that_goes_on_gets_its_patch_again(connection: NatsPyCon
 async def test_a_patched_copy_that_is_too_large_is_not_brought_back_unchanged(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, max_msg_size=2_000)
-    await make_dead_letters(connection, queue, [b'{"a":1}'])
+    queue = await make_queue(connection, name, max_msg_size=2_000, dead=[b'{"a":1}'])
     request = RedriveRequest(patch=[{"op": "add", "path": "/b", "value": "x" * 2_000}])
     shown = await preview(connection, queue, request)
     report = await redrive_dead_letters(connection, queue, request)
@@ -282,8 +279,7 @@ async def test_a_patched_copy_that_is_too_large_is_not_brought_back_unchanged(
 async def test_the_command_shows_the_difference_and_redrives_with_the_patch(
     nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, [*FIT, b'{"n":"\\u001b[31m\x1b"}', UNFIT[0]])
+    await make_queue(connection, name, dead=[*FIT, b'{"n":"\\u001b[31m\x1b"}', UNFIT[0]])
     file = tmp_path / "fix.json"
     file.write_text(PATCH)
     start = ("redrive", "start", name)

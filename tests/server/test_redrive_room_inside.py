@@ -14,7 +14,6 @@ from testbed.dead_letters import change_stream
 from testbed.face import Headers, Scan
 from testbed.queues import (
     make_queue,
-    publish_jobs,
 )
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ async def test_the_size_of_a_stored_message_is_known_before_it_is_stored(
 async def test_a_bulk_redrive_is_refused_where_its_tasks_might_drop_jobs(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, discard="old", max_msgs=20)
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, discard="old", max_msgs=20, jobs="abc")
     scan = await Scan.begin(connection, queue)
     require_room_for_all(scan.snapshot, 17, connection.max_payload)
     with pytest.raises(RedriveRequestError, match=r"copies of up to 18 letters.*max_msgs 20, 3 used, 18 needed"):

@@ -126,8 +126,7 @@ async def drain_of(connection: NatsPyConnection, queue: WorkQueue, consumer: str
 async def test_sequences_that_the_rest_of_the_selection_excludes_are_named(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     await make_terminated_letters(connection, queue, "c")
     await redrive_dead_letters(connection, queue, request_for([2], max_redrives=0))
     terminated = Selection(sequences=frozenset({1, 2, 3}), reasons=frozenset({Reason.TERMINATED}))
@@ -148,8 +147,7 @@ async def test_sequences_that_the_rest_of_the_selection_excludes_are_named(
 async def test_unaccounted_letters_come_back_only_when_they_are_selected(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     # As if the server had lost it.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     selected = RedriveRequest(Selection(unaccounted=True))
@@ -269,8 +267,7 @@ async def set_ack_wait(connection: NatsPyConnection, queue: WorkQueue, *, second
 async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     await redrive_dead_letters(connection, queue)
     await exhaust_deliveries(connection, queue, 1)
     jobs = [f"job {number}" for number in range(7)]
@@ -318,8 +315,7 @@ async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
 
 @pytest.mark.slow
 async def test_a_preview_counts_failures_beyond_those_it_names(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, map(str, range(120)))
+    queue = await make_queue(connection, name, dead=map(str, range(120)))
 
     def refuse(_: DeadLetter) -> Repair:
         raise ValueError("no")
@@ -358,8 +354,7 @@ async def parked_letters(connection: NatsPyConnection, queue: WorkQueue) -> dict
 async def test_a_letter_is_parked_when_it_has_been_redriven_often_enough(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     request = RedriveRequest(max_redrives=2)
     for sequence in (1, 2):
         report = await redrive_dead_letters(connection, queue, request)
@@ -452,8 +447,7 @@ async def test_a_dead_letter_queue_without_the_parked_subject_keeps_the_letter_a
 ) -> None:
     *others, parked = dead_letter_subjects(name)
     assert parked == parked_filter(name)
-    queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": others})
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": others}, dead="ab")
     report = await redrive_dead_letters(connection, queue, ALL)
     expected = (
         f"expected {name}-dead to capture parked.{name}.>, found that no stream does: add that subject to be able to"
@@ -467,8 +461,7 @@ async def test_a_dead_letter_queue_without_the_parked_subject_keeps_the_letter_a
 
 async def test_a_full_dead_letter_queue_keeps_the_letter(connection: NatsPyConnection, name: str) -> None:
     letters = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
-    queue = await make_queue(connection, name, dead_letters=letters)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead_letters=letters, dead="ab")
     report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == {
         sequence: f"{name}-dead refused to park {sequence}: maximum messages exceeded" for sequence in (1, 2)
@@ -479,8 +472,7 @@ async def test_a_full_dead_letter_queue_keeps_the_letter(connection: NatsPyConne
 async def test_parking_makes_room_in_a_queue_that_is_full_of_dead_letters(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, discard="new", max_msgs=3)
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, discard="new", max_msgs=3, dead="abc")
     report = await redrive_dead_letters(connection, queue, ALL)
     assert (list(report.parked), report.failed) == ([1, 2, 3], {})
     await publish_jobs(connection, queue, "def")
@@ -492,8 +484,7 @@ async def test_parking_makes_room_in_a_queue_that_is_full_of_dead_letters(
 async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finished(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
 
     async def fail(*_: object) -> None:
         raise RedriveError("the original could not be removed")
@@ -515,8 +506,7 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
 async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
 
     async def fail(*_: object) -> None:
         raise RedriveError("the original could not be removed")
@@ -556,8 +546,7 @@ async def test_letters_that_were_parked_and_requeued_before_are_parked_again(
 async def test_a_forged_parked_letter_does_not_take_the_place_of_a_letter(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "a")
+    queue = await make_queue(connection, name, dead="a")
     (letter,) = (await find_dead_letters(connection, queue)).letters
     forged = record_headers(letter.death, subject="x", time=letter.time, headers=(), writer="park", parked="x")
     await connection.client.jetstream().publish(parked_subject(name, "worker", 1), b"forged", headers=forged)

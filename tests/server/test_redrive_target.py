@@ -309,8 +309,7 @@ async def test_the_task_that_published_a_job_is_known_in_the_target(connection: 
 
 @pytest.mark.slow
 async def test_the_letters_own_queue_as_the_target_is_none(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     report = await redrive_dead_letters(connection, queue, to(queue))
     assert (report.target, dict(report.redriven)) == (None, {1: 2})
     assert [record.new_stream for record in await letter_records(connection, queue)] == [None]

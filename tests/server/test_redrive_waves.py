@@ -31,7 +31,7 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, RedriveRequestError
 from testbed.dead_letters import letter_records
 from testbed.face import advance_redrive, consumer_info, stream_info, take_redrive_lease
-from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, pull_jobs, wait_for_entries
+from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, wait_for_entries
 from testbed.shop import Shop
 from testbed.shop import shop_with_letters as workers_with_letters
 
@@ -177,8 +177,7 @@ async def test_another_cause_stops_where_the_same_one_is_parked(
 
 
 async def test_without_evidence_of_ends_a_person_decides(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, events=None)
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, events=None, dead="abc")
     async with running(connection, queue, RedriveRequest(waves=[1, "rest"])) as task:
         stopped = await reached(connection, queue, "at_gate")
         assert counts(stopped) == (0, 0, 0, 1)
@@ -191,8 +190,7 @@ async def test_without_evidence_of_ends_a_person_decides(connection: NatsPyConne
 async def test_a_wave_that_nobody_ends_stops_at_the_gate_after_its_time(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abc")
+    queue = await make_queue(connection, name, dead="abc")
     async with running(connection, queue, RedriveRequest(waves=[1, "rest"], stop_when={"within": 0.5})):
         stopped = await reached(connection, queue, "at_gate")
         assert counts(stopped) == (0, 0, 1, 0)
@@ -205,8 +203,7 @@ async def server_time(connection: NatsPyConnection, name: str) -> datetime:
 
 @pytest.mark.slow
 async def test_a_wave_is_awaited_from_its_last_letter_on(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "abcde")
+    queue = await make_queue(connection, name, dead="abcde")
     # At this rate it takes longer to redrive than its first jobs take to end.
     request = RedriveRequest(waves=[4, "rest"], stop_when={"within": 100}, rate=2)
     report, wait = await advance_redrive(connection, queue, request, patience=0)
@@ -220,8 +217,7 @@ async def test_a_wave_is_awaited_from_its_last_letter_on(connection: NatsPyConne
 
 @pytest.mark.slow
 async def test_what_ended_in_time_counts_however_late_somebody_looks(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "3s", "sample_freq": "100%"})
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "3s", "sample_freq": "100%"}, dead="abcdef")
     request = RedriveRequest(waves=[4, 1], stop_when={"within": 1}, run="night")
     await advance_redrive(connection, queue, request, patience=0)
     for message in await pull_jobs(connection, queue, 4, within=WITHIN):
@@ -244,8 +240,7 @@ async def test_what_ended_in_time_counts_however_late_somebody_looks(connection:
 async def test_what_ends_at_the_gate_is_known_when_a_person_lets_it_pass(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "3s", "sample_freq": "100%"})
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "3s", "sample_freq": "100%"}, dead="abcdef")
     request = RedriveRequest(waves=[4, "rest"], stop_when={"within": 0.1})
     async with running(connection, queue, request) as task:
         stopped = await reached(connection, queue, "at_gate")
@@ -334,8 +329,7 @@ async def test_a_redrive_that_is_paused_while_it_awaits_the_lease_stays_paused(
 async def test_a_wave_whose_jobs_have_ended_is_decided_however_long_its_ends_take_to_read(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "3s"})
-    await make_dead_letters(connection, queue, "abcdef")
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "3s"}, dead="abcdef")
     request = RedriveRequest(waves=[3, "rest"], run="night")
     for number in (1, 2):
         report, wait = await advance_redrive(connection, queue, request, patience=0, ended=number == 2)

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from testbed import seams
 from testbed.dead_letters import store_task
-from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
+from testbed.queues import CONSUMER, exhaust_deliveries, make_queue, publish_jobs, pull_jobs
 from testbed.sent_frames import sent_messages
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ async def test_finding_two_dead_letters_takes_at_most_ten_requests(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, dead=["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:
         found = await find_dead_letters(connection, queue)
     assert [letter.body for letter in found.letters] == [b"a", b"b"]
@@ -117,8 +116,7 @@ async def test_jobs_in_flight_take_one_request_more_that_says_since_when_the_ser
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
-    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"}, dead=["a", "b"])
     await publish_jobs(connection, queue, ["running"])
     await pull_jobs(connection, queue, 1)
     with published_subjects(connection, monkeypatch) as subjects:
@@ -182,8 +180,7 @@ async def test_redriving_two_dead_letters_takes_at_most_twenty_eight_requests(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
-    queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"})
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"}, dead=["a", "b"])
     # No worker can be working on the jobs any more, so that the redrive doesn't wait.
     await asyncio.sleep(0.05)
     with published_subjects(connection, monkeypatch) as subjects:
@@ -211,8 +208,7 @@ async def test_redriving_two_dead_letters_takes_at_most_twenty_eight_requests(
 async def test_a_redrive_takes_one_message_for_the_intents_of_a_batch(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"})
-    await make_dead_letters(connection, queue, map(str, range(count)))
+    queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"}, dead=map(str, range(count)))
     with published_subjects(connection, monkeypatch) as subjects:
         report = await redrive_dead_letters(connection, queue)
     assert len(report.redriven) == count
@@ -225,8 +221,7 @@ async def test_a_redrive_that_waits_for_workers_reads_the_consumers_and_proves_t
 ) -> None:
     monkeypatch.setattr(seams.SCAN_FRESH_SECONDS, 30.0)
     # After the ack wait nothing is waited for.
-    queue = await make_queue(connection, name, consumer={"ack_wait": "3s"})
-    await make_dead_letters(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "3s"}, dead=["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:
         report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 3, 2: 4}

@@ -96,8 +96,7 @@ async def test_a_silent_connection_with_tls_is_ended_and_restored(tmp_path: Path
             address = proxy.url.replace("nats://", "tls://")
             values = {"servers": (address,), "timeout": 5, "tls_ca_file": str(tls.ca)}
             async with connect(connection_settings(values)) as connection:
-                queue = await make_queue(connection, name)
-                await publish_jobs(connection, queue, "ab")
+                await make_queue(connection, name, jobs="ab")
                 proxy.pause()
                 purges = [(f"$JS.API.STREAM.MSG.DELETE.{name}", b'{"seq":1}')] * 100
                 connection.timeout = 0.3

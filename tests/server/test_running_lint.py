@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import WorkQueue, provision, running_warnings
-from testbed.queues import eventually, publish_jobs, pull_jobs, store_completion, stored_count
+from testbed.queues import publish_jobs, pull_jobs, store_completion, until_stored
 
 if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
@@ -50,10 +50,7 @@ async def test_a_queue_that_works_as_declared_has_no_warnings(connection: NatsPy
 
 
 async def events_stored(connection: NatsPyConnection, name: str, count: int) -> None:
-    async def stored() -> bool:
-        return await stored_count(connection, f"{name}-events") == count
-
-    await eventually(stored)
+    await until_stored(connection, f"{name}-events", count)
 
 
 @pytest.mark.parametrize(

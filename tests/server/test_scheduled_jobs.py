@@ -41,6 +41,7 @@ from testbed.queues import (
     running_worker,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their
     headers = {key: value for key, value in (message.headers or {}).items() if not key.startswith("Nats-")}
     assert headers == {"X": "y", "Job-Id": "order-1", "Job-Advisory": "told", **origin.headers()}
     assert await stored_count(connection, name) == 3
-    await eventually(lambda: _is_taken(connection, f"{name}-schedules"))
+    await until_stored(connection, f"{name}-schedules", 0)
 
 
 async def test_a_schedule_published_again_after_the_duplicate_window_replaces_the_first(
@@ -209,10 +210,6 @@ async def test_an_existing_queue_gets_schedules_and_keeps_them_when_the_flag_is_
     assert (await discover_queue(connection, name)).schedules is not None
     async with running_mover(connection, await discover_queue(connection, name)):
         assert (await pull_jobs(connection, small_queue(name), 1))[0].data == b"later"
-
-
-async def _is_taken(connection: NatsPyConnection, schedules: str) -> bool:
-    return await stored_count(connection, schedules) == 0
 
 
 async def test_a_server_that_makes_no_jobs_of_schedules_gets_none(
@@ -445,11 +442,7 @@ async def test_a_job_that_waits_can_be_cancelled_and_is_settled_when_it_is_due(
     async with running_worker(Worker(queue, "worker", handler.run, settings)):
         await eventually(lambda: delivered(connection, name))
         await cancel(connection, queue, "j")
-
-        async def empty() -> bool:
-            return not await stored_count(connection, name)
-
-        await eventually(empty)
+        await until_stored(connection, name, 0)
     assert handler.started == []
     assert await stored_count(connection, f"{name}-dead") == 0
 

@@ -34,7 +34,7 @@ from airflow_provider_jetstream.worker import Worker
 from testbed.authentication import authenticating_server, make_pair, operator_mode
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_ports
-from testbed.queues import CONSUMER, eventually, make_queue, publish_jobs, small_queue
+from testbed.queues import CONSUMER, eventually, make_queue, small_queue
 from testbed.spark_face import NatsSocket
 
 if TYPE_CHECKING:
@@ -55,9 +55,7 @@ def settings_of(server: NatsServer, **values: Any) -> ConnectionSettings:
 
 async def queue_of(server: NatsServer) -> WorkQueue:
     async with connect(settings_of(server)) as connection:
-        queue = await make_queue(connection, "q", consumer={"ack_wait": "30s", "max_deliver": 3})
-        await publish_jobs(connection, queue, ["a"])
-    return queue
+        return await make_queue(connection, "q", consumer={"ack_wait": "30s", "max_deliver": 3}, jobs=["a"])
 
 
 @pytest.mark.slow

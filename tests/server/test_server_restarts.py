@@ -45,6 +45,7 @@ from testbed.queues import (
     pull_jobs,
     running_worker,
     stored_count,
+    until_stored,
 )
 from testbed.tcp_proxy import tcp_proxy
 
@@ -79,8 +80,7 @@ async def forget_deaths(server: NatsServer, name: str) -> tuple[WorkQueue, list[
     :return: the queue, the unreported dead jobs, and those whose reported death the server has forgotten
     """
     async with connect(settings_of(server)) as connection:
-        queue = await make_queue(connection, name, consumer={"ack_wait": "120s"})
-        await publish_jobs(connection, queue, ["running"])
+        queue = await make_queue(connection, name, consumer={"ack_wait": "120s"}, jobs=["running"])
         await pull_jobs(connection, queue, 1)
         unreported = await make_dead_letters(connection, queue, map(str, range(COUNT)))
         await connection.api(f"STREAM.PURGE.{name}-dead")
@@ -211,8 +211,7 @@ async def test_a_consumer_that_survives_restarts_proves_no_uptime(connection: Na
 async def test_without_an_audit_restarts_are_unknown_and_the_numbers_decide(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, audit=False)
-    await publish_jobs(connection, queue, ["running"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, audit=False, jobs=["running"])
     await pull_jobs(connection, queue, 1)
     await make_dead_letters(connection, queue, "ab")
     found = await find_dead_letters(connection, queue)
@@ -225,8 +224,7 @@ async def test_without_an_audit_restarts_are_unknown_and_the_numbers_decide(
 @pytest.mark.slow
 async def test_letters_of_a_scan_that_lost_the_server_are_proved_anew(own_nats: NatsServer, name: str) -> None:
     async with connect(settings_of(own_nats)) as connection:
-        queue = await make_queue(connection, name, consumer={"ack_wait": "120s"})
-        await publish_jobs(connection, queue, ["running"])
+        queue = await make_queue(connection, name, consumer={"ack_wait": "120s"}, jobs=["running"])
         await pull_jobs(connection, queue, 1)
         await make_dead_letters(connection, queue, "ab")
         scan = await Scan.begin(connection, queue)
@@ -243,8 +241,7 @@ async def test_letters_of_a_scan_that_lost_the_server_are_proved_anew(own_nats: 
 async def test_another_leader_of_a_cluster_may_have_forgotten_deaths() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 10})) as connection:
-            queue = await make_queue(connection, "q", consumer={"ack_wait": "120s"}, num_replicas=3)
-            await publish_jobs(connection, queue, ["running"])
+            queue = await make_queue(connection, "q", consumer={"ack_wait": "120s"}, num_replicas=3, jobs=["running"])
             await pull_jobs(connection, queue, 1)
             await publish_jobs(connection, queue, ["before"])
             await exhaust_deliveries(connection, queue, 1)
@@ -278,8 +275,7 @@ async def test_the_first_account_of_a_cluster_whose_streams_have_several_leaders
 async def test_a_restart_that_the_connection_doesnt_show_is_noticed_at_the_next_look(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"}, dead="ab")
     scan = await Scan.begin(connection, queue)
     letters = [letter async for letter in scan.letters()]
     await publish_jobs(connection, queue, ["running"])
@@ -351,8 +347,7 @@ async def test_a_terminated_job_has_its_own_body_where_an_older_one_had_its_sequ
 ) -> None:
     settings = connection_settings({"servers": (server.url,), "timeout": 10})
     async with connect(settings) as connection:
-        queue = await make_queue(connection, "q", consumer={"sample_freq": sampled})
-        await publish_jobs(connection, queue, ["early"])
+        queue = await make_queue(connection, "q", consumer={"sample_freq": sampled}, jobs=["early"])
         folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
         await asyncio.sleep(0.4)
         shutil.copytree(folder, kept)
@@ -459,11 +454,7 @@ async def test_a_termination_beside_a_stored_end_makes_no_letter(server: NatsSer
         for step in steps if order == "acknowledged first" else reversed(steps):
             await step()
             await connection.client.flush()
-
-        async def entered() -> bool:
-            return await stored_count(connection, "q-dead") == 1
-
-        await eventually(entered)
+        await until_stored(connection, "q-dead", 1)
         findings = await find_dead_letters(connection, queue)
         late = asyncio.ensure_future(wait(connection, cursor, [1]))
         if (evidence, order) == ("ack metric", "terminated first"):
@@ -486,8 +477,7 @@ async def test_a_letter_whose_new_job_a_loss_of_power_took_is_redriven_once_more
     """The audit says that it was redriven; but the queue has neither the new job nor that the letter was removed."""
     streams, kept = server.store / "jetstream" / "$G" / "streams", server.folder / "before"
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
-        queue = await make_queue(connection, "q")
-        await make_dead_letters(connection, queue, ["a"])
+        queue = await make_queue(connection, "q", dead=["a"])
         assert len((await find_dead_letters(connection, queue)).letters) == 1
         await asyncio.sleep(0.4)
         for stream in ("q", "q-dead"):
@@ -559,8 +549,7 @@ async def test_a_parked_job_whose_death_a_restarted_server_announces_again_is_br
     server: NatsServer, *, death: str, archive: bool
 ) -> None:
     async with connect(settings_of(server)) as connection:
-        queue = await make_queue(connection, "q", archive=archive)
-        await publish_jobs(connection, queue, ["job"])
+        queue = await make_queue(connection, "q", archive=archive, jobs=["job"])
         (message,) = await pull_jobs(connection, queue, 1)
         await (message.term() if death == "terminated" else message.nak())
         await probe(connection, queue)

@@ -74,8 +74,7 @@ async def test_the_record_of_a_job_has_its_bytes_and_headers(
 async def test_a_worker_that_is_stopped_leaves_no_process_no_file_and_its_job(
     connection: NatsPyConnection, nats: NatsServer, name: str, tmp_path: Path
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, ["sleep 60"])
+    await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs=["sleep 60"])
     with shell_worker(nats, name, tmp_path) as process:
         await eventually(lambda: "job sleep 60, delivery 1" in process.output(), within=LONG)
         started = psutil.Process(process.pid).children(recursive=True)

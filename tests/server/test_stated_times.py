@@ -17,7 +17,15 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from testbed.dead_letters import change_stream, make_terminated_letters, publish_raw
-from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
+from testbed.queues import (
+    CONSUMER,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    stored_count,
+    until_stored,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import WorkQueue
@@ -57,8 +65,7 @@ async def publish_advisory(
 async def test_an_advisory_of_any_date_neither_stops_nor_delays_anything(
     connection: NatsPyConnection, name: str, timestamp: str, protocol: Protocol
 ) -> None:
-    queue = await make_queue(connection, name, max_age="1h")
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, max_age="1h", dead="ab")
     await publish_advisory(connection, queue, "max_deliver", 1, timestamp)
     await publish_advisory(connection, queue, "terminated", 2, timestamp, reason="Unacknowledged message was deleted")
     await publish_advisory(connection, queue, "terminated", 77, timestamp, reason="Unacknowledged message was deleted")
@@ -113,11 +120,7 @@ async def test_a_forged_copy_in_the_archive_hides_no_other(
     await make_terminated_letters(connection, queue, "ab")
     lines = [b"Nats-Stream: %b" % name.encode(), b"Nats-Subject: x", b"Nats-Sequence: %b" % sequence]
     await publish_raw(nats, f"archive.{name}.x", b"\r\n".join([*lines, b"Nats-Time-Stamp: %b" % time]), b"forged")
-
-    async def is_archived() -> bool:
-        return await stored_count(connection, f"{name}-archive") == 3
-
-    await eventually(is_archived)
+    await until_stored(connection, f"{name}-archive", 3)
     await make_terminated_letters(connection, queue, "cd")
     assert await stored_count(connection, name) == 0
     letters = (await find_dead_letters(connection, queue)).letters

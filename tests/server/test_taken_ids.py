@@ -45,7 +45,7 @@ from testbed.queues import (
     publish_jobs,
     pull_jobs,
     running_worker,
-    stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ async def test_a_record_is_stored_before_its_job_is_terminated_whoever_has_taken
         raise GiveUpError("not wanted")
 
     async with running_worker(worker_of(server, queue, handle)):
-        await eventually(lambda: _is_empty(admin, queue))
+        await until_stored(admin, queue.name, 0)
     stored = await last_message(admin, f"{queue.name}-dead", f"dead.{queue.name}.worker.{sequence}")
     assert stored
     assert stored.data == b"a"
@@ -289,10 +289,6 @@ async def test_no_letter_is_lost_to_a_message_under_the_id_of_its_copy(
     copy = await get_message(admin, queue.name, (await redrive_dead_letters(admin, queue)).redriven[sequence])
     assert copy
     assert (copy.subject, copy.data, copy.header("Redrive-Count")) == (f"{queue.name}.jobs.plain", b"a", "1")
-
-
-async def _is_empty(admin: NatsPyConnection, queue: WorkQueue) -> bool:
-    return not await stored_count(admin, queue.name)
 
 
 # Whoever has used the message id of a letter's new job delays no redrive, and is taken for no new job.

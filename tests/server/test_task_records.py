@@ -48,7 +48,7 @@ from testbed.queues import (
     pull_jobs,
     running_mover,
     small_queue,
-    stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -100,11 +100,7 @@ async def test_a_record_outlives_the_events_and_is_stored_once(connection: NatsP
     await connection.client.jetstream().publish(f"completed.{name}.worker.1", b"an end")
     await publish_as(connection, queue, ORIGIN, {"id": "a"})
     await publish_as(connection, queue, ORIGIN, {"id": "b"}, {"id": "c"})
-
-    async def others_expired() -> bool:
-        return await stored_count(connection, f"{name}-events") == 1
-
-    await eventually(others_expired)
+    await until_stored(connection, f"{name}-events", 1)
     await asyncio.sleep(0.3)
     assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
     record = await record_of(connection, queue)
@@ -149,7 +145,7 @@ async def test_a_record_is_removed_once_no_job_letter_or_copy_names_the_task(
     (message,) = await pull_jobs(connection, queue, 1)
     await store_worker_record(connection, queue, 2)
     await message.term()
-    await eventually(lambda: is_empty(connection, name))
+    await until_stored(connection, name, 0)
     # A letter whose body is only in the dead letter queue.
     assert await removable(connection, queue) == 0
     (letter,) = (await find_dead_letters(connection, queue)).letters
@@ -174,10 +170,6 @@ async def store_worker_record(connection: NatsPyConnection, queue: WorkQueue, se
     }
     subject = f"dead.{queue.name}.worker.{sequence}"
     await connection.client.jetstream().publish(subject, b"a", headers=headers)
-
-
-async def is_empty(connection: NatsPyConnection, stream: str) -> bool:
-    return await stored_count(connection, stream) == 0
 
 
 @pytest.mark.slow

@@ -66,8 +66,7 @@ async def same_as_scan(
 async def test_looks_count_what_a_scan_counts_whatever_happens_to_letters(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a", "b", "c"])
+    queue = await make_queue(connection, name, dead=["a", "b", "c"])
     letters = await TrackedLetters.prove(connection, queue)
     assert (await same_as_scan(connection, queue, letters)).dead == 3
     # New ones, by used-up deliveries and by termination.
@@ -105,8 +104,7 @@ async def die_silently(connection: NatsPyConnection, queue: WorkQueue, body: str
 
 @pytest.mark.slow
 async def test_a_death_without_an_entry_is_found_by_a_look(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     letters = await TrackedLetters.prove(connection, queue)
     # The dead letter queue captures nothing for a while.
     config = await change_stream(connection, f"{name}-dead", subjects=[f"nothing.{name}"])
@@ -122,8 +120,7 @@ async def test_a_death_without_an_entry_is_found_by_a_look(connection: NatsPyCon
 
 @pytest.mark.slow
 async def test_jobs_that_are_done_or_in_flight_are_no_letters(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, dead=["a"])
     letters = await TrackedLetters.prove(connection, queue)
     await publish_jobs(connection, queue, [str(number) for number in range(20)])
     await acknowledge_jobs(connection, queue, 15)
@@ -138,8 +135,7 @@ async def test_jobs_that_are_done_or_in_flight_are_no_letters(connection: NatsPy
 async def test_after_a_gap_a_look_says_that_it_cannot_tell(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     letters = await TrackedLetters.prove(connection, queue)
     # The queue is made anew, with the same sequences.
     await connection.api(f"STREAM.DELETE.{name}")
@@ -159,8 +155,7 @@ async def test_after_a_gap_a_look_says_that_it_cannot_tell(
 async def test_entries_that_are_no_records_are_counted_as_unreadable_once(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     letters = await TrackedLetters.prove(connection, queue)
     await publish_raw(nats, f"dead.{name}.worker.\udcff", b"X: \xff", b"no record")
     await publish_raw(nats, f"dead.{name}.worker.2", b"X: 1", b"no record either")
@@ -181,8 +176,7 @@ async def test_entries_that_are_no_records_are_counted_as_unreadable_once(
 async def test_a_look_reads_what_is_new_however_many_letters_there_are(
     connection: NatsPyConnection, nats: NatsServer, name: str, letters_before: int
 ) -> None:
-    queue = await make_queue(connection, name, allow_direct=True)
-    await make_dead_letters(connection, queue, ["x"] * letters_before)
+    queue = await make_queue(connection, name, allow_direct=True, dead=["x"] * letters_before)
     letters = await TrackedLetters.prove(connection, queue)
     assert await letters.refresh(connection)
     received = nats.monitor("varz")["in_msgs"]
@@ -199,8 +193,7 @@ async def test_a_look_reads_what_is_new_however_many_letters_there_are(
 async def test_a_look_does_not_read_the_copies_that_an_earlier_one_has_stored(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["x"] * 300)
+    queue = await make_queue(connection, name, dead=["x"] * 300)
     letters = await TrackedLetters.prove(connection, queue)
     parsed: list[int] = []
     parse = EntryParser.parse
@@ -219,8 +212,7 @@ async def test_a_look_does_not_read_the_copies_that_an_earlier_one_has_stored(
 
 
 async def test_copies_that_the_server_has_lost_and_replaced_are_read(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["x"] * 40)
+    queue = await make_queue(connection, name, dead=["x"] * 40)
     found = (await find_dead_letters(connection, queue)).letters
     await summarise_dead_letters(connection, queue)
     # Forty advisories, then forty copies in the order of the jobs; these are taken for copies of other jobs.
@@ -239,8 +231,7 @@ async def test_copies_that_the_server_has_lost_and_replaced_are_read(connection:
 async def test_an_entry_about_a_job_that_cannot_be_does_not_stop_the_ledger(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name, archive=f"{name}-archive")
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, archive=f"{name}-archive", dead=["a"])
     await publish_jobs(connection, queue, ["b"])
     await acknowledge_jobs(connection, queue, 1)
     before = (await stream_info(connection, f"{name}-dead"))["state"]["messages"]

@@ -267,8 +267,7 @@ async def test_without_an_audit_a_redriven_job_is_gone_as_before(
 async def test_a_job_is_not_taken_for_one_of_an_earlier_queue_that_was_redriven(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, ["a"])
+    queue = await make_queue(connection, name, dead=["a"])
     await redrive(connection, queue)
     await connection.api(f"STREAM.DELETE.{name}")
     await provision(connection, queue)

@@ -36,6 +36,7 @@ from testbed.queues import (
     publish_jobs,
     running_worker,
     stored_count,
+    until_stored,
 )
 from testbed.tcp_proxy import tcp_proxy
 
@@ -50,13 +51,6 @@ if TYPE_CHECKING:
 
 # What of a header isn't UTF-8.
 _NOT_UTF8 = re.compile("[\ud800-\udfff]")
-
-
-def empty(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
-    async def is_empty() -> bool:
-        return not await stored_count(connection, queue.name)
-
-    return is_empty
 
 
 def dead(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
@@ -82,7 +76,7 @@ async def test_a_job_reaches_its_handler_with_everything_that_was_published(
     await publish_jobs(connection, queue, ['{"id": 7}'], kind="a", headers={"Job-Id": "order-7", "Customer": "Ünal"})
     await publish_jobs(connection, queue, ["no JSON"])
     async with running_worker(Worker(queue, "worker", jobs.append, settings)):
-        await eventually(empty(connection, queue))
+        await until_stored(connection, queue.name, 0)
     with_id, without = jobs
     assert with_id.json() == {"id": 7}
     assert (with_id.id, with_id.subject, with_id.body) == ("order-7", f"{name}.jobs.a", b'{"id": 7}')
@@ -118,7 +112,7 @@ async def test_jobs_of_any_form_that_arrive_together_are_each_as_they_are_stored
         )
         headers = b"NATS/1.0\r\n%b\r\n\r\n" % block if block else b""
         connection.write(encode_message(subject, body, headers))
-    await eventually(lambda: _is_stored(connection, queue, count))
+    await until_stored(connection, queue.name, count)
     stored = {number: await get_message(connection, queue.name, number) for number in range(1, count + 1)}
     jobs: list[Delivery] = []
 
@@ -126,7 +120,7 @@ async def test_jobs_of_any_form_that_arrive_together_are_each_as_they_are_stored
         jobs.append(job)
 
     async with running_worker(Worker(queue, "worker", handle, settings, concurrency=100)):
-        await eventually(empty(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert [job.sequence for job in jobs] == [*range(1, count + 1)]
     for job in jobs:
         message = stored[job.sequence]
@@ -136,18 +130,13 @@ async def test_jobs_of_any_form_that_arrive_together_are_each_as_they_are_stored
     assert await completion_count(connection, name) == count
 
 
-async def _is_stored(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
-    return await stored_count(connection, queue.name) == count
-
-
 @pytest.mark.slow
 async def test_plain_functions_run_in_parallel_threads_up_to_the_concurrency(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     # More than the threads that asyncio's own pool has on a small machine.
     slots = 40
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, ["alone"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs=["alone"])
     barrier = threading.Barrier(slots)
 
     def handle(job: Delivery) -> str:
@@ -156,9 +145,9 @@ async def test_plain_functions_run_in_parallel_threads_up_to_the_concurrency(
         return threading.current_thread().name
 
     async with running_worker(Worker(queue, "worker", handle, settings, concurrency=slots)):
-        await eventually(empty(connection, queue))
+        await until_stored(connection, queue.name, 0)
         await publish_jobs(connection, queue, map(str, range(slots)))
-        await eventually(empty(connection, queue))
+        await until_stored(connection, queue.name, 0)
     names = {(await completion(connection, queue, sequence))["result"] for sequence in range(2, slots + 2)}
     assert len(names) == slots
 
@@ -218,7 +207,7 @@ async def test_a_failure_is_tried_again_at_once_where_its_handler_requests_that(
     async with running_worker(Worker(queue, "worker", fail_twice, settings)):
         await publish_jobs(connection, queue, ["a"])
         # Sooner than the worker's own spacing of three seconds.
-        await eventually(empty(connection, queue), within=2)
+        await until_stored(connection, queue.name, 0, within=2)
     event = await completion(connection, queue, 1)
     assert (event["result"], event["deliveries"]) == (3, 3)
 
@@ -231,7 +220,7 @@ async def test_a_completion_is_stored_with_its_worker_its_result_and_a_message_i
     result = {"size": [1, None], "größe": "é"}
     async with running_worker(Worker(queue, "worker", lambda _: result, settings, name="worker-7")):
         await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "order-1"})
-        await eventually(empty(connection, queue))
+        await until_stored(connection, queue.name, 0)
     event = await completion(connection, queue, 1)
     assert event.pop("timestamp")
     assert event == {
@@ -274,7 +263,7 @@ async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion
         await publish_jobs(connection, queue, ["a"], headers=trace | {"Job-Advisory": f"{name}.done", "Other": "x"})
         await publish_jobs(connection, queue, ["b"])
         report = await reports.next_msg(timeout=5)
-        await eventually(empty(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert (await completion(connection, queue, 1))["result"] == trace["traceparent"]
     assert "result" not in await completion(connection, queue, 2)
     stored = await get_message(connection, f"{name}-events", 1)
@@ -289,7 +278,7 @@ async def test_without_events_a_job_is_done_and_no_completion_is_stored(
     queue = await make_queue(connection, name, events=None)
     async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
         await publish_jobs(connection, queue, ["a"])
-        await eventually(empty(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
@@ -329,7 +318,7 @@ async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
 
     async with running_worker(Worker(queue, "worker", handle, settings)):
         await publish_jobs(connection, queue, ["a"])
-        await eventually(empty(connection, queue), within=3)
+        await until_stored(connection, queue.name, 0, within=3)
     assert (await completion(connection, queue, 1))["deliveries"] == 2
 
 
@@ -413,13 +402,8 @@ async def test_retry_later_on_the_last_attempt_makes_a_dead_letter_at_once(
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     handler = FailingHandler(RetryLaterError("1h", "busy"))
     await publish_jobs(connection, queue, ["a"])
-
-    async def dead() -> bool:
-        # The worker's copy and the server's advisory.
-        return await stored_count(connection, f"{name}-dead") == 2
-
     async with running_worker(Worker(queue, "worker", handler.fail, settings)):
-        await eventually(dead, within=4)
+        await until_stored(connection, f"{name}-dead", 2, within=4)
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 0
 
 
@@ -497,7 +481,7 @@ async def test_a_slot_is_free_while_its_last_job_is_not_confirmed_and_two_jobs_a
             assert len(handled) == 6
             await asyncio.sleep(0.05)
         await provision(connection, queue)
-        await eventually(lambda: _is_empty(connection, name), within=40)
+        await until_stored(connection, name, 0, within=40)
     assert Counter(handled) == dict.fromkeys(range(1, 21), 1)
     assert most == 3
     assert await completion_count(connection, name) == 20
@@ -528,7 +512,7 @@ async def test_each_job_is_acknowledged_once_and_only_after_its_completion(
 
     async with running_worker(Worker(queue, "worker", handle, settings, concurrency=20)):
         await publish_jobs(connection, queue, map(str, range(200)))
-        await eventually(lambda: _is_empty(connection, name), within=40)
+        await until_stored(connection, name, 0, within=40)
         await eventually(lambda: len(sent) >= 400, within=30)
     assert Counter(sent) == {
         (what, sequence): 1 for what in ("completed", "acknowledged") for sequence in range(1, 201)
@@ -560,7 +544,7 @@ async def test_a_report_that_the_connection_did_not_take_is_sent_before_the_job_
     monkeypatch.setattr(type(connection), "write", lose_the_first_report)
     async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
         await publish_jobs(connection, queue, ["x"], headers={"Job-Advisory": f"done.{name}.a"})
-        await eventually(lambda: _is_empty(connection, name), within=30)
+        await until_stored(connection, name, 0, within=30)
     await connection.client.flush()
     assert len(lost) == 1
     assert len(reports) == 1
@@ -584,7 +568,7 @@ async def test_a_worker_whose_pull_request_is_lost_pulls_again(
     async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
         await eventually(lambda: bool(lost))
         await publish_jobs(connection, queue, ["a"])
-        await eventually(lambda: _is_empty(connection, name), within=20)
+        await until_stored(connection, name, 0, within=20)
 
 
 @pytest.mark.slow
@@ -600,7 +584,7 @@ async def test_an_async_handler_that_tries_to_end_the_process_fails_only_its_job
 
     async with running_worker(Worker(queue, "worker", handle, settings)):
         await publish_jobs(connection, queue, ["a"])
-        await eventually(lambda: _is_empty(connection, name), within=30)
+        await until_stored(connection, name, 0, within=30)
     assert await completion_count(connection, name) == 1
 
 
@@ -612,7 +596,7 @@ async def test_a_completion_without_a_result_is_as_one_with(
     worker = Worker(queue, "worker", lambda job: 0 if job.body == b"b" else None, settings, name='w"%s\\é')
     async with running_worker(worker):
         await publish_jobs(connection, queue, ["a", "b"], headers={"Job-Id": job_id})
-        await eventually(lambda: _is_empty(connection, name), within=30)
+        await until_stored(connection, name, 0, within=30)
     found = [
         json.loads(message.data)
         for message in await stream_messages(connection, f"{name}-events", completion_filter(name))
@@ -641,7 +625,7 @@ async def test_an_idle_worker_repeats_one_request_whatever_parts_it_last_pulled_
     async with running_worker(Worker(queue, "worker", handle, settings, concurrency=4)):
         # Each ends alone, and is replaced by a request for one job.
         await publish_jobs(connection, queue, map(str, range(4)))
-        await eventually(lambda: _is_empty(connection, name), within=30)
+        await until_stored(connection, name, 0, within=30)
         await asyncio.sleep(2)
         requests.clear()
         begun = asyncio.get_running_loop().time()
@@ -650,15 +634,11 @@ async def test_an_idle_worker_repeats_one_request_whatever_parts_it_last_pulled_
         assert 1 <= len(requests) <= asyncio.get_running_loop().time() - begun + 1
         assert {json.loads(request)["batch"] for request in requests} == {4}
         await publish_jobs(connection, queue, map(str, range(4)))
-        await eventually(lambda: _is_empty(connection, name), within=30)
+        await until_stored(connection, name, 0, within=30)
 
 
 async def _waiting(connection: NatsPyConnection, name: str) -> Any:
     return (await consumer_info(connection, name, "worker"))["num_waiting"]
-
-
-async def _is_empty(connection: NatsPyConnection, name: str) -> bool:
-    return not await stored_count(connection, name)
 
 
 @pytest.mark.parametrize("limits", [{"max_batch": 2}, {"max_expires": 300_000_000}, {"max_waiting": 2}], ids=str)
@@ -681,7 +661,7 @@ async def test_a_consumer_that_limits_its_pull_requests_is_served_as_it_asks(
     async with running_worker(Worker(queue, "worker", handle, settings, concurrency=20)):
         for _ in range(10):
             await publish_jobs(connection, queue, map(str, range(20)))
-        await eventually(lambda: _is_empty(connection, name), within=40)
+        await until_stored(connection, name, 0, within=40)
     assert "was refused" not in caplog.text
 
 
@@ -702,9 +682,9 @@ async def test_an_answer_to_a_request_that_was_sent_again_is_no_error(
             await publish_jobs(connection, queue, ["a"])
             await eventually(lambda: "isn't confirmed yet, sending it again" in caplog.text)
             proxy.resume()
-            await eventually(lambda: _is_empty(connection, name))
+            await until_stored(connection, name, 0)
             await publish_jobs(connection, queue, map(str, range(5)))
-            await eventually(lambda: _is_empty(connection, name))
+            await until_stored(connection, name, 0)
     assert Counter(handled) == dict.fromkeys(range(1, 7), 1)
     assert "Traceback" not in caplog.text
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

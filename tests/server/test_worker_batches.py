@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,23 +21,14 @@ from testbed.queues import (
     publish_jobs,
     running_worker,
     small_queue,
-    stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from airflow_provider_jetstream.jetstream import ConnectionSettings, WorkQueue
     from testbed.face import NatsPyConnection
 
 LONG = {"ack_wait": "30s", "max_deliver": 3}
-
-
-def count_stored(connection: NatsPyConnection, stream: str, count: int) -> Callable[[], Any]:
-    async def has_count() -> bool:
-        return await stored_count(connection, stream) == count
-
-    return has_count
 
 
 async def result_of(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> object:
@@ -78,7 +69,7 @@ async def test_each_job_of_a_batch_has_its_own_outcome(
 
     worker = Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, batch=10)
     async with running_worker(worker):
-        await eventually(count_stored(connection, name, 0), within=30)
+        await until_stored(connection, name, 0, within=30)
     assert attempts == {b"done": 2, b"none": 1, b"hopeless": 1, b"later": 2, b"broken": 2}
     assert [await result_of(connection, queue, sequence) for sequence in (1, 2, 4, 5, 6)] == [
         {"attempt": 1},
@@ -94,8 +85,7 @@ async def test_each_job_of_a_batch_has_its_own_outcome(
 async def test_a_batch_without_results_may_return_none_and_what_it_raises_is_every_jobs_outcome(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=LONG)
-    await publish_jobs(connection, queue, map(str, range(4)))
+    queue = await make_queue(connection, name, consumer=LONG, jobs=map(str, range(4)))
     attempts: Counter[int] = Counter()
 
     async def handle(jobs: list[Delivery]) -> None:
@@ -104,7 +94,7 @@ async def test_a_batch_without_results_may_return_none_and_what_it_raises_is_eve
             raise RetryLaterError(0, "all together")
 
     async with running_worker(Worker(queue, "worker", handle, settings, batch=4)):
-        await eventually(count_stored(connection, name, 0), within=30)
+        await until_stored(connection, name, 0, within=30)
     assert attempts == {1: 4, 2: 4}
     assert await completion_count(connection, name) == 4
 
@@ -136,7 +126,7 @@ async def test_a_completion_that_is_refused_costs_no_other_job_of_its_batch_anyt
         await eventually(others_are_done)
         await eventually(lambda: "isn't confirmed" in caplog.text)
         await connection.api(f"STREAM.UPDATE.{name}-events", config)
-        await eventually(count_stored(connection, name, 0))
+        await until_stored(connection, name, 0)
     repeated = {record.getMessage() for record in caplog.records if "isn't confirmed" in record.getMessage()}
     assert all(f"the completion of job {refused[0]} isn't confirmed" in text for text in repeated)
     assert await result_of(connection, queue, 5) == "x" * 1_000
@@ -154,10 +144,9 @@ async def test_outcomes_that_are_not_one_for_each_job_complete_none(
     found: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
-    await publish_jobs(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1}, jobs=["a", "b"])
     async with running_worker(Worker(queue, "worker", lambda _: returned, settings, batch=2)):
-        await eventually(count_stored(connection, f"{name}-dead", 4), within=30)
+        await until_stored(connection, f"{name}-dead", 4, within=30)
     assert f"expected a batch handler to return 2 outcomes, one for each job, {found}" in caplog.text
     assert await completion_count(connection, name) == 0
 
@@ -183,7 +172,7 @@ async def test_a_batch_starts_with_the_jobs_that_are_there_and_no_more_are_pulle
             assert len(sizes) == 2
             await asyncio.sleep(0.05)
         opened.set()
-        await eventually(count_stored(connection, name, 0), within=30)
+        await until_stored(connection, name, 0, within=30)
     assert (sum(sizes), max(sizes) <= 5) == (31, True)
 
 
@@ -203,7 +192,7 @@ async def test_a_job_of_a_batch_that_is_cancelled_or_expired_is_not_given_to_the
         return [job.sequence for job in jobs]
 
     async with running_worker(Worker(queue, "worker", handle, settings, batch=10)):
-        await eventually(count_stored(connection, name, 0), within=30)
+        await until_stored(connection, name, 0, within=30)
     assert sorted(handled) == [b"plain", b"valid"]
     assert [await result_of(connection, queue, sequence) for sequence in (3, 4)] == [3, 4]
 
@@ -237,8 +226,7 @@ async def test_a_batch_ends_at_its_shortest_deadline_and_with_the_worker(
 async def test_a_plain_batch_handler_that_hangs_in_its_thread_is_left_behind(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
-    await publish_jobs(connection, queue, ["a", "b"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2}, jobs=["a", "b"])
     release = threading.Event()
     calls: list[int] = []
 
@@ -249,7 +237,7 @@ async def test_a_plain_batch_handler_that_hangs_in_its_thread_is_left_behind(
 
     try:
         async with running_worker(Worker(queue, "worker", handle, settings, batch=1, deadline=0.3)):
-            await eventually(count_stored(connection, name, 0), within=30)
+            await until_stored(connection, name, 0, within=30)
     finally:
         release.set()
     assert len(calls) == 3

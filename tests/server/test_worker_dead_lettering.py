@@ -29,7 +29,15 @@ from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed import seams
 from testbed.dead_letters import dead_letter_records, stored_message
 from testbed.face import Headers, consumer_info, stream_info, summarise_dead_letters
-from testbed.queues import completion_count, eventually, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import (
+    completion_count,
+    eventually,
+    make_queue,
+    publish_jobs,
+    running_worker,
+    stored_count,
+    until_stored,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -67,13 +75,6 @@ async def copies(connection: NatsPyConnection, queue: WorkQueue) -> list[StoredM
     ]
 
 
-def settled(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Coroutine[Any, Any, bool]]:
-    async def is_empty() -> bool:
-        return not await stored_count(connection, queue.name)
-
-    return is_empty
-
-
 def dead(connection: NatsPyConnection, queue: WorkQueue, count: int = 1) -> Callable[[], Coroutine[Any, Any, bool]]:
     async def all_captured() -> bool:
         captured = [entry.subject for entry in await entries(connection, f"{queue.name}-dead")]
@@ -107,7 +108,7 @@ async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminat
         fail(job)
 
     async with running_worker(Worker(queue, "worker", fail if kind == "plain" else fail_async, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     copy, termination = await entries(connection, f"{name}-dead")
     assert copy.subject == f"dead.{name}.worker.1"
     assert termination.subject == f"{TERMINATED}.{name}.worker"
@@ -147,7 +148,7 @@ async def test_an_empty_job_can_be_given_up_without_a_reason(
 
     await publish_jobs(connection, queue, [""])
     async with running_worker(Worker(queue, "worker", fail, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     ((death, job),) = await dead_letter_records(connection, queue)
     assert (death.explanation, death.error_class, death.error_message) == (None, None, None)
     assert (job.data, job.headers) == (b"", ())
@@ -168,7 +169,7 @@ async def test_the_first_failure_is_recorded_where_it_happened_in_this_worker(
 
     await publish_jobs(connection, queue, ["a"])
     async with running_worker(Worker(queue, "worker", fail, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     ((death, _),) = await dead_letter_records(connection, queue)
     assert death.deliveries == 2
     assert death.first_failed_at is not None
@@ -191,7 +192,7 @@ async def test_the_first_failure_is_left_out_where_it_happened_in_another_worker
     await publish_jobs(connection, queue, ["a"])
     await first_worker.run()
     async with running_worker(Worker(queue, "worker", give_up, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     ((death, _),) = await dead_letter_records(connection, queue)
     assert (failed, death.deliveries, death.first_failed_at) == ([1], 2, None)
 
@@ -233,10 +234,9 @@ async def test_a_death_is_never_dated_before_the_job_was_stored(
             return super().now(tz) - timedelta(minutes=1)
 
     monkeypatch.setattr(seams.DEAD_LETTERING_DATETIME, LateClock)
-    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, jobs=["a"])
     async with running_worker(Worker(queue, "worker", give_up, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     ((death, job),) = await dead_letter_records(connection, queue)
     assert death.died_at == job.stored_at
 
@@ -251,8 +251,7 @@ async def test_an_error_without_usable_text_still_makes_a_dead_letter(
     def fail(_: Delivery) -> None:
         raise SilentError
 
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, jobs=["a"])
     async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(dead(connection, queue))
     ((death, _),) = await dead_letter_records(connection, queue)
@@ -313,7 +312,7 @@ async def test_a_running_worker_notices_that_a_dead_letter_queue_now_captures_co
         await eventually(lambda: waiting_pulls(connection, name))
         await change(connection, f"{name}-dead", subjects=[*advisories, f"dead.{name}.>"])
         await publish_jobs(connection, queue, ["a"])
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert [death.explanation for death, _ in await dead_letter_records(connection, queue)] == ["bad printer"]
 
 
@@ -349,7 +348,7 @@ async def test_no_job_is_lost_when_the_dead_letter_queue_is_lost_while_the_worke
             await change(connection, lost, discard="old", max_bytes=-1)
         else:
             await provision(connection, queue)
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert [job.data for _, job in await dead_letter_records(connection, queue)] == [b"a"]
 
 
@@ -423,7 +422,7 @@ async def test_long_texts_are_shortened_for_large_jobs(
 
     await connection.client.jetstream().publish(f"{name}.jobs.a", body)
     async with running_worker(Worker(queue, "worker", fail, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     ((death, job),) = await dead_letter_records(connection, queue)
     assert job.data == body
     assert death.error_class == "ValueError"
@@ -466,7 +465,7 @@ async def test_a_job_that_cannot_be_copied_is_terminated_where_the_archive_holds
     body = "x" * 590
     async with running_worker(Worker(queue, "worker", give_up, settings)):
         await publish_jobs(connection, queue, ["a", "b", body])
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert f"job 3 of {name} is terminated with its body in the archive only: " in caplog.text
     archived = [copy.data for copy in await entries(connection, str(queue.archive and queue.archive.name))]
     assert archived[-1] == body.encode()
@@ -545,15 +544,14 @@ async def test_a_job_of_a_recreated_stream_is_not_mistaken_for_the_given_up_one(
 async def test_a_copy_is_stored_again_where_only_its_message_id_is_left(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1}, jobs=["a"])
     stored = await get_message(connection, name, 1)
     assert stored is not None
     headers = {"Nats-Msg-Id": f"dead:worker:{name}:1:{stored.time}:1"}
     earlier = await connection.client.jetstream().publish(f"dead.{name}.worker.1", b"a", headers=headers)
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": earlier.seq})
     async with running_worker(Worker(queue, "worker", give_up, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert [(death.sequence, job.data) for death, job in await dead_letter_records(connection, queue)] == [(1, b"a")]
 
 
@@ -578,7 +576,7 @@ async def test_no_job_is_lost_when_the_server_is_killed_while_a_job_is_given_up(
             release.set()
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
-            await eventually(settled(connection, queue), within=20)
+            await until_stored(connection, queue.name, 0, within=20)
         messages = await dead_letter_records(connection, queue)
     assert {death.sequence for death, _ in messages} == {1}
     assert {job.data for _, job in messages} == {b"a"}

@@ -43,10 +43,11 @@ from testbed.queues import (
     running_worker,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from nats.aio.msg import Msg
@@ -55,13 +56,6 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}
-
-
-def settled(connection: NatsPyConnection, queue: WorkQueue, left: int = 0) -> Callable[[], Any]:
-    async def has_count() -> bool:
-        return await stored_count(connection, queue.name) == left
-
-    return has_count
 
 
 async def completions(connection: NatsPyConnection, queue: WorkQueue) -> dict[int, dict[str, Any]]:
@@ -82,10 +76,9 @@ def children() -> set[int]:
 async def test_processes_share_the_jobs_and_exit_with_the_worker(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
-    await publish_jobs(connection, queue, map(str, range(12)))
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, jobs=map(str, range(12)))
     async with running_worker(Worker(queue, "worker", process_id, settings, concurrency=3, processes=True)):
-        await eventually(settled(connection, queue), within=20)
+        await until_stored(connection, queue.name, 0, within=20)
         assert 1 <= len(children()) <= 3
     pids = {completion["result"] for completion in (await completions(connection, queue)).values()}
     assert 1 <= len(pids) <= 3
@@ -102,7 +95,7 @@ async def test_errors_of_a_handler_in_a_process_are_those_of_a_thread(
         connection, queue, ["fine", "give up", "unpicklable", "later", "exit", "killed", "exits", "unsendable"]
     )
     async with running_worker(Worker(queue, "worker", fail, settings, concurrency=2, processes=True)):
-        await eventually(settled(connection, queue, 2), within=20)
+        await until_stored(connection, queue.name, 2, within=20)
 
         async def all_dead() -> bool:
             return len(await deaths(connection, queue)) == 3
@@ -138,7 +131,7 @@ async def test_a_process_that_passes_the_deadline_is_killed_with_its_child_proce
     await publish_jobs(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
     worker = Worker(queue, "worker", hang_with_child_process, settings, processes=True, deadline=1)
     async with running_worker(worker):
-        await eventually(settled(connection, queue), within=20)
+        await until_stored(connection, queue.name, 0, within=20)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
     assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
@@ -155,22 +148,21 @@ async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once
     async with running_worker(worker):
         await eventually((tmp_path / "pids").exists)
     async with running_worker(Worker(queue, "worker", hang_with_child_process, settings)):
-        await eventually(settled(connection, queue), within=3)
+        await until_stored(connection, queue.name, 0, within=3)
 
 
 @pytest.mark.slow
 async def test_handler_processes_ignore_signals_to_the_process_group(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, jobs=["a"])
     async with running_worker(Worker(queue, "worker", process_id, settings, processes=True)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
         (child,) = children()
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(child, number)
         await publish_jobs(connection, queue, ["b"])
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert [completion["result"] for completion in (await completions(connection, queue)).values()] == [child, child]
 
 
@@ -183,7 +175,7 @@ async def test_a_handler_annotated_with_a_model_gets_the_body_as_one_and_invalid
     bodies = ['{"item": "pen", "amount": 3}', '{"item": "ink", "amount": "s3cret"}', "{}", "no JSON"]
     await publish_jobs(connection, queue, bodies)
     async with running_worker(Worker(queue, "worker", typed, settings, processes=runner == "processes")):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert {
         sequence: completion["result"] for sequence, completion in (await completions(connection, queue)).items()
     } == {1: "pen 3 1"}
@@ -210,7 +202,7 @@ async def test_an_async_handler_may_take_a_model_alone(
 
     await publish_jobs(connection, queue, ['{"item": "pen"}', "[]"])
     async with running_worker(Worker(queue, "worker", handle, settings)):
-        await eventually(settled(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert orders == [Order(item="pen", amount=1)]
     assert [death.sequence for death in await deaths(connection, queue)] == [2]
 
@@ -239,13 +231,6 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-def settled_deadlines(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
-    async def is_empty() -> bool:
-        return not await stored_count(connection, queue.name)
-
-    return is_empty
-
-
 async def letters(connection: NatsPyConnection, queue: WorkQueue) -> list[tuple[int, Reason, bytes]]:
     scan = await Scan.begin(connection, queue)
     return [(letter.sequence, letter.death.reason, letter.body) async for letter in scan.letters(Selection())]
@@ -255,8 +240,7 @@ async def letters(connection: NatsPyConnection, queue: WorkQueue) -> list[tuple[
 async def test_with_concurrency_one_and_a_slow_handler_no_second_job_is_in_flight(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "400ms", "max_deliver": 3})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "400ms", "max_deliver": 3}, jobs="abc")
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def handle(_: Delivery) -> None:
@@ -271,7 +255,7 @@ async def test_with_concurrency_one_and_a_slow_handler_no_second_job_is_in_fligh
             assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (1, 2, 1)
             assert info["num_waiting"] == 0
         go_on.set()
-        await eventually(settled_deadlines(connection, queue))
+        await until_stored(connection, queue.name, 0)
 
 
 @pytest.mark.slow
@@ -300,7 +284,7 @@ async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
     async with running_worker(
         Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, concurrency=2)
     ):
-        await eventually(settled_deadlines(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert attempts == [1, 2]
     assert await completion_count(connection, name) == 1
 
@@ -324,7 +308,7 @@ async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_
 
     await publish_jobs(connection, queue, ["a"])
     async with running_worker(Worker(queue, "worker", handle, settings, deadline=0.5)):
-        await eventually(settled_deadlines(connection, queue))
+        await until_stored(connection, queue.name, 0)
     assert cancelled == [1]
     assert 0.5 <= attempts[1] - attempts[0] < 2
     assert await dead_letter_records(connection, queue) == []
@@ -433,7 +417,7 @@ async def test_an_expired_job_is_not_started_and_becomes_a_dead_letter(
     await publish_jobs(connection, queue, ["unreadable expiry"], headers={"Job-Expires": "tomorrow"})
     jobs: list[bytes] = []
     async with running_worker(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
-        await eventually(settled_deadlines(connection, queue))
+        await until_stored(connection, queue.name, 0)
         assert jobs == [b"in time", b"unreadable expiry"]
         assert await letters(connection, queue) == [(1, Reason.EXPIRED, b"late")]
         ((death, _),) = await dead_letter_records(connection, queue)
@@ -453,7 +437,7 @@ async def test_the_record_of_an_expired_job_proves_nothing_where_terminations_ar
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, dead_letters=dead)
     await publish_jobs(connection, queue, ["late"], headers={"Job-Expires": "2020-01-01T00:00:00Z"})
     async with running_worker(Worker(queue, "worker", print, settings)):
-        await eventually(settled_deadlines(connection, queue))
+        await until_stored(connection, queue.name, 0)
     # The worker may have been stopped after it had stored the record, and another kind of worker done the job.
     found = await find_dead_letters(connection, queue)
     assert (found.letters, [job.status for job in found.dismissed]) == ((), [Status.UNACCOUNTED])
@@ -495,8 +479,7 @@ async def test_jobs_that_arrive_after_the_stop_are_handed_back_and_not_pulled_ag
 async def test_a_worker_that_its_handler_stops_pulls_no_other_job(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
-    await publish_jobs(connection, queue, "abc")
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1}, jobs="abc")
     jobs: list[bytes] = []
 
     async def handle(job: Delivery) -> None:

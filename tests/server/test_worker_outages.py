@@ -41,6 +41,7 @@ from testbed.queues import (
     running_worker,
     small_queue,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ async def test_a_missing_consumer_is_named_and_not_created(
 async def test_a_missing_events_stream_is_named_before_any_job_is_taken(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, jobs=["a"])
     await connection.api(f"STREAM.DELETE.{name}-events")
     with pytest.raises(NotFoundError, match=f"expected stream {name}-events on the server, found none"):
         await Worker(queue, "worker", print, settings).run()
@@ -127,11 +127,7 @@ async def test_a_worker_survives_a_restart_and_pulls_no_more_than_it_can_start(o
                 assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 1
                 await asyncio.sleep(0.05)
             release.set()
-
-            async def empty() -> bool:
-                return not await stored_count(connection, name)
-
-            await eventually(empty)
+            await until_stored(connection, name, 0)
         assert jobs == list(range(1, 9))
 
 
@@ -159,11 +155,7 @@ async def test_a_job_that_is_running_during_a_restart_is_finished_and_not_run_ag
             # The handler ends while the server is away, so that completion and acknowledgement must wait.
             release.set()
             await asyncio.to_thread(own_nats.restart)
-
-            async def empty() -> bool:
-                return not await stored_count(connection, name)
-
-            await eventually(empty)
+            await until_stored(connection, name, 0)
         assert jobs == [1]
         assert await completion_count(connection, name) == 1
 

@@ -425,8 +425,7 @@ async def test_invalid_fallbacks_are_refused_with_what_to_do(settings: Connectio
 async def test_a_missing_fallback_is_named_before_any_job_is_pulled(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, jobs=["a"])
     absent = priority_queue(f"{name}-absent")
     text = f"expected stream {name}-absent on the server, found none: provision the queue first"
     with pytest.raises(LookupError, match=text):

@@ -20,7 +20,7 @@ from airflow_provider_jetstream.dev.worker_processes import start_worker
 from testbed.dead_letters import dead_letter_records, stream_messages
 from testbed.face import consumer_info
 from testbed.ledger import read_ledger
-from testbed.queues import eventually, make_queue, publish_jobs, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, stored_count, until_stored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,10 +149,7 @@ def workers(nats: NatsServer, tmp_path: Path) -> Iterator[Workers]:
 
 
 async def wait_until_empty(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    async def empty() -> bool:
-        return not await stored_count(connection, queue.name)
-
-    await eventually(empty, within=30)
+    await until_stored(connection, queue.name, 0, within=30)
 
 
 async def exit_status(process: Process, within: float) -> int | None:
@@ -170,8 +167,7 @@ async def completions(connection: NatsPyConnection, queue: WorkQueue) -> Counter
 async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_and_is_completed_once(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3}, jobs=["a"])
     first = workers.start(queue, "dies_before_its_acknowledgement")
     assert await exit_status(first, 20) == -signal.SIGKILL
     assert await completions(connection, queue) == {1: 1}
@@ -213,8 +209,7 @@ async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination
 async def test_a_stopped_worker_finishes_its_jobs_and_pulls_no_more(
     connection: NatsPyConnection, name: str, workers: Workers, number: signal.Signals
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
-    await publish_jobs(connection, queue, map(str, range(8)))
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3}, jobs=map(str, range(8)))
     worker = workers.start(queue, "gated", concurrency=5)
     await eventually(lambda: len(workers.records("start")) == 5, within=20)
     worker.signal(number)
@@ -231,8 +226,7 @@ async def test_a_stopped_worker_finishes_its_jobs_and_pulls_no_more(
 async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_graceful_stop(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 3})
-    await publish_jobs(connection, queue, map(str, range(50)))
+    queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 3}, jobs=map(str, range(50)))
     killed = workers.start(queue, "gated", concurrency=50)
     await eventually(lambda: len(workers.records("start")) == 50, within=20)
     # Longer than the ack wait: the jobs stay in flight because the worker signals progress.
@@ -256,8 +250,7 @@ async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_g
 async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_killed_among_many(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
-    await publish_jobs(connection, queue, map(str, range(200)))
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5}, jobs=map(str, range(200)))
     first, second = (workers.start(queue, "quick", concurrency=4) for _ in range(2))
     await eventually(lambda: any(pid == first.pid for _, _, pid in workers.records("done")), within=20)
     first.kill()
@@ -272,8 +265,7 @@ async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_kill
 async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_time(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3}, jobs=["a"])
     worker = workers.run(queue, "gated", "--grace", "0.5")
     await eventually(lambda: workers.records("start"), within=20)
     worker.signal(signal.SIGTERM)
@@ -287,8 +279,7 @@ async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_ti
 async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_another_process_takes_over(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
-    await publish_jobs(connection, queue, map(str, range(12)))
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1}, jobs=map(str, range(12)))
     worker = workers.run(queue, "gated", "--deadline", "100ms", "--concurrency", "4")
     assert await exit_status(worker, 20) == 3
     assert "jetstream-worker: expected at most 10 handlers to go on past their deadline, found" in worker.output()
@@ -324,8 +315,7 @@ async def test_the_end_of_each_job_is_one_line_of_json(
 async def test_the_processes_of_a_killed_worker_end_by_themselves(
     connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
-    await publish_jobs(connection, queue, ["a"])
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2}, jobs=["a"])
     worker = workers.run(queue, "quick", "--processes")
     await wait_until_empty(connection, queue)
     assert len(worker.pids()) >= 2
@@ -336,8 +326,7 @@ async def test_the_processes_of_a_killed_worker_end_by_themselves(
 
 @pytest.mark.slow
 async def test_metrics_are_served_for_prometheus(connection: NatsPyConnection, name: str, workers: Workers) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
-    await publish_jobs(connection, queue, map(str, range(3)))
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2}, jobs=map(str, range(3)))
     worker = workers.run(queue, "gated", "--metrics-port", "0", "--concurrency", "2", "--id", "3")
     await eventually(lambda: len(workers.records("start")) == 2, within=20)
     port = worker.output().partition("serves metrics on port ")[2].split()[0]

@@ -24,7 +24,14 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import (
 )
 from airflow_provider_jetstream.worker import Worker
 from testbed.face import summarise_dead_letters
-from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
+from testbed.queues import (
+    eventually,
+    make_queue,
+    publish_jobs,
+    running_worker,
+    stored_count,
+    until_stored,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import ConnectionSettings
@@ -60,8 +67,7 @@ def days(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
 async def test_scans_redrives_and_previews_select_by_the_ages_that_letters_have_on_the_server(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     for selection, count in ((OLD, 0), (YOUNG, 2), (DEAD_A_MOMENT, 2)):
         assert len((await find_dead_letters(connection, queue, selection)).letters) == count
         summary = await summarise_dead_letters(connection, queue, selection)
@@ -77,8 +83,7 @@ async def test_scans_redrives_and_previews_select_by_the_ages_that_letters_have_
 async def test_waits_for_letters_select_by_the_ages_that_letters_have_on_the_server(
     connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
-    await make_dead_letters(connection, queue, "ab")
+    queue = await make_queue(connection, name, dead="ab")
     too_young = [
         asyncio.create_task(wait_for_dead_letters(connection, queue, criteria, 0.2))
         for criteria in (LetterCriteria(OLD), LetterCriteria(Selection(), age=timedelta(hours=1)))
@@ -112,11 +117,7 @@ async def test_a_worker_starts_and_expires_jobs_by_the_time_of_the_server(
         await eventually(lambda: len(handled) == 2)
         await publish_jobs(connection, queue, ["expired"], headers={"Job-Expires": earlier})
         await publish_jobs(connection, queue, ["not due"], headers={"X-Execute-At": later})
-        await eventually(lambda: _is_left(connection, name, 1))
+        await until_stored(connection, name, 1)
         await asyncio.sleep(0.3)
     assert sorted(handled) == [b"due", b"not expired"]
     assert await stored_count(connection, name) == 1
-
-
-async def _is_left(connection: NatsPyConnection, name: str, count: int) -> bool:
-    return await stored_count(connection, name) == count
