@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError
 from testbed.simulated.plan import NAMES
-from testbed.simulated.streams import header, timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -109,8 +108,7 @@ async def _lose_power(world: Stage, rng: random.Random) -> None:
     touched |= {body for stream in server.streams.values() for body in _bodies(stream.messages.values(), began)}
     world.account.excuse(touched)
     was = _bodies(server.streams[world.queue.name].messages.values())
-    archive = server.streams[f"{world.queue.name}-archive"]
-    copied = archive.messages.values()
+    copied = server.streams[f"{world.queue.name}-archive"].messages.values()
 
     def go_back() -> None:
         tail = _bodies(copied, copies[world.queue.name]["last_time"])
@@ -122,9 +120,6 @@ async def _lose_power(world: Stage, rng: random.Random) -> None:
             if sequence > queue.last or sequence in queue.messages:
                 del world.account.ends[sequence]
         world.account.deleted -= {sequence for sequence in world.account.deleted if sequence > queue.last}
-        archived = {header(copy.headers, "Nats-Time-Stamp") for copy in archive.messages.values()}
-        uncopied = {message.sequence for message in queue.messages.values() if timestamp(message.time) not in archived}
-        world.account.uncopied |= uncopied
         # What is stored nowhere any more, or was lost with the queue's tail, is lost by the server.
         left, now = world.bodies_stored(), _bodies(queue.messages.values())
         gone = {body for body in was | touched if body not in left} | ((was | tail) - now)

@@ -162,7 +162,6 @@ class Account:
     :param unproved: the bodies of whose end the server may have no evidence
     :param removed: the bodies of which the server, or a person, may have removed every copy
     :param terminated: the bodies that a program has terminated which stores no copy of them, and the sequence of each
-    :param uncopied: the sequences of jobs of which a loss of power took the archive's copy, and not the job
     :param deleted: the sequences of jobs that a person removed before they were done
     :param given_up: the sequences of jobs that a worker has terminated, or is about to
     :param passed: the sequences of jobs that a consumer may have passed, and nothing shows that
@@ -180,7 +179,6 @@ class Account:
     unproved: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)
     terminated: dict[str, int] = field(default_factory=dict)
-    uncopied: set[int] = field(default_factory=set)
     deleted: set[int] = field(default_factory=set)
     given_up: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Seconds. Long beside what a request takes on a busy machine.
 ACK_WAIT: Final = 2.0
-BATCHES: Final = 2
+_NAMES_SUBJECTS: Final = 2
 _FIXES_STORAGE: Final = 5
 _AFTER_ACK_WAIT: Final = 2.6
 _HEARD: Final = 0.05
@@ -79,7 +79,7 @@ async def publish_condition(player: Player, rng: random.Random) -> None:
         [("Nats-TTL", rng.choice(["5s", "1", "0", "x"]))],
         [("Nats-Schedule", "@every 1h"), ("Nats-Schedule-Target", subject)],
     ]
-    if player.level >= BATCHES:
+    if player.level >= _NAMES_SUBJECTS:
         other = f"{player.name}.{rng.choice(['a.*', 'a.x', 'b'])}"
         named_subject = ("Nats-Expected-Last-Subject-Sequence-Subject", other)
         conditions.append([("Nats-Expected-Last-Subject-Sequence", few), named_subject])
@@ -115,30 +115,6 @@ async def publish_ttl(player: Player, rng: random.Random) -> None:
     """Publish a message that the server removes after a time."""
     ttl = rng.choice(["1s", "1", "never", "60s", "0", "-1", "1d", "x", "500ms"])
     await player.publish(rng.choice(_SUBJECTS), _body(rng), [("Nats-TTL", ttl)])
-
-
-async def batch(player: Player, rng: random.Random) -> None:
-    """Publish an atomic batch, at times one that is refused."""
-    name, length = f"b{rng.randrange(10**6)}", rng.choice([1, 2, 2, 3, 4])
-    fault = rng.choice(["", "", "", "", "gap", "late", "condition", "same id", "known id", "no end", "first asks"])
-    numbers = list(range(1, length + 1))
-    if fault == "gap" and length > 1:
-        numbers[-1] += 1
-    if fault == "late":
-        numbers = numbers[1:] or [2]
-    for position, number in enumerate(numbers):
-        headers = [("Nats-Batch-Id", name), ("Nats-Batch-Sequence", str(number))]
-        if fault == "condition" and number == 1:
-            headers += [("Nats-Expected-Last-Subject-Sequence", str(rng.randrange(4)))]
-        if fault == "same id":
-            headers += [("Nats-Msg-Id", f"id-{name}")]
-        if fault == "known id" and number == 1:
-            headers += [("Nats-Msg-Id", f"id-{rng.randrange(3)}")]
-        is_last = position == len(numbers) - 1
-        if is_last and fault != "no end":
-            headers += [("Nats-Batch-Commit", "1")]
-        send = player.publish if (is_last and fault != "no end") or fault == "first asks" else player.send
-        await send(rng.choice(_SUBJECTS), f"{name[:2]}{number}".encode(), headers)
 
 
 # Reading and removing.

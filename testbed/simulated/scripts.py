@@ -163,17 +163,6 @@ KINDS: Final[dict[str, Kind]] = {
     "headers": Kind(
         {"publish_headers": 9, "publish": 2, "pull": 4, "get": 3, "direct_get": 3, "answer": 2, "stored": 1},
     ),
-    # Atomic batches.
-    "batches": Kind(
-        {"batch": 10, "publish": 3, "publish_id": 2, "take": 2, "delete": 1, "state": 1, "purge": 1},
-        streams=(
-            *({"allow_atomic": True, "allow_msg_ttl": True}, {"allow_atomic": True}, {}),
-            *({"allow_atomic": True, "max_msgs": 4, **_NEW}, {"allow_atomic": True, "max_msgs": 4, **_OLD}),
-            {"allow_atomic": True, "max_msgs_per_subject": 1},
-        ),
-        level=2,
-        steps=16,
-    ),
     "ttl": Kind(
         {"publish_ttl": 6, "publish": 2, "wait": 2, "state": 2, "get": 1},
         streams=({"allow_msg_ttl": True}, {"allow_msg_ttl": True, "retention": "limits"}, {}),
@@ -236,8 +225,6 @@ async def _prepare(player: Player, rng: random.Random, kind: Kind) -> None:
     events += [f"$JS.EVENT.METRIC.CONSUMER.ACK.{name}.*"]
     await player.api(f"STREAM.CREATE.{name}-dead", {"name": f"{name}-dead", "subjects": events, "storage": "memory"})
     archive: dict[str, Any] = {"name": f"{name}-archive", "subjects": [f"archive.{name}.>"], "storage": "memory"}
-    if player.level >= steps.BATCHES:
-        archive["allow_atomic"] = True
     await player.api(f"STREAM.CREATE.{name}-archive", archive)
     for consumer, filter_ in (("w", f"{name}.a.>"), ("v", f"{name}.b")):
         config: dict[str, Any] = {

@@ -171,11 +171,11 @@ class SimulatedServer:
                 if not stream.led:
                     continue
                 try:
-                    ack: dict[str, Any] | None = stream.publish(subject, headers, data)
+                    ack: dict[str, Any] = stream.publish(subject, headers, data)
                 except Refusal as refusal:
                     ack = {"error": refusal.fields, "stream": stream.name, "seq": 0}
                 if reply and not stream.config.get("no_ack"):
-                    self.deliver(reply, b"", b"" if ack is None else compact(ack))
+                    self.deliver(reply, b"", compact(ack))
         return heard
 
     def _acknowledge(self, subject: str, reply: str, data: bytes) -> None:

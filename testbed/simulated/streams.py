@@ -16,17 +16,15 @@ from airflow_provider_jetstream.jetstream.client.subjects import covers
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 NANOSECONDS: Final = 10**9
 _DEDUP_WINDOW: Final = 120 * NANOSECONDS
 # The levels of JetStream's API from which on a server does so.
 _CONDITIONS_FIRST: Final = 1
 _SCHEDULES: Final = 2
-_BATCHES: Final = 2
 _LEADERS_SINCE: Final = 2
 _PURGES_TOGETHER: Final = 5
-_BATCH_TIMEOUT: Final = 10 * NANOSECONDS
 _HEADER: Final = re.compile(rb"(?:^|\r\n)([^:\r\n]+):[ \t]*([^\r\n]*)")
 
 
@@ -109,14 +107,6 @@ class Message:
     headers: bytes
     data: bytes
     time: int
-
-
-@dataclass(slots=True)
-class Batch:
-    """What was sent of an atomic batch: subjects, headers and bodies."""
-
-    messages: list[tuple[str, bytes, bytes]] = field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
 
 
 @lru_cache(4096)
@@ -203,6 +193,7 @@ class Stream(Generic[_Reader]):
     :ivar leader: the name of the server that leads it, and since when; empty where there is one server only
     :ivar ahead: by how many nanoseconds its leader's clock is ahead
     :ivar died: the sequences of jobs that have used up their deliveries or were terminated, once at least
+    :ivar history: by sequence the bodies that it has stored, also those that are gone; not what a loss of power took
     """
 
     server: Host
@@ -216,12 +207,12 @@ class Stream(Generic[_Reader]):
     ids: dict[str, tuple[int, int]] = field(default_factory=dict)
     last_id: str = ""
     purged: bool = False
-    batches: dict[str, Batch] = field(default_factory=dict)
     expiry: asyncio.TimerHandle | None = None
     led: bool = True
     leader: tuple[str, int] = ("", 0)
     ahead: int = 0
     died: set[int] = field(default_factory=set)
+    history: dict[int, bytes] = field(default_factory=dict)
 
     def now(self) -> int:
         """Return the nanoseconds since 1970 by its leader's clock."""
@@ -269,14 +260,12 @@ class Stream(Generic[_Reader]):
 
     # What is stored.
 
-    def publish(self, subject: str, headers: bytes, data: bytes) -> dict[str, Any] | None:
-        """Store a message, and return the PubAck; ``None`` for one of a batch that isn't complete yet.
+    def publish(self, subject: str, headers: bytes, data: bytes) -> dict[str, Any]:
+        """Store a message, and return the PubAck.
 
         :raises Refusal: it isn't stored
         """
         self._expire()
-        if self.server.level >= _BATCHES and (batch := header(headers, "Nats-Batch-Id")):
-            return self._publish_batch(batch, subject, headers, data)
         message_id = header(headers, "Nats-Msg-Id") if headers else None
         self._check_expectations(subject, headers)
         if self.server.level >= _CONDITIONS_FIRST:
@@ -294,72 +283,6 @@ class Stream(Generic[_Reader]):
         self._forget_ids()
         return self.ids.get(message_id, (0, 0))[0]
 
-    # Atomic batches.
-
-    def _publish_batch(self, name: str, subject: str, headers: bytes, data: bytes) -> dict[str, Any] | None:
-        """Take a message of a batch; all of them are stored with the last one."""
-        if not self.config.get("allow_atomic"):
-            raise Refusal(400, 10174, "atomic publish is disabled")
-        number = header(headers, "Nats-Batch-Sequence")
-        if number is None or not number.isdigit():
-            raise Refusal(400, 10175, "atomic publish sequence is missing")
-        batch = self.batches.get(name)
-        if batch is None:
-            if int(number) != 1:
-                raise Refusal(400, 10176, "atomic publish batch is incomplete")
-            batch = self.batches[name] = Batch()
-        if batch.timer:
-            batch.timer.cancel()
-        if int(number) != len(batch.messages) + 1:
-            self._abandon(name, "incomplete")
-            raise Refusal(400, 10176, "atomic publish batch is incomplete")
-        batch.messages.append((subject, headers, data))
-        if header(headers, "Nats-Batch-Commit") is None:
-            batch.timer = self.server.later(_BATCH_TIMEOUT, lambda: self._abandon(name, "timeout"))
-            return None
-        del self.batches[name]
-        self._check_batch(batch)
-        sequence = 0
-        for message in batch.messages:
-            sequence = self._append(*message)
-        return {"stream": self.name, "seq": sequence, "batch": name, "count": len(batch.messages)}
-
-    def _abandon(self, name: str, reason: str) -> None:
-        """Give a batch up."""
-        batch = self.batches.pop(name)
-        if batch.timer:
-            batch.timer.cancel()
-        advisory = {
-            "type": "io.nats.jetstream.advisory.v1.batch_abandoned",
-            "id": self.server.new_id(),
-            "timestamp": timestamp(self.now()),
-            "stream": self.name,
-            "batch": name,
-            "reason": reason,
-        }
-        self.server.publish(f"$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.{self.name}", b"", compact(advisory))
-
-    def _check_batch(self, batch: Batch) -> None:
-        """Refuse a batch whose messages can't all be stored."""
-        ids: set[str] = set()
-        added: list[tuple[str, int]] = []
-        for subject, headers, data in batch.messages:
-            if header(headers, "Nats-Expected-Last-Msg-Id"):
-                raise Refusal(400, 10177, "atomic publish unsupported header used: Nats-Expected-Last-Msg-Id")
-            self._check_expectations(subject, headers)
-            if message_id := header(headers, "Nats-Msg-Id"):
-                if message_id in ids or self._known(message_id):
-                    raise Refusal(400, 10201, "atomic publish batch contains duplicate message id")
-                ids.add(message_id)
-            if (
-                any(subject == other for other, _ in added)
-                and header(headers, "Nats-Expected-Last-Subject-Sequence") is not None
-            ):
-                raise Refusal(400, 10071, "wrong last sequence")
-            self._check_last(subject, headers)
-            self._check_limits(subject, headers, data, added)
-            added.append((subject, _stored_size(self.config["storage"], subject, headers, data)))
-
     def _append(self, subject: str, headers: bytes, data: bytes) -> int:
         self.last += 1
         now = max(self.now(), self.last_time + 1)
@@ -367,6 +290,7 @@ class Stream(Generic[_Reader]):
         message = Message(self.last, subject, headers, data, now)
         before = self.last_of(subject)
         self.messages[self.last] = message
+        self.history[self.last] = data
         self.died.discard(self.last)
         if len(self.messages) == 1:
             self.first = self.last
@@ -415,11 +339,8 @@ class Stream(Generic[_Reader]):
         if header(headers, "Nats-Rollup") and not self.config.get("allow_rollup_hdrs"):
             raise Refusal(500, 10111, "rollup not permitted")
 
-    def _check_limits(self, subject: str, headers: bytes, data: bytes, added: Sequence[tuple[str, int]] = ()) -> None:
-        """Refuse a message that is too large, or one too many.
-
-        :param added: subjects and sizes of what is stored before it at the same moment
-        """
+    def _check_limits(self, subject: str, headers: bytes, data: bytes) -> None:
+        """Refuse a message that is too large, or one too many."""
         size = len(headers) + len(data)
         if 0 <= self.config["max_msg_size"] < size:
             raise Refusal(400, 10054, "message size exceeds maximum allowed")
@@ -427,12 +348,12 @@ class Stream(Generic[_Reader]):
             raise Refusal(400, 10165, "invalid per-message TTL")
         if self.config["discard"] != "new":
             return
-        own = len(self.matching(subject)) + sum(other == subject for other, _ in added)
+        own = len(self.matching(subject))
         if self.config.get("discard_new_per_subject") and 0 < self.config["max_msgs_per_subject"] <= own:
             raise Refusal(503, 10077, "maximum messages per subject exceeded")
-        if 0 <= self.config["max_msgs"] <= len(self.messages) + len(added):
+        if 0 <= self.config["max_msgs"] <= len(self.messages):
             raise Refusal(503, 10077, "maximum messages exceeded")
-        size = _stored_size(self.config["storage"], subject, headers, data) + sum(other for _, other in added)
+        size = _stored_size(self.config["storage"], subject, headers, data)
         if 0 <= self.config["max_bytes"] < self.size() + size:
             raise Refusal(503, 10077, "maximum bytes exceeded")
 
@@ -589,6 +510,7 @@ class Stream(Generic[_Reader]):
         """Go back to what was stored earlier: a loss of power takes the tail of its file."""
         self.messages, self.first, self.last = dict(state["messages"]), state["first"], state["last"]
         self.last_time = state["last_time"]
+        self.history = {sequence: body for sequence, body in self.history.items() if sequence <= self.last}
         self.ids = {key: known for key, known in self.ids.items() if known[0] <= self.last}
         for name, consumer in self.consumers.items():
             if name in state["consumers"]:

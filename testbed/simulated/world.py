@@ -404,7 +404,7 @@ class World(Stage):
             if account := await self.make_account("settled"):
                 break
         self._check_deleted(account)
-        await self._check_lost()
+        await self._check_lost(account)
 
     async def _bring_back(self, account: JobAccount | None) -> None:
         """Redrive what is left by its sequences, as a person does who has looked at it."""
@@ -453,7 +453,7 @@ class World(Stage):
         The archive has the limits of its queue, and no copies of what is published while the queue doesn't republish,
         or just before a loss of power.
 
-        :param even_lost: whether to return those too that a scan is to name as lost
+        :param even_lost: whether to return those too that a scan or an account is to name
         """
         missing = {body for body in self.account.stored if self.account.done[body] < self.account.rounds[body]}
         missing -= self.account.removed | self.actors.cancelled
@@ -464,23 +464,27 @@ class World(Stage):
         return missing if even_lost else missing - self._lost().keys()
 
     def _lost(self) -> dict[str, int]:
-        """Return the bodies that were terminated when nothing had a copy of them any more, and the sequence of each."""
-        uncopied = self.account.uncopied - self.server.streams[QUEUE].messages.keys()
+        """Return the bodies of whose last jobs a loss of power has taken the only copy, and these jobs' sequences."""
+        if "power" not in self.plan.kinds:
+            return {}
+        queue = self.server.streams[QUEUE]
+        last = {body.decode(): sequence for sequence, body in queue.history.items()}
         return {
-            body: sequence
-            for body in sorted(self._missing(even_lost=True) & self.account.terminated.keys())
-            if (sequence := self.account.terminated[body]) in uncopied and body not in self.actors.bodies_of(sequence)
+            body: last[body]
+            for body in sorted(self._missing(even_lost=True) & last.keys())
+            if last[body] not in queue.messages and body not in self.actors.bodies_of(last[body])
         }
 
-    async def _check_lost(self) -> None:
-        """Check that a scan names them."""
+    async def _check_lost(self, account: JobAccount | None) -> None:
+        """Check that a scan names them, or an account where their entries are lost, too."""
         if lost := self._lost():
             async with self.connected() as connection:
                 found = await find_dead_letters(connection, self.queue)
-            named = {job.sequence for job in found.dismissed if job.status is Status.LOST}
+            named = {job.sequence for job in found.dismissed if job.status in (Status.LOST, Status.UNCERTAIN)}
+            ranges = (*account.unaccounted, *account.unknown) if account else ()
             for body, sequence in lost.items():
-                if sequence not in named:
-                    self.problem(f"{sequence} ({body}) was terminated without a copy, and no scan names it")
+                if sequence not in named and not _names(ranges, sequence):
+                    self.problem(f"{sequence} ({body}) has no copy any more, and neither scan nor account names it")
 
     def _check_deleted(self, account: JobAccount | None) -> None:
         if account is None:

@@ -400,6 +400,47 @@ async def test_a_terminated_job_is_no_earlier_one_that_was_redriven(server: Nats
         assert {message.data for message in await pull_jobs(connection, queue, 2)} == {b"new1", b"new2"}
 
 
+@pytest.mark.parametrize("archive", [True, False])
+@pytest.mark.parametrize("evidence", ["completions", "ack metrics"])
+async def test_an_earlier_jobs_end_hides_no_terminated_job_without_a_copy(
+    server: NatsServer, evidence: str, *, archive: bool
+) -> None:
+    """Nothing says when the job was stored: its copy was lost with another loss of power, or there is no archive."""
+    async with connect(settings_of(server)) as connection:
+        queue = await make_queue(connection, "q", archive=archive, consumer={"sample_freq": "100%"})
+        await publish_jobs(connection, queue, ["early"])
+        (message,) = await pull_jobs(connection, queue, 1)
+        await message.ack_sync()
+        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
+        await asyncio.sleep(0.4)
+        shutil.copytree(folder, kept)
+        await end_jobs(connection, queue, evidence)
+    server.kill()
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    server.start()
+    async with connect(settings_of(server)) as connection:
+        new = await publish_jobs(connection, queue, ["new1", "new2"])
+        assert new == [2, 3]
+
+        async def archived() -> bool:
+            return await stored_count(connection, "q-archive") == 5
+
+        if archive:
+            await eventually(archived)
+            await connection.api("STREAM.PURGE.q-archive")
+        for message in await pull_jobs(connection, queue, 2):
+            await message.term()
+        await _wait_for(connection, 2)
+        assert (await redrive_dead_letters(connection, queue)).redriven == {}
+        found = await find_dead_letters(connection, queue)
+        assert {job.sequence: job.status for job in found.dismissed} == dict.fromkeys(new, Status.UNCERTAIN)
+        assert [risk.name for risk in found.risks].count("unclear-ends") == 1
+        # Whoever names them is told what is known of them.
+        named = await find_dead_letters(connection, queue, Selection(sequences=new))
+        assert {job.sequence: job.status for job in named.dismissed} == dict.fromkeys(new, Status.LOST)
+
+
 async def end_jobs(connection: NatsPyConnection, queue: WorkQueue, evidence: str) -> None:
     """End the two jobs of the next sequences, so that the companions have evidence of one kind about them."""
     if evidence in ("redriven", "handled"):
@@ -470,9 +511,9 @@ async def test_a_termination_beside_a_stored_end_makes_no_letter(server: NatsSer
         assert await stored_count(connection, "q") == 0
 
 
-@pytest.mark.parametrize("others", [0, 2])
+@pytest.mark.parametrize(("others", "done"), [(0, False), (2, False), (2, True)])
 async def test_a_letter_whose_new_job_a_loss_of_power_took_is_redriven_once_more(
-    server: NatsServer, others: int
+    server: NatsServer, others: int, *, done: bool
 ) -> None:
     """The audit says that it was redriven; but the queue has neither the new job nor that the letter was removed."""
     streams, kept = server.store / "jetstream" / "$G" / "streams", server.folder / "before"
@@ -492,11 +533,14 @@ async def test_a_letter_whose_new_job_a_loss_of_power_took_is_redriven_once_more
         if others:
             # Another job has the sequence of the one that is lost.
             await publish_jobs(connection, queue, ["b"] * others)
+        if done:
+            assert await process_all(connection, queue) == {"b": others}
         report = await redrive_dead_letters(connection, queue)
         assert report.failed == {}
         assert report.redriven == {1: 2 + others}
-        bodies = {message.data for message in await pull_jobs(connection, queue, 1 + others)}
-        assert bodies == ({b"a", b"b"} if others else {b"a"})
+        left = [b"a"] if done else [b"a"] + [b"b"] * others
+        bodies = [message.data for message in await pull_jobs(connection, queue, len(left))]
+        assert sorted(bodies) == left
 
 
 @pytest.mark.parametrize("is_parked", [False, True])

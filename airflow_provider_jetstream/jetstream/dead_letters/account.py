@@ -521,7 +521,12 @@ class _Accounting:
         if self._evidence.has_lost_entries:
             # The dead letter queue's file is older than this account: what it alone has stated may be lost with it.
             opened |= (settled.entered | settled.entered_before) & SequenceRanges.between(first, last)
+        self._evidence.has_lost_entries = False
         gone = await self._without_evidence(opened, stored)
+        if self._evidence.has_lost_entries:
+            # The server lost entries that this very account has read.
+            self._snapshot = await take_snapshot(connection, self._queue)
+            return await self.run(persist=persist)
         # Evidence about jobs that don't exist yet can't be true.
         newest = int((await stream_info(connection, name))["state"]["last_seq"])
         ended, reopened, later = self._evidence.ended, self._evidence.reopened, SequenceRanges.between(last + 1, newest)

@@ -100,7 +100,8 @@ class JobFacts:
     :param foreign_end: when a worker of any consumer last stored an end
     :param near_acknowledgements: when the server stored ack metrics around the termination
     :param acknowledged_at: when the server stored the last ack metric
-    :param new_job: what the queue stores where the audit says that the new job is, and the queue's last sequence
+    :param new_job: what the queue stores where the audit says that the new job is, or the archive's copy of what was
+        there; and the queue's last sequence
     :param has_removed_entries: whether an entry isn't stored any more
     """
 
@@ -496,8 +497,12 @@ def by_request(case: _Case) -> NotDead | None:
         return case.not_dead(Status.GONE)
     message = _with_whole_subject(message, case.job)
     consumer = case.taker = case.snapshot.consumer_for(message.subject)
-    if consumer and case.job.ends is not None and _own_end(case, consumer.name):
-        return case.not_dead(Status.COMPLETED)
+    if consumer and case.job.ends is not None and (end := _own_end(case, consumer.name)):
+        stored_at = message.stored_at if message.time else end.stored_at
+        job_time = ended_job_time(end.header(MSG_ID) or "", case.sequence)
+        times = _times(case, end.stored_at, stored_at)
+        if not message.time or times.bearing(end.stored_at, stored_at, job_time) is not Order.BEFORE:
+            return case.not_dead(Status.COMPLETED)
     death = replace(case.death_without_entry(message, consumer), reason=Reason.UNACCOUNTED)
     letter = case.dead(message, source, death, preserved=source is BodySource.COPY)
     if source is BodySource.COPY:
@@ -668,7 +673,11 @@ def _end(case: _Case) -> tuple[Order, datetime | None, bool]:
     orders: dict[Order, datetime] = {}
     for at, job_time in ends:
         times = _times(case, at, stored_at, requeued_at)
-        order = times.bearing(at, stored_at, job_time) if stored_at else Order.AFTER
+        if stored_at:
+            order = times.bearing(at, stored_at, job_time)
+        else:
+            # Nothing says when the job was stored: another one may have got the sequence since a restart.
+            order = _times(case, at, at).bearing(at, at) if contradicted else Order.AFTER
         # One that was requeued in place since has run again.
         if order is not Order.BEFORE and requeued_at and contradicted:
             after = times.order(at, requeued_at)
@@ -757,7 +766,7 @@ def _with_copy_sequence(case: _Case, letter: DeadLetter) -> DeadLetter:
         return letter
     if record.new_stream in (None, case.snapshot.queue) and record.new_sequence:
         # After a loss of power the audit may be newer than the queue. A record is stored after its new job, so whatever
-        # the queue has in that place now tells.
+        # the queue has in that place now tells, or has had.
         message, last = _known(case.job.new_job)
         is_new_job = message is not None and first(message.headers, REDRIVE_SEQUENCE) == str(case.sequence)
         if not (is_new_job or (message is None and last >= record.new_sequence)):

@@ -289,6 +289,8 @@ class FactReader:
         message, last = await get_message(self._connection, queue, sequence), sequence
         if message is None:
             last = int((await stream_info(self._connection, queue))["state"]["last_seq"])
+            if last >= sequence and self._archive:
+                message = await self._archive.find(sequence)
         job.new_job = message, last
 
     async def _read_removed_entries(self, job: JobFacts) -> None:
