@@ -71,6 +71,10 @@ class _AskedForEach(KnownJobs):
     def __init__(self, stored_sequence: Callable[[int, Any], int | None]) -> None:
         self._stored_sequence = stored_sequence
 
+    @property
+    def batch_size(self) -> int:
+        return 64
+
     def are_new(self, _first: int, _batch: object) -> bool:
         return False
 
