@@ -37,7 +37,10 @@ class AuditRecord(BaseModel):
 class LetterRecord(AuditRecord):
     """One action on one dead letter.
 
-    :param sequence: the job's stream sequence; with ``stream`` and ``created`` the letter's identity
+    :param sequence: the job's stream sequence
+    :param stored_at: when the job was stored, in the server's own text; with ``stream``, ``created`` and ``sequence``
+        the letter's identity, since a loss of power gives a sequence to another job. Absent where only a worker's copy
+        of the job was left, which states no exact time
     :param job_id: the job's own id, shortened
     :param action: ``redriven`` as a new job, ``requeued`` in place, ``parked``, or found to be ``handled`` by a handler
         of the dead letter queue
@@ -59,6 +62,7 @@ class LetterRecord(AuditRecord):
     """
 
     sequence: int
+    stored_at: str | None = None
     job_id: str | None = None
     action: Action
     new_sequence: int | None = None
@@ -179,6 +183,7 @@ class LetterAction:
     common: CommonFields
     sequence: int
     new_sequence: int | None
+    stored_at: str | None = None
     job_id: str | None = None
     copy_of: int | None = None
     died_at: datetime | None = None
@@ -206,6 +211,8 @@ class LetterAction:
         :param at: when it is recorded
         """
         own: dict[str, Any] = {"at": at, "sequence": self.sequence, "new_sequence": self.new_sequence}
+        if self.stored_at is not None:
+            own["stored_at"] = self.stored_at
         if self.died_at is not None:
             own["died_at"] = self.died_at.isoformat()
         if self.job_id is not None:

@@ -333,25 +333,18 @@ def by_end(case: _Case) -> NotDead | None:
 def by_record(case: _Case) -> NotDead | None:
     """Call a job redriven that is gone and of which the audit says so; a stored one may have died since.
 
-    A record may be about an earlier job of the sequence, after a loss of power: then it says nothing, and where that
-    isn't known the job is uncertain.
+    A record may be about an earlier job of the sequence, after a loss of power: then it says nothing. It names when its
+    job was stored; where it doesn't, only the servers' times tell, and what they leave unclear is uncertain.
     """
     record, message = case.record, case.message
     if record is None:
         return None
-    if message:
-        is_same = record.died_at is not None and any(
-            entry.recorded_at == record.died_at >= message.stored_at for entry in death_entries(case.believed)
-        )
-        # The death that a redrive recorded is that of an entry which is stored still.
-        order = Order.AFTER if is_same else _bearing(case, record.at, message.stored_at)
-    elif all(entry.recorded_at <= record.at for entry in case.current) or _is_parked_still(case, record):
+    if message is None and (
+        all(entry.recorded_at <= record.at for entry in case.current) or _is_parked_still(case, record)
+    ):
         order = Order.AFTER
     else:
-        # Something has become of the sequence since.
-        archived = case.archived
-        stored_at = archived.stored_at if archived and archived.time else _stored_at(case.job, case.queue, case.current)
-        order = _bearing(case, record.at, stored_at) if stored_at else Order.AFTER
+        order = _order_of_record(case, record)
     if order is Order.UNCLEAR and not case.is_named:
         return case.not_dead(Status.UNCERTAIN, why=UNCLEAR_ENDS)
     if order is Order.BEFORE or (message and order is Order.UNCLEAR):
@@ -629,6 +622,15 @@ def _times(case: _Case, at: datetime, *moments: datetime | None) -> ServerTimes:
     if not unclear or times.clustered or times.up_since:
         return times
     return replace(times, up_since=_known(case.queue.up_since))
+
+
+def _order_of_record(case: _Case, record: LetterRecord) -> Order:
+    """Return whether a record is about the job (``AFTER``), or about an earlier one of its sequence (``BEFORE``)."""
+    known = case.message or case.archived
+    if known and known.time and record.stored_at:
+        return Order.AFTER if record.stored_at == known.time else Order.BEFORE
+    stored_at = known.stored_at if known and known.time else _stored_at(case.job, case.queue, case.current)
+    return _bearing(case, record.at, stored_at) if stored_at else Order.AFTER
 
 
 def _bearing(case: _Case, at: datetime, stored_at: datetime) -> Order:

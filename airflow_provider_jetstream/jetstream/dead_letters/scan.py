@@ -394,6 +394,7 @@ def _handled_record(letter: DeadLetter) -> LetterRecord:
         stream=death.stream,
         created=death.created,
         sequence=letter.sequence,
+        stored_at=letter.time,
         job_id=readable_text(letter.job_id)[:200],
         action="handled",
         subject=readable_text(letter.subject),

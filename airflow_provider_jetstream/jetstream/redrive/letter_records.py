@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from airflow_provider_jetstream.jetstream.audit.records import CommonFields, LetterAction
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.jetstream.dead_letters.letter import copied_from
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, copied_from
 from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN
 
@@ -61,9 +61,11 @@ class LetterRecords:
         """
         common = self._common(letter, action, subject, new_stream)
         job_id = readable_text(letter.job_id)[:_LONGEST_ID]
+        # A worker's copy has the time as the worker rounded it.
+        stored_at = letter.time or None if letter.source != BodySource.COPY else None
         return LetterAction(
-            *(common, letter.death.sequence, new_sequence, job_id, copied_from(letter), letter.death.died_at),
-            *(changes, left_out),
+            *(common, letter.death.sequence, new_sequence, stored_at, job_id, copied_from(letter)),
+            *(letter.death.died_at, changes, left_out),
         )
 
     def _common(self, letter: DeadLetter, action: Action, subject: str, new_stream: str | None) -> CommonFields:
