@@ -30,8 +30,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import Page
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.operation import redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.redrive_lease import redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
@@ -116,7 +116,7 @@ async def copy_proved(connection: NatsPyConnection, queue: WorkQueue, clock: Clo
                 async with steps.overlapping():
                     for page in proved:
                         await steps.redrive(page.letters)
-                await steps.finished_entries.remove()
+                await steps.remove_entries()
     report.raise_for_failures()
 
 

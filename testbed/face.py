@@ -28,8 +28,9 @@ from airflow_provider_jetstream.jetstream.publishing.outbox import KnownJobs, Ou
 from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
+from airflow_provider_jetstream.jetstream.redrive.operation import take_redrive_lease
+from airflow_provider_jetstream.jetstream.redrive.protocol import KILL_POINTS
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_redrive
-from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.roles.permissions import ROLES
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream import Connection, Origin, PublishReport, WorkQueue
 
 __all__ = [
+    "KILL_POINTS",
     "ROLES",
     "Headers",
     "LetterRecord",

@@ -17,10 +17,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
+from airflow_provider_jetstream.jetstream.redrive.operation import finish_run
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol
-from airflow_provider_jetstream.jetstream.redrive.run_progress import finish_run
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, refuse_beside_spark, refuse_target_and_order

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveEr
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.redrive import advance_gates, advance_redrive
 from airflow_provider_jetstream.jetstream.redrive.report import problem_of
-from airflow_provider_jetstream.jetstream.redrive.wave_outcome import ANY_END
+from airflow_provider_jetstream.jetstream.redrive.waves import ANY_END
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator
 from airflow_provider_jetstream.tasks.airflow_metrics import send_redrive_metrics
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.next_letters import WaveWait
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen
-    from airflow_provider_jetstream.jetstream.redrive.wave_outcome import WaveWait
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 _BACKSTOP = timedelta(minutes=2)

@@ -18,6 +18,7 @@ from faulty_redrive import redrive_request
 from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters, redrive_dead_letters
 from testbed.crash_points import crash_at_every_call
 from testbed.dead_letters import make_terminated_letters
+from testbed.face import KILL_POINTS
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -38,11 +39,17 @@ FULL = os.environ.get("FAULTS") == "full"
 DEAD = ["a", "b", "c"] if FULL else ["a"]
 TERMINATED = ["x", "y"] if FULL else ["x"]
 WINDOW_SECONDS = 1.0
-STORING = {"publish audit.<queue>.intents.*", "publish audit.<queue>.letters.*"}
-_KINDS = {
-    "copy": {*STORING, "publish jobs", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
-    "in_place": {"$JS.API.CONSUMER.PAUSE", "$JS.API.CONSUMER.RESET", "$JS.API.STREAM.MSG.DELETE"},
+# The call of each kill point.
+_CALLS = {
+    "intent": "publish audit.<queue>.intents.*",
+    "store": "publish jobs",
+    "record": "publish audit.<queue>.letters.*",
+    "remove": "$JS.ACK",
+    "entries": "$JS.API.STREAM.MSG.DELETE",
+    "pause": "$JS.API.CONSUMER.PAUSE",
+    "reset": "$JS.API.CONSUMER.RESET",
 }
+_KINDS = {protocol.value: {_CALLS[point] for point in points} for protocol, points in KILL_POINTS.items()}
 
 WHEN = ["inside the duplicate window", "after the duplicate window", "after a restart of the server"]
 WORKERS = ["process the stored jobs first", "are away"]

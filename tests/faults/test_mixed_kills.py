@@ -49,16 +49,16 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "in place": {"protocol": "in_place"},
     "park": {"max_redrives": 0},
 }
-# In place alone isn't among them: where the server is killed, a job that dies again within five seconds of its storing
-# is named as unclear, and a person redrives it by its sequence.
 MIXES = (
     ("copy", "in place"),
     ("in place", "park"),
     ("copy", "park", "in place"),
     ("copy", "park"),
     ("copy",),
+    ("in place",),
     ("copy", "copy", "copy"),
     ("park",),
+    ("in place", "in place"),
 )
 WHEN = ("inside the duplicate window", "after the duplicate window", "after a kill of the server")
 

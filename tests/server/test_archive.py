@@ -24,8 +24,8 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
-from airflow_provider_jetstream.jetstream.redrive.copy_search import find_copies
+from airflow_provider_jetstream.jetstream.redrive.copies import find_copies
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import content_of_copy
 from testbed.face import Headers, stream_info
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_server import NatsServer

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_jetstream.jetstream import (
     find_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.redrive.order_key import key_of
+from airflow_provider_jetstream.jetstream.redrive.key_order import key_of
 from testbed.queues import (
     exhaust_deliveries,
     make_queue,

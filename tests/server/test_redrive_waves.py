@@ -278,6 +278,26 @@ async def test_a_paused_redrive_goes_on_where_it_was(
         assert (await read_redrive(connection, queue, begun.id)).state == "finished"
 
 
+@pytest.mark.parametrize("order_key", [None, "header:Customer"])
+async def test_a_redrive_that_is_run_again_while_it_is_paused_goes_on_once_it_is_resumed(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, order_key: str | None
+) -> None:
+    request = RedriveRequest(run="orders", order_key=order_key, rate=20)
+    async with shop_with_letters(connection, settings, name, 40) as (queue, shop):
+        shop.fails = lambda _: ""
+        async with running(connection, queue, request):
+            begun = await reached(connection, queue, "running")
+            await pause_redrive(connection, queue, begun.id, who="Ann Lee")
+            await reached(connection, queue, "paused")
+        async with running(connection, queue, request) as task:
+            # Until it has begun, and found itself paused.
+            done, _ = await asyncio.wait({task}, timeout=0.5)
+            assert not done
+            await resume_redrive(connection, queue, begun.id, who="Ben Ray")
+            report = await asyncio.wait_for(task, WITHIN)
+        assert (report.state, len(report.redriven), report.cancelled) == ("finished", 40, False)
+
+
 @pytest.mark.slow
 async def test_a_redrive_that_is_paused_and_resumed_while_a_wave_is_awaited_obeys_at_once(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str

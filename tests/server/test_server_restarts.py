@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_jetstream.dev.nats_binary import find_nats_server
 from airflow_provider_jetstream.jetstream import (
     DeadLetter,
+    Protocol,
     RedriveRequest,
     Selection,
     Status,
@@ -269,6 +270,31 @@ async def test_the_first_account_of_a_cluster_whose_streams_have_several_leaders
             await process_all(connection, queue)
             account = await account_for_jobs(connection, queue)
             assert (account.ended, account.unaccounted, account.unknown) == (3, (), ())
+
+
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_job_requeued_in_place_that_dies_after_a_kill_of_the_server_is_a_letter(
+    own_nats: NatsServer, name: str, times: int
+) -> None:
+    """Its record in the audit is as young as the job, and both are older than the server's start."""
+    in_place = RedriveRequest(protocol=Protocol.IN_PLACE)
+    async with connect(settings_of(own_nats)) as connection:
+        queue = await make_queue(connection, name, consumer={"ack_wait": "0.2s"})
+        await make_dead_letters(connection, queue, "ab")
+        for _ in range(times):
+            assert list((await redrive_dead_letters(connection, queue, in_place)).redriven) == [1, 2]
+            if times > 1:
+                await exhaust_deliveries(connection, queue, 2)
+        await asyncio.sleep(PERSISTED)
+        own_nats.kill()
+    own_nats.start()
+    async with connect(settings_of(own_nats)) as connection:
+        if times == 1:
+            await exhaust_deliveries(connection, queue, 2)
+        found = await find_dead_letters(connection, queue)
+        assert ([letter.sequence for letter in found.letters], found.uncertain) == ([1, 2], 0)
+        assert list((await redrive_dead_letters(connection, queue, in_place)).redriven) == [1, 2]
 
 
 @pytest.mark.since_server("2.14", "the reset of a consumer")

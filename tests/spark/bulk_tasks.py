@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import audit_log, scan_queue
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import scan_queue
 from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
@@ -31,7 +32,8 @@ def begin_task(
     scan = run_on_own_connection(connection_options, lambda connection: scan_queue(connection, queue, request))
 
     async def begin(connection: BlockingConnection) -> None:
-        audit = audit_log(connection, scan, lease_token)
+        audit = AuditLog.from_snapshot(connection, queue, scan.scan.snapshot)
+        assert audit is not None
         record = await audit.begin_run(str(request.run), request.who, request.why)
         async for letter in audit.letters_of_run(record.run, record.from_sequence):
             report.add_redriven(letter.sequence, letter.new_sequence, letter.new_stream)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,9 +12,9 @@ from bulk_letters import letter_records, make_letters, stored_messages
 from bulk_tasks import begin_task
 
 from airflow_provider_jetstream.jetstream import Protocol, RedriveReport, RedriveRequest
+from airflow_provider_jetstream.jetstream.audit.lease import read_lease
 from airflow_provider_jetstream.jetstream.errors import LeaseHeldError, LeaseLostError
 from airflow_provider_jetstream.spark import redrive_letters
-from airflow_provider_jetstream.spark.bulk_redrive.driver_lease import driver_lease
 from testbed import seams
 from testbed.face import take_redrive_lease
 from testbed.spark_face import run_on_own_connection
@@ -54,17 +56,25 @@ def test_a_bulk_redrive_does_nothing_while_another_operation_has_the_lease(
 
 @pytest.mark.usefixtures("short_leases")
 def test_the_driver_renews_its_lease_for_as_long_as_its_tasks_work(
-    connection_options: dict[str, str], name: str
+    spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
-    queue = make_letters(connection_options, name, 1)
-    with driver_lease(connection_options, queue, AT_ONCE, lambda: False) as lease:
-        assert lease is not None
-        token = lease.token
-        for _ in range(6):
-            time.sleep(0.5)
-            with pytest.raises(LeaseHeldError, match="held by bulk redrive"):
-                take(connection_options, queue)
-        assert lease.token == token
+    queue = make_letters(connection_options, name, COUNT)
+    rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
+    held: dict[int, timedelta] = {}
+    with ThreadPoolExecutor(1) as thread:
+        redrive = thread.submit(redrive_letters, spark, rows, queue, RedriveRequest(rate=10), connection_options)
+        while not redrive.done():
+            time.sleep(0.1)
+            state = run_on_own_connection(
+                connection_options, lambda connection: read_lease(connection, f"{name}-audit", name)
+            )
+            if state and not state.record.released:
+                assert state.record.operation == "bulk redrive"
+                held[state.token] = state.until - state.since
+    assert len(redrive.result().redriven) == COUNT
+    # It was taken once, and lasted twice as long as a lease does by itself.
+    (lasted,) = held.values()
+    assert lasted > timedelta(seconds=3)
     take(connection_options, queue)
 
 

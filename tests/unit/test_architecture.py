@@ -85,7 +85,18 @@ _DEEP = {
     "jetstream.audit.redrives": 500,
     # All names of the wire contract.
     "jetstream.contract": 410,
-    "jetstream.redrive.steps": 400,
+    # All steps of a batch, in their order, with what has no room yet and what is stored already.
+    "jetstream.redrive.steps": 480,
+    # A redrive as the program sees it that runs it: its lease, record, controls and progress change together.
+    "jetstream.redrive.operation": 640,
+    # What a wave takes, how its jobs end, and what follows: each reads the wave's record.
+    "jetstream.redrive.waves": 450,
+    # Keys, what each waits for, and the job that came before its next letter.
+    "jetstream.redrive.key_order": 430,
+    # Entries that are claimed, and how they are held: both are one protocol with the handler's consumer.
+    "jetstream.redrive.claims": 410,
+    # The loop, and a step of it.
+    "jetstream.redrive.redrive": 390,
     # Numbers and entries of one moment: which dead jobs nothing names, and how many a busy consumer has.
     "jetstream.dead_letters.reconciliation": 500,
     # What is read of a queue, again where it doesn't agree, and what is classified by it.

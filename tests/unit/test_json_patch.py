@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.json_patch import LARGEST_BODY, LONGEST_PATCH, JsonPatch
+from airflow_provider_jetstream.jetstream.redrive.operation import plan_of
 from airflow_provider_jetstream.jetstream.redrive.preview import body_difference
-from airflow_provider_jetstream.jetstream.redrive.redrive_plan import plan_of
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 if TYPE_CHECKING:

@@ -15,12 +15,13 @@ from airflow_provider_jetstream.jetstream.audit import lease
 from airflow_provider_jetstream.jetstream.inspection import drained, samples
 from airflow_provider_jetstream.jetstream.publishing import outbox
 from airflow_provider_jetstream.jetstream.redrive import (
-    finished_entries,
     in_place,
     json_patch,
+    operation,
     preview,
+    protocol,
     request,
-    run_progress,
+    steps,
     stop_rule,
 )
 from airflow_provider_jetstream.jetstream.waiting import (
@@ -96,8 +97,9 @@ STATED = {
         f"larger than {json_patch.LARGEST_BODY // _MIB} MiB or deeper than {json_patch.MOST_LEVELS} levels",
         f"the difference of the first {_word(preview._SAMPLE)} letters",
         f"It lasts {lease.LEASE_SECONDS:g} seconds (or {_word(lease.TIME_LIMITS)} times",
-        f"Entries are removed {_word(finished_entries._AT_ONCE)} at a time",
-        f"updated every {_word(run_progress._PROGRESS_SECONDS)} seconds",
+        f"Entries are removed {_word(steps.ENTRIES_AT_ONCE)} at a time",
+        f"updated every {_word(operation.PROGRESS_SECONDS)} seconds",
+        *(f"**{point}**" for points in protocol.KILL_POINTS.values() for point in points),
         f"more than {in_place._LATE_SECONDS:g} s beyond its time limit of {in_place._RESET_SECONDS:g} s",
     ],
     "events": [

@@ -308,10 +308,6 @@ class Lease(Fence):
         """The time between renewals."""
         return self._record.seconds * PART
 
-    def use(self, connection: Connection) -> None:
-        """Go on over another connection."""
-        self._connection = connection
-
     def leave_open(self) -> None:
         """Note that an intent, of this operation or an earlier one, won't be finished when the lease is released."""
         self._left_open = True

@@ -447,9 +447,12 @@ def by_handler(case: _Case) -> NotDead | None:
     if letter is None or letter.copy_sequence is not None:
         return None
     # A record of a job that is gone is judged by itself.
-    recorded_at = case.record.at if case.message and case.record and case.record.action == "handled" else None
+    message, record = case.message, case.record
+    recorded_at = record.at if message and record and record.action == "handled" else None
     if job.reported_at or recorded_at:
         orders = {at: _bearing(case, at, case.since) for at in (job.reported_at, recorded_at) if at}
+        if message and record and recorded_at and record.stored_at == message.time and case.since == message.stored_at:
+            orders[recorded_at] = Order.AFTER
         if Order.AFTER in orders.values():
             is_reported = job.reported_at is not None and orders[job.reported_at] is Order.AFTER
             return case.not_dead(Status.HANDLED, reported=is_reported)

@@ -15,11 +15,10 @@ from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
 from airflow_provider_jetstream.jetstream.redrive.json_patch import json_text, parse_json
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
-from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
+from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol, require_sequences
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, failure_text, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
-from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget, own_request, read_target
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 

@@ -1,4 +1,4 @@
-"""Chooses the protocol of a redrive, and states what the protocol guarantees."""
+"""Chooses the protocol of a redrive, states what it guarantees, and checks the sequences that a request names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
-from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.field_rules import copy_problem
 from airflow_provider_jetstream.jetstream.queue.gate import held_problem
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
@@ -15,11 +16,16 @@ from airflow_provider_jetstream.jetstream.redrive.request import Protocol, Redri
 from airflow_provider_jetstream.jetstream.redrive.target import subject_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 _RESET_LEVEL = 4
+_NAMED = 5
+_NO_ENTRY = "no entry in the dead letter queue"
+_EXCLUDED = "it is dead, but the rest of the selection excludes it"
+_PARKED = "it is parked; select parked to bring it back"
 
 _ONCE = "nothing is lost and nothing runs twice, at whatever point it is cut off and whenever any redrive comes next"
 
@@ -32,6 +38,12 @@ GUARANTEES = {
         f"{_ONCE}, unless the reset is held back by the network for half a minute; letters that are no longer stored"
         " come back by copies"
     ),
+}
+
+# The changes in place of which a redrive may be killed, batch by batch, in their order.
+KILL_POINTS = {
+    Protocol.COPY: ("intent", "store", "record", "remove", "entries"),
+    Protocol.IN_PLACE: ("pause", "record", "reset", "entries"),
 }
 
 
@@ -174,3 +186,35 @@ def _check_undeliverable(request: RedriveRequest, snapshot: QueueSnapshot) -> No
 
 def _no_reset(api_level: int) -> str:
     return "" if api_level >= _RESET_LEVEL else "the server is older than 2.14"
+
+
+async def require_sequences(scan: Scan, selection: Selection, done: Collection[int] = ()) -> None:
+    """Raise unless every sequence that a selection names is a dead letter that it selects.
+
+    :param done: sequences that an earlier try of the redrive has handled
+    :raises DeadLetterGoneError: a sequence isn't a selected dead letter (any more)
+    """
+    if selection.sequences is None:
+        return
+    missing = set(selection.sequences) - set(done)
+    causes: dict[int, str] = {}
+    async for page in scan.pages(selection):
+        missing -= {letter.sequence for letter in page.letters}
+        causes.update({job.sequence: job.status.meaning for job in page.dismissed})
+    if not missing:
+        return
+    causes |= await _excluded(scan, missing)
+    named = "; ".join(f"{sequence}: {causes.get(sequence, _NO_ENTRY)}" for sequence in sorted(missing)[:_NAMED])
+    raise DeadLetterGoneError(
+        f"expected dead letters of {scan.queue.name}, found otherwise for {len(missing)} of {len(selection.sequences)}"
+        f" sequences ({named}); nothing was redriven: leave them out, or redrive all"
+    )
+
+
+async def _excluded(scan: Scan, sequences: set[int]) -> dict[int, str]:
+    """Return for each dead letter that the rest of a selection excludes why it does."""
+    causes: dict[int, str] = {}
+    for parked, cause in ((False, _EXCLUDED), (True, _PARKED)):
+        every = Selection(sequences=frozenset(sequences), reasons=frozenset(Reason), parked=parked)
+        causes |= {letter.sequence: cause async for letter in scan.letters(every)}
+    return causes

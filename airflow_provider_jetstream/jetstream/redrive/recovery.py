@@ -18,8 +18,7 @@ from airflow_provider_jetstream.jetstream.contract import parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED
 from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since
-from airflow_provider_jetstream.jetstream.redrive.copies import is_record_of
-from airflow_provider_jetstream.jetstream.redrive.copy_search import CopySearch, find_copies
+from airflow_provider_jetstream.jetstream.redrive.copies import CopySearch, find_copies, is_record_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, wire_size
+from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_headers, is_servers, wire_size
 from airflow_provider_jetstream.jetstream.client.wire import encode_subject
 from airflow_provider_jetstream.jetstream.client.wire_text import is_encodable, readable_text
 from airflow_provider_jetstream.jetstream.contract import (
@@ -27,11 +30,10 @@ from airflow_provider_jetstream.jetstream.publishing.job import (
     stated_job_id,
 )
 from airflow_provider_jetstream.jetstream.queue.message_size import OPTIONAL_HEADERS
-from airflow_provider_jetstream.jetstream.redrive.copy_content import content_of_copy
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
@@ -39,6 +41,16 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.repair import Content
 
 _NO_HEADERS_SIZE = wire_size(Headers(()))
+_DIGEST_BYTES: Final = 12
+
+
+def content_of_copy(subject: str, headers: Iterable[tuple[str, str]], body: bytes) -> str:
+    """Return the digest of a new job, or of a stored message that may be one: 16 letters."""
+    # Readers leave white space around a value out.
+    own = sorted([name, value.strip()] for name, value in headers if not is_servers(name))
+    # Of a subject that isn't UTF-8, a reader may see only a part.
+    head = json.dumps([subject if subject.isascii() else "", own])
+    return urlsafe_b64encode(sha256(head.encode() + b"\n" + body).digest()[:_DIGEST_BYTES]).decode()
 
 
 @dataclass(frozen=True, slots=True)

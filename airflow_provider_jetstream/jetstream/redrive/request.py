@@ -16,7 +16,6 @@ from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.function_problem import function_problem
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
-from airflow_provider_jetstream.jetstream.redrive.order_key import order_key_problem
 from airflow_provider_jetstream.jetstream.redrive.stop_rule import StopWhen, WaveSize, checked_waves
 from airflow_provider_jetstream.jetstream.task_values import TaskValue
 from airflow_provider_jetstream.jetstream.units import parse_seconds
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 # Longer than the lease of a process that was killed.
 LEASE_TIMEOUT = 60.0
+# Of the number of a subject's token.
+_MOST_DIGITS = 3
 
 
 _OPTIONAL_TEXT = ((str, NoneType), "text")
@@ -126,7 +127,7 @@ class RedriveRequest(TaskValue):
             raise RedriveRequestError(f"expected a key without dots, wildcards and white space, found {self.run!r}")
         if problem := self._target_problem() or self._wave_problem() or self._patch_problem():
             raise RedriveRequestError(problem)
-        if self.order_key is not None and (problem := order_key_problem(self.order_key)):
+        if self.order_key is not None and (problem := _order_key_problem(self.order_key)):
             raise RedriveRequestError(problem)
         if problem := self._audit_problem():
             raise RedriveRequestError(f"expected who and why to fit a record in JSON, found otherwise: {problem}")
@@ -254,3 +255,15 @@ class RedriveRequest(TaskValue):
         except (TypeError, ValueError, RecursionError) as error:
             return str(error)
         return ""
+
+
+def _order_key_problem(order_key: str) -> str:
+    """Return a sentence that says why a text doesn't say where letters state their key; empty if it does."""
+    kind, _, name = order_key.partition(":")
+    is_number = name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS and int(name) > 0
+    if name and (kind in ("header", "body") or (kind == "subject" and is_number)):
+        return ""
+    return (
+        "expected header:<name>, subject:<number of the token, from 1> or body:<field> as order_key, found"
+        f" {order_key!r}"
+    )

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, task_key_of
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
 from airflow_provider_jetstream.jetstream.errors import (
@@ -29,9 +29,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.publishing.job import other_redrive_id
+from airflow_provider_jetstream.jetstream.publishing.manifest_record import renew_manifests
 from airflow_provider_jetstream.jetstream.redrive.copies import IdTaken, store_jobs, store_parked
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
-from airflow_provider_jetstream.jetstream.redrive.finished_entries import FinishedEntries
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
     CopyLimit,
@@ -39,9 +39,8 @@ from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
     parked_headers,
     redriven_job,
 )
-from airflow_provider_jetstream.jetstream.redrive.removal import remove_originals
+from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries, remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
-from airflow_provider_jetstream.jetstream.redrive.stored_letters import LEAST_OVERLAPPED, StoredBatch, StoredLetters
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.claims import Claims
@@ -58,6 +58,25 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+
+# Fewer letters wait for the batch before, and are finished before the next one begins.
+LEAST_OVERLAPPED: Final = 50
+# Finished entries are removed so many at once.
+ENTRIES_AT_ONCE: Final = 2_000
+
+
+@dataclass(slots=True)
+class StoredBatch:
+    """Letters whose new jobs, or whose parked records, are stored.
+
+    :param intents: the audit's sequences of their intents
+    :param done: the letters, each with its record
+    :param is_unknown: whether it isn't known of each other letter that nothing is stored for it
+    """
+
+    intents: list[int]
+    done: list[Done] = field(default_factory=list)
+    is_unknown: bool = False
 
 
 class Steps:
@@ -69,10 +88,11 @@ class Steps:
     :param intents: records what is about to be stored
     :param report: what was done is added to it
     :param target: the queue that gets the new jobs; the letters' own where absent
-    :param removes_entries: whether the entries of redriven letters are removed with each of them
+    :param removes_entries: whether the entries of redriven letters are removed
     :param claims: the claims of the letters' entries, where handlers may get them
     :param rest_in_place: whether letters whose copies are too large are left for :attr:`without_room`
-    :param gathers_entries: whether :attr:`finished_entries` gathers
+    :param gathers_entries: whether finished entries stay until they are many, or :meth:`remove_entries` is called. One
+        that a redrive leaves because it is cut off does no harm: the audit says what was done to its letter
     """
 
     def __init__(
@@ -111,18 +131,12 @@ class Steps:
         self.records = LetterRecords(intents.audit, request)
         self.without_room: dict[int, str] = {}
         # A handler would get entries that were claimed, so these don't stay.
-        gathers = gathers_entries and claims is None
-        self.finished_entries = FinishedEntries(
-            connection, queue, self._dead_letter_queue["config"], report, gathers=gathers
-        )
+        self._entries_at_once = ENTRIES_AT_ONCE if gathers_entries and claims is None else 1
+        self._entries: list[int] = []
+        self._removes_entries = removes_entries
         # Without an archive nothing tells another publisher's job from the new one, once it is done. Two attempts of a
         # task of Spark store a new job once only under an id that both compute.
         self._has_hidden_ids = removes_entries and self._target.for_intent(0).archive is None
-        self._stored_letters = StoredLetters(
-            *(connection, queue, self._target, self._audit, self.records, self.finished_entries, report),
-            claims=claims,
-            removes_entries=removes_entries,
-        )
         # Letters of which an earlier redrive may have stored a new job, and why that isn't known.
         self.set_aside: Mapping[int, str] = {}
 
@@ -239,7 +253,7 @@ class Steps:
 
     async def _finish(self, batch: StoredBatch) -> set[int]:
         """Record letters that are stored and remove what is left of them; return the sequences of those recorded."""
-        recorded = await self._stored_letters.finish(batch.done)
+        recorded = await self._finish_stored(batch.done)
         if not batch.is_unknown and all(record.sequence in recorded for _, record in batch.done):
             self._intents.close(batch.intents)
         return recorded
@@ -292,7 +306,7 @@ class Steps:
 
     async def finish_begun(self, stored: Sequence[Done]) -> set[int]:
         """Do the same for letters that earlier redrives have stored; their jobs may have ended already."""
-        self._report.resumed += len(recorded := await self._stored_letters.finish(stored))
+        self._report.resumed += len(recorded := await self._finish_stored(stored))
         return recorded
 
     async def clean_up(self, dismissed: Sequence[NotDead]) -> None:
@@ -316,7 +330,76 @@ class Steps:
             failed = await remove_originals(self._connection, self._queue.name, originals)
             for sequence, error in failed.items():
                 self._report.add_failure(sequence, f"it is {done[sequence].status.value}, but {error}")
-        await self.finished_entries.add(entries)
+        await self._add_entries(entries)
+
+    async def _finish_stored(self, stored: Sequence[Done]) -> set[int]:
+        """Record letters that are stored, and remove their originals and their entries.
+
+        :param stored: letters with a new job, or parked ones
+        :return: the stream sequences of those whose record is stored
+        """
+        if not stored:
+            return set()
+        failed = await self.records.write(stored)
+        for sequence, why in failed.items():
+            self._report.add_failure(sequence, why)
+        recorded = [done for done in stored if done[1].sequence not in failed]
+        await self._renew_origins(recorded)
+        entries: list[int] = []
+        for letter, record in await self._remove_originals(recorded):
+            left = self._claims.release(letter) if self._claims else letter.entries
+            if record.action == "parked":
+                self._report.add_parked(letter.sequence)
+                # Where parking was cut off before, the letter's entries include its own parked one.
+                entries += (entry for entry in left if entry != record.new_sequence)
+            else:
+                self._report.add_redriven(letter.sequence, record.new_sequence, record.new_stream)
+                entries += left if self._removes_entries else ()
+        await self._add_entries(entries)
+        return {record.sequence for _, record in recorded}
+
+    async def _renew_origins(self, done: Sequence[Done]) -> None:
+        """Store the records of the tasks that published letters once more: their copies are younger than the records.
+
+        Before the originals are removed, since nothing keeps the records then.
+        """
+        copies: dict[str, tuple[int, Origin | None]] = {}
+        for letter, record in done:
+            is_ours = record.new_stream == (self._target.stream if self._target.is_other else None)
+            if is_ours and record.action == "redriven" and (key := task_key_of(letter.headers)):
+                last, origin = copies.get(key, (0, None))
+                copies[key] = max(last, record.new_sequence or 0), origin or letter.origin
+        queue, created = self._target.queue, self._target.snapshot.created
+        if copies and queue.events:
+            await renew_manifests(self._connection, queue.name, queue.events.name, created, copies)
+
+    async def _remove_originals(self, done: Sequence[Done]) -> list[Done]:
+        """Remove the original jobs; return the letters whose original is gone."""
+        await self._audit.require_lease()
+        originals = {
+            letter.sequence: None if letter.consumer_absent else letter.death.consumer
+            for letter, _ in done
+            if letter.source == BodySource.QUEUE
+        }
+        try:
+            failed = await remove_originals(self._connection, self._queue.name, originals)
+        except JetStreamProviderError as error:
+            failed = dict.fromkeys(originals, error)
+        for letter, record in done:
+            if letter.sequence in failed:
+                self._report.add_failure(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
+        return [(letter, record) for letter, record in done if letter.sequence not in failed]
+
+    async def _add_entries(self, entries: Sequence[int]) -> None:
+        self._entries += entries
+        if len(self._entries) >= self._entries_at_once:
+            await self.remove_entries()
+
+    async def remove_entries(self) -> None:
+        """Remove finished entries that are still stored."""
+        entries, self._entries = self._entries, []
+        config = self._dead_letter_queue["config"]
+        self._report.entries_left += await remove_entries(self._connection, self._queue, entries, config)
 
     def _why_parked(self, letter: DeadLetter) -> str:
         return self._request.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.audit.intent import no_audit
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
@@ -18,12 +17,10 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     RedriveRequestError,
 )
+from airflow_provider_jetstream.jetstream.redrive.operation import log_waiting
 from airflow_provider_jetstream.jetstream.redrive.preview import Preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.jetstream.redrive.run_progress import log_waiting
-from airflow_provider_jetstream.spark.bulk_redrive.driver_lease import driver_lease
-from airflow_provider_jetstream.spark.bulk_redrive.driver_recovery import recover_letters
 from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import (
     DriverScan,
     checked_request,
@@ -32,7 +29,6 @@ from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import (
     scan_queue,
 )
 from airflow_provider_jetstream.spark.bulk_redrive.driver_supervision import DriverSupervision
-from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, add_outcomes, add_previews, sequences_with
 from airflow_provider_jetstream.spark.bulk_redrive.rows import used_columns
 from airflow_provider_jetstream.spark.bulk_redrive.spark_job import (
@@ -54,7 +50,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.jetstream.audit.lease import Lease
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 
 log = logging.getLogger(__name__)
@@ -112,7 +107,6 @@ class BulkRedrive:
         self._patience = patience
         self._start = self._last_progress = time.monotonic()
         self._is_cancelling = False
-        self._lease: Lease | None = None
         self._set_aside: Mapping[int, str] = {}
         self._supervision: DriverSupervision
         self._in_place: DriverScan | None = None
@@ -133,40 +127,31 @@ class BulkRedrive:
     def _step(self) -> None:
         """Redrive the letters of a wave, or all of them; under the lease."""
         supervision = self._supervision
-        with driver_lease(self._options, self._queue, self._request, supervision.stopped) as self._lease:
-            scan = self._scan()
-            require_no_handler(scan)
-            if scan.choice.protocol == Protocol.IN_PLACE:
-                self._in_place = scan
-                return
-            if scan.scan.audit is None or self._lease is None:
-                raise no_audit(scan.scan.queue.name)
-            supervision.begin(scan, self._lease.token)
-            try:
-                if supervision.may_redrive:
-                    self._redrive(scan, self._lease)
-            except LeaseLostError:
-                raise
-            except JetStreamProviderError as error:
-                supervision.fail(error)
-                raise
+        scan = self._scan()
+        require_no_handler(scan)
+        if scan.choice.protocol == Protocol.IN_PLACE:
+            self._in_place = scan
+            return
+        try:
+            self._set_aside = supervision.begin(scan)
+            if supervision.may_redrive:
+                self._redrive(scan)
+        except LeaseLostError:
+            raise
+        except JetStreamProviderError as error:
+            supervision.fail(error)
+            raise
 
-    def _redrive(self, scan: DriverScan, lease: Lease) -> None:
-        supervision, report, first_scan = self._supervision, self._supervision.report, scan
+    def _redrive(self, scan: DriverScan) -> None:
+        report = self._supervision.report
         self._is_cancelling = False
-        self._set_aside = run_on_own_connection(
-            self._options,
-            lambda connection: recover_letters(
-                *(connection, first_scan, self._request, report, lease), wave=supervision.wave
-            ),
-        )
         while (rows := self._next_rows(scan)) is not None:
             scan = self._redrive_rows(scan, *rows)
             if report.cancelled or self._wave_rows is None:
                 break
         self._finish(scan, report)
-        if self._set_aside or report.failures or report.cancelled:
-            lease.leave_open()
+        if self._supervision.lease and (self._set_aside or report.failures or report.cancelled):
+            self._supervision.lease.leave_open()
 
     def _next_rows(self, scan: DriverScan) -> tuple[DataFrame, pa.Table] | None:
         """Return the rows to be redriven next, and the jobs of the scan among which they are; ``None`` at the end."""
@@ -247,13 +232,9 @@ class BulkRedrive:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, redrive_all()).result()
 
-    @property
-    def _token(self) -> int | None:
-        return self._lease.token if self._lease else None
-
     def _task(self, scan: DriverScan, jobs: int, *, dry_run: bool = False) -> tuple[RedriveTask, int]:
         """Return what each task does, and how many tasks there are."""
-        rate = self._request.rate
+        rate, supervision = self._request.rate, None if dry_run else self._supervision
         tasks = tasks_for(self._session, jobs, rate=rate, requested=self._tasks)
         task = RedriveTask(
             options=self._options,
@@ -263,10 +244,10 @@ class BulkRedrive:
             acknowledged=scan.acknowledged,
             request=self._request,
             protocol=scan.choice.protocol,
-            rate=None if rate is None or dry_run else rate_per_task(rate, tasks),
-            lease_token=self._token,
+            rate=None if rate is None or supervision is None else rate_per_task(rate, tasks),
+            lease_token=supervision.lease.token if supervision and supervision.lease else None,
             set_aside=self._set_aside,
-            wave=None if dry_run else self._supervision.wave,
+            wave=supervision.wave if supervision else None,
             dry_run=dry_run,
         )
         return task, tasks
@@ -320,8 +301,7 @@ class BulkRedrive:
 
     def _finish(self, scan: DriverScan, report: RedriveReport) -> None:
         # Those of earlier waves that can't be removed are counted once more.
-        left = remove_finished_entries(self._options, scan.scan, report.redriven)
+        left = self._supervision.remove_entries(scan)
         report.entries_left += left - self._entries_left
         self._entries_left = left
-        finished = not report.cancelled and not report.failures and not self._request.keep_open
-        self._supervision.end_step(finished=finished)
+        self._supervision.end_step()

@@ -10,14 +10,11 @@ from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.intent import no_audit
-from airflow_provider_jetstream.jetstream.audit.lease import SharedLease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import (
-    RedriveRequestError,
-)
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 # Jobs that are no longer dead letters may be missing from a frame; with more of them the letters are copied.
@@ -187,16 +183,3 @@ async def still_dead(
     return [
         result.sequence for result in results if isinstance(result, DeadLetter) and selection.matches(result, scan.now)
     ]
-
-
-def audit_log(connection: Connection, scan: DriverScan, lease_token: int | None = None) -> AuditLog:
-    """Return the queue's audit over another connection; the queue has one.
-
-    :param lease_token: the token of the queue's lease, without which nothing is stored
-    """
-    audit = AuditLog.from_snapshot(connection, scan.scan.queue, scan.scan.snapshot)
-    if audit is None:
-        raise ValueError("expected a queue with an audit")
-    if lease_token is None:
-        return audit
-    return audit.fenced(SharedLease(connection, audit.stream, audit.queue, lease_token))

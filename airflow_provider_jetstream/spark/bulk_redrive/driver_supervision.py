@@ -1,7 +1,8 @@
-"""A bulk redrive as an object of the audit: the driver records it, and obeys what people ask of it.
+"""The core's loop of a redrive in Spark's driver: it leases, recovers, records, and obeys what people ask.
 
-Its gates, pauses and waves are those of a redrive without Spark. They run on an event loop of their own, in another
-thread; what needs Spark runs in the caller's thread, to which Spark's job groups and a notebook belong.
+It runs on an event loop of its own, in another thread; what needs Spark runs in the caller's thread, to which Spark's
+job groups and a notebook belong. The tasks share the lease's token: they read whether it lasts, and the server refuses
+what they record once somebody else has it.
 """
 
 from __future__ import annotations
@@ -10,28 +11,39 @@ import asyncio
 import logging
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, TransientError
-from airflow_provider_jetstream.jetstream.redrive.redrive import supervise
+from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.redrive.operation import Operation, redrive_lease
+from airflow_provider_jetstream.jetstream.redrive.recovery import recover
+from airflow_provider_jetstream.jetstream.redrive.redrive import rule_of, run_redrive
+from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-from airflow_provider_jetstream.jetstream.redrive.run_progress import RunProgress
-from airflow_provider_jetstream.jetstream.redrive.supervision import Supervision
-from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import audit_log
+from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.audit.lease import Lease
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.next_letters import NextLetters
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan
 
@@ -47,12 +59,14 @@ class DriverSupervision:
     :param request: with the redrive's key
     :param stopped: called a few times a second, from two threads
     :ivar report: what it has done so far
+    :ivar lease: the queue's lease during a step; ``None`` where no audit could store it
     """
 
     def __init__(
         self, options: Mapping[str, str], queue: WorkQueue, request: RedriveRequest, stopped: Callable[[], bool]
     ) -> None:
         self.report = RedriveReport()
+        self.lease: Lease | None = None
         self._options = options
         self._queue = queue
         self._request = request
@@ -62,9 +76,9 @@ class DriverSupervision:
         self._steps: SimpleQueue[Future[None] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop
         self._connection: Connection
-        self._supervision: Supervision
+        self._operation: Operation
+        self._rule: NextLetters
         self._audit: AuditLog
-        self._progress: RunProgress
         self._read_to = 0
         self._redriven: set[int] = set()
         self._parked: set[int] = set()
@@ -97,17 +111,21 @@ class DriverSupervision:
         try:
             async with connect(socket_settings(self._options)) as connection:
                 self._loop, self._connection = asyncio.get_running_loop(), connection
-                self._supervision = Supervision(
-                    *(connection, self._queue, self._request, self.report, self._caller_stops), engine="spark"
+                self._operation = Operation(
+                    *(connection, self._queue, self._request, self.report), stopped=self._caller_stops, engine="spark"
                 )
-                await supervise(connection, self._supervision, self._step, self._caller_stops, patience)
+                self._rule = rule_of(self._operation)
+                await run_redrive(self._operation, self._rule, self._step, patience)
         finally:
             self._steps.put(None)
 
     async def _step(self) -> None:
-        ended: Future[None] = Future()
-        self._steps.put(ended)
-        await asyncio.wrap_future(ended)
+        operation = self._operation
+        arguments = (self._connection, self._queue, self._request, operation.stopped, "bulk redrive")
+        async with redrive_lease(*arguments) as self.lease:
+            ended: Future[None] = Future()
+            self._steps.put(ended)
+            await asyncio.wrap_future(ended)
 
     def _caller_stops(self) -> bool:
         return self._is_interrupted or self._stopped()
@@ -117,49 +135,78 @@ class DriverSupervision:
 
     def stopped(self) -> bool:
         """Return whether no more letters may be redriven now, by the caller or by what a person asked."""
-        return self._supervision.stopped()
+        return self._operation.stopped()
 
     @property
     def may_redrive(self) -> bool:
         """Whether letters may be redriven now, rather than jobs or people awaited."""
-        return self._supervision.may_redrive
+        return self._operation.may_redrive
 
     @property
     def wave(self) -> int | None:
         """The number of the wave that is redriven; ``None`` where there are no waves."""
-        return self._supervision.wave.number if self._supervision.wave else None
+        return self._operation.wave.number if self._operation.wave else None
 
     @property
     def remaining(self) -> int | None:
         """How many letters the wave still takes; ``None`` for all."""
-        return self._supervision.remaining
+        return self._rule.remaining
 
     @property
     def until(self) -> int:
         """The last stream sequence that was stored when the redrive began."""
-        return self._supervision.record.until if self._supervision.record else 0
+        return self._operation.record.until if self._operation.record else 0
 
     def brought_again(self) -> SequenceRanges:
         """Return the jobs that died again in waves after which a person let the redrive go on."""
-        return self._supervision.brought_again()
+        return self._rule.brought_again()
 
-    def begin(self, scan: DriverScan, token: int) -> None:
-        """Begin the redrive, or go on with it; add to the report what earlier tries did.
+    def begin(self, scan: DriverScan) -> Mapping[int, str]:
+        """Begin the redrive, or go on with it; finish what redrives began that were cut off.
 
-        :param token: the token of the queue's lease
+        What earlier tries did is added to the report.
+
+        :return: the letters of which it isn't known whether they have new jobs, and why
+        :raises RedriveRequestError: the queue has no audit
         :raises LeaseLostError: somebody else has the lease
         :raises RedriveError: it can't be recorded
         """
-        self._call(self._begin(scan, token))
+        return self._call(self._begin(scan))
 
-    async def _begin(self, scan: DriverScan, token: int) -> None:
-        self._audit = audit_log(self._connection, scan, token)
-        self._progress = RunProgress(self._audit, self._supervision, lambda _: None)
-        await self._progress.begin(scan.scan)
-        self._supervision.counted = None
-        self._read_to = (await stream_info(self._connection, self._audit.stream))["state"]["last_seq"]
+    async def _begin(self, driver_scan: DriverScan) -> Mapping[int, str]:
+        connection, scan, lease = self._connection, driver_scan.scan, self.lease
+        audit = AuditLog.from_snapshot(connection, scan.queue, scan.snapshot)
+        if audit is None or lease is None:
+            raise no_audit(scan.queue.name)
+        self._audit = audit = audit.fenced(lease)
+        operation = self._operation
+        await operation.begin(scan, audit, self._rule.begin_step)
+        operation.counted = None
+        self._read_to = (await stream_info(connection, audit.stream))["state"]["last_seq"]
         self._redriven, self._parked = set(self.report.redriven), set(self.report.parked)
         await self._let_tasks_run(runs=True)
+        if not operation.may_redrive:
+            return {}
+
+        async def classify(sequences: list[int]) -> Sequence[DeadLetter | NotDead]:
+            reader = await scan.context.reader(
+                connection,
+                scan.index,
+                archive=await ArchiveReader.open(connection, scan.queue, scan.snapshot.info),
+                audit=audit,
+                inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
+            )
+            return await reader.classify([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
+
+        intents = IntentLog(connection, audit, lease.operation)
+        steps = Steps(
+            *(connection, scan.queue, scan.snapshot, self._request, intents, self.report), removes_entries=False
+        )
+        steps.records.wave = self.wave
+        # The repairs are in the frame: a letter isn't stored once more without its own.
+        await recover(connection, scan.context, classify, steps, intents, lease.open_since, can_repeat=False)
+        lease.open_since = intents.open_since
+        return steps.set_aside
 
     def cancel_tasks(self) -> None:
         """Have the tasks stop before their next letters.
@@ -171,12 +218,12 @@ class DriverSupervision:
 
     async def _let_tasks_run(self, *, runs: bool) -> None:
         # Tasks read the record of the run before each window of letters.
-        record = self._supervision.run_record
+        record = self._operation.run_record
         if record and not (runs and CANCELLED not in record.report):
             report = {name: value for name, value in record.report.items() if name != CANCELLED}
             record = record.model_copy(update={"report": report if runs else {**report, CANCELLED: True}})
             await self._audit.record_progress(record)
-            self._supervision.run_record = record
+            self._operation.run_record = record
 
     def record_progress(self) -> int:
         """Record how many letters have been handled so far; return that."""
@@ -188,24 +235,41 @@ class DriverSupervision:
             async for letter in self._audit.letters_of_run(str(self._request.run), self._read_to + 1):
                 (self._parked if letter.action == "parked" else self._redriven).add(letter.sequence)
             self._read_to = last
-            self._supervision.counted = len(self._redriven), len(self._parked)
-            await self._supervision.save(RedriveState.RUNNING)
+            self._operation.counted = len(self._redriven), len(self._parked)
+            await self._operation.save(RedriveState.RUNNING)
         except (ApiError, LeaseLostError, TransientError) as error:
             log.warning("The progress of the redrive couldn't be recorded: %s", error)
         return len(self._redriven) + len(self._parked)
 
-    def end_step(self, *, finished: bool) -> None:
+    def remove_entries(self, scan: DriverScan) -> int:
+        """Remove the entries of redriven letters, of which tasks remove none; return how many stay."""
+        return self._call(self._remove_entries(scan.scan))
+
+    async def _remove_entries(self, scan: Scan) -> int:
+        columns, redriven = scan.index.columns(), self.report.redriven
+        finished = np.isin(np.array(columns.sequences, np.uint64), np.fromiter(redriven, np.uint64, len(redriven)))
+        entries: list[int] = np.sort(np.array(columns.entries, np.uint64)[finished]).tolist()
+        try:
+            info = await stream_info(self._connection, scan.dead_letter_queue)
+        except (ApiError, NotFoundError, TransientError) as error:
+            log.warning("Finished entries of %s stay until the next redrive: %s", scan.dead_letter_queue, error)
+            return len(entries)
+        if datetime.fromisoformat(info["created"]) > scan.snapshot.taken_at:
+            # It was created anew and counts from 1 again: its entries are about other letters.
+            return 0
+        return await remove_entries(self._connection, scan.queue, entries, info["config"])
+
+    def end_step(self) -> None:
         """Record how the step ended.
 
-        :param finished: whether a redrive without waves is complete
         :raises LeaseLostError: somebody else has the lease
         """
-        self._call(self._end_step(finished=finished))
+        self._call(self._end_step())
 
-    async def _end_step(self, *, finished: bool) -> None:
-        self._supervision.counted = None
-        await self._progress.end(finished=finished)
+    async def _end_step(self) -> None:
+        self._operation.counted = None
+        await self._operation.report_now(self._rule.end_step)
 
     def fail(self, error: Exception) -> None:
         """Record that the redrive ended with an error; nothing is raised where that isn't possible."""
-        self._call(self._supervision.fail(error))
+        self._call(self._operation.fail(error))

@@ -26,11 +26,11 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.queue.snapshot import refresh_snapshot
+from airflow_provider_jetstream.jetstream.redrive.operation import log_waiting
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview_letter
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover_letters
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-from airflow_provider_jetstream.jetstream.redrive.run_progress import log_waiting
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, Outcomes

@@ -37,10 +37,12 @@ FACTS: Final = (
 PLACES: Final = ("settled", "in flight", "archived", "gone")
 JOB: Final = 5
 EPOCH: Final = datetime(2026, 11, 1, tzinfo=UTC)
+# Between two facts.
+STEP: Final = timedelta(minutes=1)
 
 
 def at(time: int) -> datetime:
-    return EPOCH + timedelta(minutes=1 + time)
+    return EPOCH + STEP * (1 + time)
 
 
 def nanoseconds(time: int) -> int:
@@ -179,21 +181,22 @@ _ACTIONS: tuple[Any, ...] = ("redriven", "requeued")
 _KINDS = {"used up": EntryKind.DELIVERIES, "term": EntryKind.TERMINATION}
 _QUEUES = {(place, restart): queue_of(place, restart) for place in PLACES for restart in range(8)}
 _JOBS = [message(time) for time in range(8)]
-_RECORDS: dict[str, list[LetterRecord]] = {
-    action: [
-        LetterRecord(
-            stream="q",
-            created=EPOCH.isoformat(),
-            sequence=JOB,
-            action=action,
-            subject="q.jobs.a",
-            reason="terminated",
-            fingerprint="",
-            at=at(time),
-        )
-        for time in range(8)
-    ]
+# A record names when its job was stored, as a worker's completion does.
+_RECORDS: dict[tuple[str, int, int], LetterRecord] = {
+    (action, born, time): LetterRecord(
+        stream="q",
+        created=EPOCH.isoformat(),
+        sequence=JOB,
+        stored_at=_JOBS[born].time,
+        action=action,
+        subject="q.jobs.a",
+        reason="terminated",
+        fingerprint="",
+        at=at(time),
+    )
     for action in _ACTIONS
+    for born in range(8)
+    for time in range(8)
 }
 
 
@@ -220,8 +223,8 @@ def facts_of(order: Sequence[str], place: str) -> tuple[JobFacts, QueueFacts]:
             born = time
         elif fact == "restart":
             restart = time
-        elif fact in _RECORDS:
-            record = _RECORDS[fact][time]
+        elif fact in _ACTIONS:
+            record = _RECORDS[fact, born, time]
         else:
             kind, _, name = fact.rpartition(" ")
             if kind == "done":
