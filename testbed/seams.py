@@ -20,6 +20,7 @@ CONSUMER_PAUSE_PROLONG: Final = f"{_CLIENT}.consumer_pause.ConsumerPause.prolong
 MESSAGE_READER_RETRY_PAUSE: Final = f"{_CLIENT}.message_reader._RETRY_PAUSE"
 NATS_SOCKET_RECEIVE: Final = f"{_CLIENT}.blocking.socket.NatsSocket.receive"
 OUTAGE_REFUSED_FOR_GOOD: Final = f"{_CLIENT}.outage.REFUSED_FOR_GOOD"
+STREAM_TAIL_PULL: Final = f"{_CLIENT}.stream_tail._PULL"
 STREAM_API_MAX_DELETED: Final = f"{_CLIENT}.stream_api._MAX_DELETED"
 
 _DEAD_LETTERS: Final = "airflow_provider_jetstream.jetstream.dead_letters"
@@ -72,7 +73,6 @@ SUPERVISION_DATETIME: Final = f"{_REDRIVE}.waves.datetime"
 
 _WAITING: Final = "airflow_provider_jetstream.jetstream.waiting"
 AWAITED_JOBS_MANY: Final = f"{_WAITING}.waiter.MANY"
-AWAITED_JOBS_SLICE: Final = f"{_WAITING}.waiter._SLICE"
 FOLLOWER_RECENT: Final = f"{_WAITING}.follower._RECENT"
 LETTER_WATCH_TIME: Final = f"{_DEAD_LETTERS}.letter_watch.time"
 NEAR_ENDS_INTERVAL: Final = f"{_WAITING}.wait._INTERVAL"

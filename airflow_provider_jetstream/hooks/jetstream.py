@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.connection_form import FIELD_BEHAVIOUR
@@ -45,9 +46,7 @@ from airflow_provider_jetstream.tasks.wait_limits import (
     DEFAULT_WAIT,
     WAIT_FIELDS,
     check_wait_limits,
-    parse_stall_policy,
-    parse_wait_policy,
-    parse_wait_timeout,
+    parse_wait_limits,
 )
 
 if TYPE_CHECKING:
@@ -384,14 +383,9 @@ async def _read_reports(
 
 def _options(values: dict[str, Any]) -> dict[str, Any]:
     """Check the arguments of a wait, and return those of :func:`wait_by_handle`."""
-    limits = {name: values[name] for name in WAIT_FIELDS}
-    check_wait_limits(limits)
+    fields = {name: values[name] for name in WAIT_FIELDS}
+    check_wait_limits(fields)
     check_flags(cancel_on_failure=values["cancel_on_failure"])
-    stalls = parse_stall_policy(limits)
-    return {
-        "policy": parse_wait_policy(limits),
-        "time_limit": parse_wait_timeout(limits["wait_timeout"]).total_seconds(),
-        "reconcile": stalls.reconcile,
-        "on_stall": stalls.on_stall,
-        "cancel_on_failure": values["cancel_on_failure"],
-    }
+    limits = parse_wait_limits(fields)
+    time_limit, cancels = limits.timeout.total_seconds(), values["cancel_on_failure"]
+    return {"policy": limits.policy, "time_limit": time_limit, "cancel_on_failure": cancels, **asdict(limits.stalls)}

@@ -9,30 +9,29 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import get_current_context
+from airflow.sdk import BaseOperator, get_current_context
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.assets.task_assets import TaskAssets
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import (
+    ArgumentError,
+    DeadlineError,
     JetStreamProviderError,
     JobsStalledError,
     TerminalError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
+from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, while_ends_are_near
 from airflow_provider_jetstream.links.job_reports import JobReportsLink
 from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
-from airflow_provider_jetstream.operators.wait_arguments import WaitArguments
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
-from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
+from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT, deferral_limit
 from airflow_provider_jetstream.tasks.job_reports import (
-    COUNTS,
-    JOBS,
     bounded_result,
-    checked_returns,
     deferred_wait,
     job_reports,
     plain_reports,
@@ -41,7 +40,17 @@ from airflow_provider_jetstream.tasks.job_reports import (
 )
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, refuse_limits_without_wait
+from airflow_provider_jetstream.tasks.run_values import NamedMissingValues
+from airflow_provider_jetstream.tasks.template_values import is_templated, parse_span
+from airflow_provider_jetstream.tasks.wait_limits import (
+    DEFAULT_RECONCILE,
+    DEFAULT_WAIT,
+    WAIT_ARGUMENTS,
+    WAIT_FIELDS,
+    check_wait_limits,
+    parse_wait_limits,
+    refuse_limits_without_wait,
+)
 from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
 from airflow_provider_jetstream.triggers.task_state import has_ended
 
@@ -51,24 +60,40 @@ if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.errors import TransientError
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.job_reports import JobIds, JobReports
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
+    from airflow_provider_jetstream.tasks.wait_limits import WaitLimits
 
+COUNTS, JOBS = "counts", "jobs"
 # Beside the result in a trigger's event.
 _WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
+_NAMED_RANGES = 5
 
 
-class JobWaitingOperator(TaskAssets, WaitArguments):
+class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
     """An operator that can wait until the jobs it published or redrove have ended.
-
-    Its further arguments are those of :class:`~airflow_provider_jetstream.operators.wait_arguments.WaitArguments`.
 
     :param work_queue: the queue
     :param wait_for_completion: wait until every job ended
+    :param max_dead: dead letters to tolerate; ``None`` for any number
+    :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
+    :param max_unaccounted: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
+    :param min_completed: how many jobs have to complete, 1 for any of them, however the others end; not together with
+        the three above
+    :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
+    :param cancel_on_failure: cancel the jobs that haven't ended when the wait fails and no retry goes on waiting
+    :param wait_timeout: how long to wait: a duration or seconds
+    :param reconcile: how long the queue has to be gone, or a job without a consumer that delivers it, until the task
+        says so
+    :param on_stall: ``fail`` to end the task then, with a retry that goes on waiting where the jobs are still stored;
+        ``wait`` to go on with a warning
+    :param defer_after: how long a deferrable task waits on its worker slot before it defers, which costs about ten
+        seconds: a duration or seconds. Where absent, 2 to 12 seconds, for as long as the jobs are about to end
     :param returns: what the task returns once it has waited: ``counts``, or ``jobs`` for a list to map over: a report
         on each job where they are few, else parts of reports
     :param deferrable: wait in the triggerer rather than in a worker slot
@@ -83,12 +108,23 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
     )
     # The arguments that mean nothing to a task that doesn't wait.
     limits_of_waiting: Sequence[str] = WAIT_ARGUMENTS
+    retry_resumes_waiting = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an argument of its own in a DAG
         self,
         *,
         work_queue: QueueSource,
         wait_for_completion: bool = False,
+        max_dead: int | str | None = 0,
+        max_cancelled: int | str | None = 0,
+        max_unaccounted: int | str | None = 0,
+        min_completed: int | str | None = None,
+        cancel_on_kill: bool = False,
+        cancel_on_failure: bool = False,
+        wait_timeout: timedelta | float | str = DEFAULT_WAIT,
+        reconcile: timedelta | float | str = DEFAULT_RECONCILE,
+        on_stall: str = FAIL,
+        defer_after: timedelta | float | str | None = None,
         returns: str = COUNTS,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         nats_conn_id: str = JetStreamHook.default_conn_name,
@@ -97,20 +133,52 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         super().__init__(**kwargs)
         check_text(nats_conn_id=nats_conn_id)
         check_flags(wait_for_completion=wait_for_completion, deferrable=deferrable)
+        check_flags(cancel_on_kill=cancel_on_kill, cancel_on_failure=cancel_on_failure)
+        self.max_dead = max_dead
+        self.max_cancelled = max_cancelled
+        self.max_unaccounted = max_unaccounted
+        self.min_completed = min_completed
+        self.cancel_on_kill = cancel_on_kill
+        self.cancel_on_failure = cancel_on_failure
+        self.wait_timeout = wait_timeout
+        self.reconcile = reconcile
+        self.on_stall = on_stall
+        self.defer_after = defer_after
+        self._has_defer_after = defer_after is not None
+        if not is_templated(defer_after):
+            self._parsed_defer_after()
+        limits = {name: getattr(self, name) for name in WAIT_FIELDS}
+        check_wait_limits(limits)
+        self._numbers = tuple(name for name, value in limits.items() if value is not None)
         self._known_queue = self.known_queue(work_queue)
         self.work_queue = work_queue
         self.nats_conn_id = nats_conn_id
         self.wait_for_completion = wait_for_completion
+        self.deferrable = deferrable
+        self.returns = returns
         self._signal_kill: Callable[[], object] = _do_nothing
         self._wait_began: float | None = None
         self._job_count = 0
         self._job_reports: JobReports | None = None
         self._deferred_wait: dict[str, Any] | None = None
-        self.returns = checked_returns(returns, wait_for_completion=wait_for_completion)
-        self.deferrable = deferrable
-        if not wait_for_completion:
-            unused = (*self.limits_of_waiting, "cancel_on_kill", "cancel_on_failure")
-            refuse_limits_without_wait({name: getattr(self, name) for name in unused})
+        if returns not in (COUNTS, JOBS):
+            raise ArgumentError(f"expected returns to be {COUNTS!r} or {JOBS!r}, found {returns!r}: choose one of them")
+        if wait_for_completion:
+            return
+        if returns == JOBS:
+            raise ArgumentError(
+                f"expected wait_for_completion=True with returns={JOBS!r}, found a task that doesn't wait, and so can't"
+                " report what became of its jobs: set it, or leave returns out"
+            )
+        unused = (*self.limits_of_waiting, "cancel_on_kill", "cancel_on_failure")
+        refuse_limits_without_wait({name: getattr(self, name) for name in unused})
+
+    def _limits(self) -> WaitLimits:
+        """Parse the limits of the wait, which may have been templates."""
+        return parse_wait_limits({name: getattr(self, name) for name in WAIT_FIELDS}, self._numbers)
+
+    def _parsed_defer_after(self) -> float | None:
+        return parse_span("defer_after", self.defer_after).total_seconds() if self._has_defer_after else None
 
     async def wait_inline(
         self, connection: Connection, handle: JobsHandle, names: JobIds | None = None
@@ -122,15 +190,14 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         :return: the report, or the handle with which the trigger has to go on waiting
         :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
         """
-        cursor, (report, advised) = handle.cursor, await handle.report(connection)
+        cursor, (report, advised), limits = handle.cursor, await handle.report(connection), self._limits()
         self._wait_began, self._job_count = time.monotonic(), len(report.awaited)
-        limit = asyncio.timeout(self._time_limit.total_seconds())
+        limit = asyncio.timeout(limits.timeout.total_seconds())
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
         self._signal_kill = partial(loop.call_soon_threadsafe, killed.set)
-        stalls = asdict(self._stall_policy())
         waiting = asyncio.create_task(
-            wait(connection, cursor, report, policy=self._policy(), advised=advised, **stalls)
+            wait(connection, cursor, report, policy=limits.policy, advised=advised, **asdict(limits.stalls))
         )
         kill = asyncio.create_task(killed.wait())
         hold = asyncio.create_task(self._hold(connection, cursor, report, limit))
@@ -158,7 +225,7 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
             await self._cancel_rest(connection, cursor, report.awaited, is_final=isinstance(error, TerminalError))
             raise
         else:
-            if self._policy().violation(ended.as_json()):
+            if limits.policy.violation(ended.as_json()):
                 await self._cancel_rest(connection, cursor, ended.awaited, is_final=True)
             self._job_reports = await job_reports(connection, cursor, ended.as_json(), names)
             return ended
@@ -232,17 +299,17 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         :param handle: what :meth:`wait_inline` returned
         :param summary: becomes part of the task's result
         """
-        now = time.time()
+        now, limits = time.time(), self._limits()
         waited = timedelta(seconds=time.monotonic() - (self._wait_began or time.monotonic()))
-        limit = deferral_limit(self, max(timedelta(0), self._time_limit - waited), "wait_timeout")
+        limit = deferral_limit(self, max(timedelta(0), limits.timeout - waited), "wait_timeout")
         self.defer(
             trigger=JobCompletionTrigger(
                 nats_conn_id=self.nats_conn_id,
                 handle=handle,
-                tolerance=asdict(self._policy()),
+                tolerance=asdict(limits.policy),
                 deadline=now + limit.left.total_seconds(),
                 limited_by=limit.argument,
-                stalls=asdict(self._stall_policy()),
+                stalls=asdict(limits.stalls),
                 deferred_at=now,
                 summary={**summary, _WAIT: self._deferred_wait},
                 cancel_on_kill=self.cancel_on_kill,
@@ -266,7 +333,7 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         self._job_reports = resumed_job_reports(hook, handle.cursor, summary.pop(_WAIT, None), event["report"])
         if event["status"] != "ended":
             push_job_reports(self._job_reports)
-        if self.cancel_on_failure and (event["status"] != "ended" or self._policy().violation(event["report"])):
+        if self.cancel_on_failure and (event["status"] != "ended" or self._limits().policy.violation(event["report"])):
             hook.blocking(self._cancel_missing, handle, event)
         if event["status"] == "error":
             raise AirflowFailException(event["message"])
@@ -289,19 +356,35 @@ class JobWaitingOperator(TaskAssets, WaitArguments):
         push_job_reports(reports)
         self.log.info(
             "%d jobs completed, %d became dead letters, %d were cancelled, %d are unaccounted for",
-            report["completed"],
-            report["dead"],
-            report["cancelled"],
-            report["unaccounted"],
+            *(report[state] for state in ("completed", "dead", "cancelled", "unaccounted")),
         )
         if left_out := report.get("results_left_out"):
             self.log.warning("%d results are too large together for an XCom; the events stream has them", left_out)
-        if error := self._policy().violation(report, reports.describe):
+        if error := self._limits().policy.violation(report, reports.describe):
             raise AirflowFailException(f"{error.code} {error}")
         if self.returns == JOBS:
             with fail_on_terminal_errors():
                 return reports.items()
         return json_result(bounded_result({**summary, **report}))
+
+    def _overdue(self, queue: str, missing: Sequence[Sequence[int]] | None, limited_by: str | None = None) -> Exception:
+        found = f"that {queue} couldn't be read meanwhile: see whether the server was away"
+        if missing is not None:
+            count = sum(high - low + 1 for low, high in missing)
+            named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
+            more = ", …" if len(missing) > _NAMED_RANGES else ""
+            found = f"{count} of {queue} that did not (sequences {named}{more}): see whether workers take them"
+        limit, argument = f"{self._limits().timeout}", "wait_timeout"
+        if limited_by == EXECUTION_TIMEOUT:
+            limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
+        message = f"expected every job to end within {limit}, found {found}, or raise {argument}"
+        return self._resumable(DeadlineError, message)
+
+    def _resumable(self, error: type[TransientError], message: str) -> Exception:
+        """Return the error of a wait that a retry resumes, where it can; else one that isn't retried."""
+        if self.retry_resumes_waiting:
+            return error(f"{message}; a retry goes on waiting")
+        return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")
 
 
 def _is_last_try() -> bool:

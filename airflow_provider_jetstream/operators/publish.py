@@ -32,7 +32,7 @@ from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, js
 from airflow_provider_jetstream.tasks.queue_source import load_queue, require_events
 from airflow_provider_jetstream.tasks.run_values import strict_environment
 from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_number, parse_time_limit
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, parse_wait_timeout
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -298,12 +298,10 @@ class JetStreamPublishOperator(JobWaitingOperator):
         """Parse all that may be a template before the first job is sent."""
         for name, template in self._whole_templates.items():
             strict_environment(self.get_template_env(), name, context).from_string(template).render(**context)
-        self._policy()
-        self._stall_policy()
+        self._limits()
         self._parsed_defer_after()
         self._parsed_rate()
         parse_time_limit("room_timeout", self.room_timeout)
-        parse_wait_timeout(self.wait_timeout)
         check_min_completed(jobs, self.min_completed)
 
     def _parsed_rate(self) -> float | None:

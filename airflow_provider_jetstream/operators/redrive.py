@@ -39,7 +39,7 @@ from airflow_provider_jetstream.tasks.queue_source import (
 from airflow_provider_jetstream.tasks.redrive_log import log_preview
 from airflow_provider_jetstream.tasks.redrive_request import redrive_request
 from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, parse_wait_timeout, refuse_limits_without_wait
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, refuse_limits_without_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -232,8 +232,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         """
         with fail_on_terminal_errors():
             queue = load_queue(self.work_queue, self)
-            self._policy(), self._parsed_defer_after()
-            parse_wait_timeout(self.wait_timeout)
+            self._limits(), self._parsed_defer_after()
             request = replace(self._request(), who=audit_identity(context), run=task_key(context))
             hook = JetStreamHook(self.nats_conn_id)
             if self.only_preview:
@@ -288,7 +287,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         self, connection: Connection, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[dict[str, Any], WaitReport | JobsHandle | None]:
         cursor = await self._take_cursor(connection, queue, request.target)
-        deadline = time.monotonic() + self._time_limit.total_seconds() if request.order_key else math.inf
+        deadline = time.monotonic() + self._limits().timeout.total_seconds() if request.order_key else math.inf
         report = await redrive_dead_letters(
             connection,
             queue,
@@ -300,7 +299,7 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         self.log_redrive(summary | {"guarantee": report.guarantee})
         if report.cancelled and not self._killed:
             raise DeadlineError(
-                f"expected the jobs of each key to complete one after the other within {self._time_limit}, found"
+                f"expected the jobs of each key to complete one after the other within {self._limits().timeout}, found"
                 f" letters that still wait for the job before them after {len(report.redriven)} were redriven: see"
                 " whether workers take the jobs, or raise wait_timeout; running it again goes on"
             )

@@ -103,7 +103,7 @@ class WavedRedriveOperator(SparkRedrivingOperator):
         :raises DeadlineError: a wave, or a person, was awaited for longer than ``wait_timeout``
         :raises RedriveError: some letters stayed where they were
         """
-        limit = self._time_limit.total_seconds()
+        limit = self._limits().timeout.total_seconds()
         patience = limit if not self.deferrable else min(limit, self._parsed_defer_after() or _PATIENCE)
         advance = self._advance_with_spark if self.engine == SPARK else self._advance
         summary, problem, wait = advance(hook, context, queue, request, patience)
@@ -193,13 +193,13 @@ class WavedRedriveOperator(SparkRedrivingOperator):
 
     def _awaited_too_long(self, redrive: str, state: str, reason: str) -> DeadlineError:
         return DeadlineError(
-            f"expected the redrive {redrive} to go on within {self._time_limit}, found it {state} ({reason}): resume or"
-            " abort it, see whether workers take the jobs, or raise wait_timeout; a retry goes on with it"
+            f"expected the redrive {redrive} to go on within {self._limits().timeout}, found it {state} ({reason}):"
+            " resume or abort it, see whether workers take the jobs, or raise wait_timeout; a retry goes on with it"
         )
 
     def _defer_for_wave(self, queue: WorkQueue, report: Mapping[str, Any], wait: WaveWait) -> NoReturn:
         now = time.time()
-        limit = deferral_limit(self, self._time_limit, "wait_timeout")
+        limit = deferral_limit(self, self._limits().timeout, "wait_timeout")
         seconds, argument = limit.left.total_seconds(), limit.argument
         if (within := math.inf if wait.within is None else max(1.0, wait.within)) < seconds:
             seconds, argument = within, _WITHIN
@@ -213,7 +213,7 @@ class WavedRedriveOperator(SparkRedrivingOperator):
                 tolerance=asdict(ANY_END),
                 deadline=now + seconds,
                 limited_by=argument,
-                stalls=asdict(self._stall_policy()),
+                stalls=asdict(self._limits().stalls),
                 deferred_at=now,
                 summary={_IN_WAVES: report["redrive"], _RESUMED: report["resumed"]},
             ),
@@ -222,7 +222,7 @@ class WavedRedriveOperator(SparkRedrivingOperator):
         )
 
     def _defer_for_person(self, queue: WorkQueue, report: Mapping[str, Any]) -> NoReturn:
-        now, limit = time.time(), deferral_limit(self, self._time_limit, "wait_timeout").left
+        now, limit = time.time(), deferral_limit(self, self._limits().timeout, "wait_timeout").left
         self.log.warning(
             "The redrive %s is %s (%s): waiting for a person who resumes or aborts it",
             *(report["redrive"], report["state"], report["reason"]),

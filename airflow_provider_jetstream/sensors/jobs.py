@@ -31,8 +31,7 @@ class JetStreamJobsSensor(JobWaitingOperator):
 
     :param handle: the handle on the jobs, or what has it as ``handle``: the result of a publishing task, such as
         ``publish.output`` or ``"{{ ti.xcom_pull('publish') }}"``
-    :param wait_arguments: those of :class:`~airflow_provider_jetstream.operators.wait_arguments.WaitArguments`
-    :param returns: see :class:`~airflow_provider_jetstream.operators.job_waiting.JobWaitingOperator`
+    :param wait_arguments: those of :class:`~airflow_provider_jetstream.operators.job_waiting.JobWaitingOperator`
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
     :return: counts, sequences as ranges, and results
@@ -69,7 +68,7 @@ class JetStreamJobsSensor(JobWaitingOperator):
         """
         with fail_on_terminal_errors():
             handle = JobsHandle.of(self.handle)
-            self._policy(), self._stall_policy(), self._parsed_defer_after()
+            self._limits(), self._parsed_defer_after()
             ends = JetStreamHook(self.nats_conn_id).blocking(self._wait, handle)
         summary = {"stream": handle.cursor.queue, "jobs": self._job_count}
         if isinstance(ends, JobsHandle):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from airflow.sdk import get_current_context
 
 from airflow_provider_jetstream.jetstream.documents import DocumentName
-from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.waiting.job_reports import (
     JobIds,
     collect_job_reports,
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 # A dict of counts, or a list to map over: which of them, the argument ``returns`` says.
 TaskResult: TypeAlias = Any
 JOB_REPORTS = "job_reports"
-COUNTS, JOBS = "counts", "jobs"
 # Of what a task returns: of all its jobs, which another task may cancel by it, and of those in one state.
 _MAX_RANGES = {"sequences": 600, "extra": 200}
 _MAX_RANGES_OF_A_STATE = 100
@@ -47,12 +46,10 @@ async def job_reports(
     :param ended: what :meth:`WaitReport.as_json` returns
     :param names: the ids under which the jobs were published, where they are known
     """
-    names = names or JobIds()
+    names, place = names or JobIds(), {"queue": cursor.queue, "events": cursor.events}
     try:
         reports = read_job_reports(connection, cursor, ended, names)
-        return await collect_job_reports(
-            connection, reports, queue=cursor.queue, task=_current_task_key(), events=cursor.events
-        )
+        return await collect_job_reports(connection, reports, task=_current_task_key(), **place)
     except JetStreamProviderError as error:
         log.warning("The reports on jobs of %s hold only what the wait has found: %s", cursor.queue, error)
         return plain_reports(cursor.queue, ended, names, str(error))
@@ -76,11 +73,11 @@ async def deferred_wait(
     """
     parts: list[DocumentPart] = []
     key, cursor = _current_task_key(), handle.cursor
-    if names is not None:
-        try:
+    try:
+        if names is not None:
             parts = await names.store(connection, _ids_name(cursor, key))
-        except JetStreamProviderError as error:
-            log.warning("Reports will lack ids of jobs of which only a worker's ack is known: %s", error)
+    except JetStreamProviderError as error:
+        log.warning("Reports will lack ids of jobs of which only a worker's ack is known: %s", error)
     try:
         handle = await handle.stored(connection, key)
     except JetStreamProviderError as error:
@@ -100,21 +97,20 @@ def resumed_job_reports(
     :param wait: what :func:`deferred_wait` returned
     :param ended: what :meth:`WaitReport.as_json` returns
     """
+
+    async def read(connection: Connection) -> JobReports:
+        names = JobIds()
+        try:
+            if wait:
+                names = await JobIds.read(connection, _ids_name(cursor, wait["key"]), wait["ids"])
+        except JetStreamProviderError as error:
+            log.warning("The ids of jobs of %s can't be read: %s", cursor.queue, error)
+        return await job_reports(connection, cursor, ended, names)
+
     try:
-        return hook.blocking(_read_resumed, cursor, wait or {"key": "_", "ids": []}, ended)
+        return hook.blocking(read)
     except JetStreamProviderError as error:
         return plain_reports(cursor.queue, ended, None, str(error))
-
-
-async def _read_resumed(
-    connection: Connection, cursor: Cursor, wait: Mapping[str, Any], ended: Mapping[str, Any]
-) -> JobReports:
-    try:
-        names = await JobIds.read(connection, _ids_name(cursor, wait["key"]), wait["ids"])
-    except JetStreamProviderError as error:
-        log.warning("The ids of jobs of %s can't be read: %s", cursor.queue, error)
-        names = JobIds()
-    return await job_reports(connection, cursor, ended, names)
 
 
 def push_job_reports(reports: JobReports) -> None:
@@ -126,21 +122,6 @@ def push_job_reports(reports: JobReports) -> None:
     except Exception:
         # Not raised: the jobs have ended, and a retry might publish them again.
         log.exception("Airflow didn't store the reports on the jobs as an XCom: %s", dict(reports.states))
-
-
-def checked_returns(returns: str, *, wait_for_completion: bool) -> str:
-    """Return the argument ``returns`` if it is one that the task can follow.
-
-    :raises ArgumentError: it isn't
-    """
-    if returns not in (COUNTS, JOBS):
-        raise ArgumentError(f"expected returns to be {COUNTS!r} or {JOBS!r}, found {returns!r}: choose one of them")
-    if returns == JOBS and not wait_for_completion:
-        raise ArgumentError(
-            f"expected wait_for_completion=True with returns={JOBS!r}, found a task that doesn't wait, and so can't"
-            " report what became of its jobs: set it, or leave returns out"
-        )
-    return returns
 
 
 def bounded_result(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +136,7 @@ def bounded_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _current_task_key() -> str:
-    # Without a task there is no XCom either; the pages are then of nobody.
+    # Without a task there is no XCom either; the parts are then of nobody.
     return task_key(get_current_context()) if _current_task_instance() else "_"
 
 

@@ -1,18 +1,12 @@
-"""The arguments that limit a wait for jobs: numbers of ends, and a time; each may be a template."""
+"""The arguments that limit a wait for jobs: numbers of ends, and times; each may be a template."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
-from airflow_provider_jetstream.jetstream.waiting.policy import (
-    FAIL,
-    RECONCILE_SECONDS,
-    StallPolicy,
-    WaitPolicy,
-    parse_on_stall,
-)
+from airflow_provider_jetstream.jetstream.waiting.policy import FAIL, RECONCILE_SECONDS, StallPolicy, WaitPolicy
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count, parse_span
 
 if TYPE_CHECKING:
@@ -20,61 +14,44 @@ if TYPE_CHECKING:
 
 DEFAULT_WAIT: Final = timedelta(days=1)
 DEFAULT_RECONCILE: Final = timedelta(seconds=RECONCILE_SECONDS)
-WAIT_FIELDS: Final = (
-    *("max_dead", "max_cancelled", "max_unaccounted", "min_completed", "wait_timeout"),
-    *("reconcile", "on_stall"),
-)
-# Those of an operator that waits.
-WAIT_ARGUMENTS: Final = (*WAIT_FIELDS, "defer_after")
 
 _TOLERATED = ("max_dead", "max_cancelled", "max_unaccounted")
 _LEAST = dict.fromkeys(_TOLERATED, 0) | {"min_completed": 1}
+WAIT_FIELDS: Final = (*_LEAST, "wait_timeout", "reconcile", "on_stall")
+# Those of an operator that waits.
+WAIT_ARGUMENTS: Final = (*WAIT_FIELDS, "defer_after")
 _WHERE_ABSENT: Mapping[str, object] = {
-    "max_dead": 0,
-    "max_cancelled": 0,
-    "max_unaccounted": 0,
-    "min_completed": None,
+    **dict.fromkeys(_TOLERATED, 0),
+    **dict.fromkeys(("min_completed", "defer_after")),
     "wait_timeout": DEFAULT_WAIT,
     "reconcile": DEFAULT_RECONCILE,
     "on_stall": FAIL,
-    "defer_after": None,
-    "cancel_on_kill": False,
-    "cancel_on_failure": False,
+    **dict.fromkeys(("cancel_on_kill", "cancel_on_failure"), False),
 }
 
 
-def parse_wait_policy(values: Mapping[str, Any], numbers: Collection[str] = ()) -> WaitPolicy:
-    """Parse the numbers of ends.
+class WaitLimits(NamedTuple):
+    """The limits of a wait, parsed."""
 
-    :param values: by the names of the arguments; ``None`` for any number
+    policy: WaitPolicy
+    stalls: StallPolicy
+    timeout: timedelta
+
+
+def parse_wait_limits(values: Mapping[str, Any], numbers: Collection[str] = ()) -> WaitLimits:
+    """Parse the limits of a wait.
+
+    :param values: the arguments :data:`WAIT_FIELDS` by name; numbers of ends are ``None`` for any number
     :param numbers: the arguments for which the DAG's author wrote something else than ``None``: a template of them that
         renders to nothing is refused, as it would tolerate any number
-    :raises ArgumentError: one is no number, or too small
-    """
-    return WaitPolicy(
-        **{
-            name: None if values[name] is None and name not in numbers else parse_count(name, values[name], least)
-            for name, least in _LEAST.items()
-        }
-    )
-
-
-def parse_wait_timeout(value: object) -> timedelta:
-    """Parse the time limit of a wait.
-
-    :raises ArgumentError: it is no duration above 0
-    """
-    return parse_span("wait_timeout", value, above_zero=True)
-
-
-def parse_stall_policy(values: Mapping[str, Any]) -> StallPolicy:
-    """Parse what a wait does about jobs that no consumer delivers.
-
-    :param values: the arguments ``reconcile`` and ``on_stall`` by name
     :raises ArgumentError: one can't be used
     """
-    reconcile = parse_span("reconcile", values["reconcile"], above_zero=True)
-    return StallPolicy(reconcile.total_seconds(), parse_on_stall(values["on_stall"]))
+    counts = {
+        name: None if values[name] is None and name not in numbers else parse_count(name, values[name], least)
+        for name, least in _LEAST.items()
+    }
+    reconcile, timeout = (parse_span(name, values[name], above_zero=True) for name in ("reconcile", "wait_timeout"))
+    return WaitLimits(WaitPolicy(**counts), StallPolicy(reconcile.total_seconds(), values["on_stall"]), timeout)
 
 
 def check_wait_limits(values: Mapping[str, Any]) -> None:
@@ -88,10 +65,7 @@ def check_wait_limits(values: Mapping[str, Any]) -> None:
             "expected min_completed alone, found it with max_dead, max_cancelled or max_unaccounted: how the other jobs"
             " end doesn't matter then; leave those out"
         )
-    known = {name: _WHERE_ABSENT[name] if is_templated(value) else value for name, value in values.items()}
-    parse_wait_policy(known)
-    parse_wait_timeout(known["wait_timeout"])
-    parse_stall_policy(known)
+    parse_wait_limits({name: _WHERE_ABSENT[name] if is_templated(value) else value for name, value in values.items()})
 
 
 def refuse_limits_without_wait(values: Mapping[str, Any]) -> None:

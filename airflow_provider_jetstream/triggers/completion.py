@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stor
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledError, TerminalError, TransientError
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import StallPolicy, WaitPolicy
-from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, ranges_of
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_mapping, check_text, check_times
 from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
@@ -77,7 +77,7 @@ class JobCompletionTrigger(BaseTrigger):
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         check_text(nats_conn_id=nats_conn_id)
-        check_mapping(tolerance=tolerance, summary=summary)
+        check_mapping(tolerance=tolerance, summary=summary, stalls={} if stalls is None else stalls)
         check_times(deadline=deadline, deferred_at=deferred_at)
         check_flags(cancel_on_kill=cancel_on_kill)
         self.nats_conn_id = nats_conn_id
@@ -130,14 +130,11 @@ class JobCompletionTrigger(BaseTrigger):
             event = {"status": "error", "message": f"{error.code} {error}"}
         await guard.wait()
         report = self._report or WaitReport(set())
-        # In a thread, since each takes long for a million jobs.
-        event |= {
-            "handle": self.handle.as_json(),
-            # Nothing where the server was away until the deadline, so that the jobs of the handle couldn't be read.
-            "missing": await asyncio.to_thread(ranges_of, report.awaited) if self._report else None,
-            "report": await asyncio.to_thread(report.as_json),
-            "summary": self.summary,
-        }
+        # In a thread, since it takes long for a million jobs.
+        ended = await asyncio.to_thread(report.as_json)
+        # Nothing where the server was away until the deadline, so that the jobs of the handle couldn't be read.
+        event["missing"] = ended["details"]["awaited"] if self._report else None
+        event |= {"handle": self.handle.as_json(), "report": ended, "summary": self.summary}
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
@@ -176,9 +173,9 @@ class JobCompletionTrigger(BaseTrigger):
                             advised=advised,
                             **asdict(self.stall_policy),
                         )
-            except JobsStalledError:
-                raise
             except (TransientError, ApiError) as error:
+                if isinstance(error, JobsStalledError):
+                    raise
                 self.log.warning("Waiting for jobs was interrupted, trying again: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:

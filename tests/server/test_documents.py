@@ -262,8 +262,8 @@ async def test_the_jobs_of_a_handle_are_counted_before_its_next_part_is_read(
     # No such part: it isn't asked for.
     forged = [*await writer.finish(), DocumentPart(10**6, 1, "0" * 32)]
     with pytest.raises(ArgumentError, match="expected a handle on at most 20,000,000 jobs, found 39,999,998"):
-        await JobsHandle.of(handle.as_json() | {"parts": forged}).jobs(connection)
+        await JobsHandle.of(handle.as_json() | {"parts": forged}).report(connection)
     # The parts of another handle, and of this one where its key or its queue is another's.
     for changed in ({"key": "other"}, {"cursor": asdict(handle.cursor) | {"created": "2026-01-01T00:00:00Z"}}):
         with pytest.raises(QueueGoneError, match="isn't stored any more"):
-            await JobsHandle.of(handle.as_json() | changed).jobs(connection)
+            await JobsHandle.of(handle.as_json() | changed).report(connection)

@@ -403,3 +403,29 @@ async def test_an_end_that_states_its_jobs_time_in_another_unit_counts(connectio
         await connection.client.jetstream().publish(subject, json.dumps(body).encode(), headers=headers)
     (report,) = await wait_reports([start_waiting(connection, cursor, jobs)], within=LONG)
     assert report.completed == set(jobs)
+
+
+async def test_messages_that_are_removed_before_they_are_delivered_keep_no_wait_from_its_end(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seams.STREAM_TAIL_PULL, b'{"batch": 500, "expires": 30000000000, "idle_heartbeat": 100000000}')
+    monkeypatch.setattr(seams.COMPARISON_INTERVAL, 0.1)
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    jobs = await publish_jobs(connection, queue, "ab")
+    await store_completions(connection, queue, [98, 99])
+    async with connect(settings) as waiting:
+        publish, purged = waiting.publish, asyncio.Event()
+
+        async def purge_before(subject: str, *message: Any, **options: Any) -> None:
+            if ".MSG.NEXT." in subject and not purged.is_set():
+                purged.set()
+                await connection.api(f"STREAM.PURGE.{name}-events")
+            await publish(subject, *message, **options)
+
+        monkeypatch.setattr(waiting, "publish", purge_before)
+        waiter = start_waiting(waiting, cursor, jobs, WaitPolicy(max_unaccounted=None))
+        await purged.wait()
+        await connection.api(f"STREAM.PURGE.{name}")
+        (report,) = await wait_reports([waiter])
+    assert report.unaccounted == set(jobs)

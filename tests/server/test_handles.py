@@ -80,12 +80,12 @@ async def test_a_handle_stays_small_where_the_sequences_of_its_jobs_are_scattere
     report.handle = (await JobsHandle.take(connection, cursor, report, "key")).as_json()
     assert report.handle is not None
     assert len(json.dumps(report.handle)) < 2_000
-    jobs, advised = await JobsHandle.of(report.handle).jobs(connection)
-    assert jobs == set(sequences)
+    found, advised = await JobsHandle.of(report.handle).report(connection)
+    assert found.awaited == set(sequences)
     assert advised == report.advised
     await connection.api(f"STREAM.PURGE.{name}-events")
     with pytest.raises(QueueGoneError, match="isn't stored any more: wait before the events' max_age is over"):
-        await JobsHandle.of(report.handle).jobs(connection)
+        await JobsHandle.of(report.handle).report(connection)
 
 
 async def test_jobs_that_ended_before_a_retry_published_them_again_have_ended(

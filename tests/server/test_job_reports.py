@@ -62,8 +62,7 @@ def send(job: Any) -> dict[str, int]:
 
 def names(ids: dict[int, str]) -> JobIds:
     known = JobIds()
-    for job_id in ids.values():
-        known._append(job_id)  # noqa: SLF001
+    known._extend([job_id.encode() for job_id in ids.values()])  # noqa: SLF001
     known.locate(list(ids))
     return known
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, take_cursor
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.queues import eventually, make_queue, publish_jobs
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
     from testbed.face import NatsPyConnection
 
 TAIL = "airflow_provider_jetstream.jetstream.client.stream_tail"
+
+
+async def consumer_names(connection: NatsPyConnection, stream: str) -> list[str]:
+    return list((await connection.api(f"CONSUMER.NAMES.{stream}"))["consumers"] or ())
 
 
 @pytest.mark.slow

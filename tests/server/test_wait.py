@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -305,3 +306,20 @@ async def test_ends_are_read_from_an_events_stream_and_a_dead_letter_queue_that_
         await (message.term() if message.data == b"b" else message.ack())
     (report,) = await wait_reports([waiter])
     assert (report.completed, set(report.dead)) == ({jobs[0]}, {jobs[1]})
+
+
+async def test_a_wait_that_is_over_or_cancelled_while_it_starts_leaves_nothing_behind(
+    connection: NatsPyConnection, name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    queue = await make_queue(connection, name, audit=f"{name}-audit")
+    cursor = await take_cursor(connection, queue)
+    # Over before what it has started runs.
+    await wait(connection, cursor, [])
+    for turns in range(5):
+        waiting = asyncio.create_task(wait(connection, cursor, [1]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    gc.collect()
+    assert [str(warning.message) for warning in recwarn] == []

@@ -70,9 +70,13 @@ _DEEP = {
     # What is in flight, what a full queue holds back, and why nothing more is sent: each answer changes all three.
     "jetstream.publishing.outbox": 690,
     # What is read of each stream, what is decided of it, and who gets it, of jobs and of the new jobs of redriven ones.
-    "jetstream.waiting.follower": 760,
+    "jetstream.waiting.follower": 640,
     # One report a job: how it is read, held, stored, and found again; with the ids that no end tells.
-    "jetstream.waiting.job_reports": 640,
+    "jetstream.waiting.job_reports": 540,
+    # Jobs and consumers of one moment: which jobs have ended unseen, and which no consumer delivers.
+    "jetstream.waiting.comparison": 370,
+    # Most of it takes, checks and documents the arguments of every operator that waits.
+    "operators.job_waiting": 400,
     # One pull for all watchers, and what becomes of its messages until they are settled.
     "triggers.message_producer": 545,
     # Records of letters and of ranges, with the condition and the check of what was stored before.

@@ -236,6 +236,10 @@ class StreamTail:
             # Only the heartbeat shows that the last messages of a burst were lost.
             if int(first_values(headers).get(_LAST_DELIVERY, 0)) > self._delivered:
                 self._fail(f"delivery {self._delivered + 1} is missing")
+            else:
+                # Messages that were pending may have been removed since: then no delivery says that none is.
+                self.caught_up.set()
+                self._wakeup.set()
         elif status in _EXPIRED:
             self._requested = 0
             self._wakeup.set()

@@ -29,10 +29,8 @@ log = logging.getLogger(__name__)
 
 UNKNOWN_REDRIVES = "Whether jobs of %s were redriven isn't known, so that a redriven one counts as gone: %s"
 
-_NAMES = (
-    *("queue", "created", "events", "events_created", "dead_letters", "dead_letters_created"),
-    *("audit", "audit_created"),
-)
+_COMPANIONS = ("events", "dead_letters", "audit")
+_NAMES = ("queue", "created", *_COMPANIONS, *(f"{name}_created" for name in _COMPANIONS))
 
 
 def _stream_name(name: str) -> str:
@@ -70,10 +68,11 @@ class Cursor(TaskValue):
     :param dead_letters: the dead letter queue, if there is one
     :param dead_letters_from: the first sequence to read there
     :param advisory_subjects: where workers of any make report jobs, as the queue declares it
+    :param events_created: when the events stream was created: positions in another one of its name mean nothing; empty
+        where that wasn't read
+    :param dead_letters_created: when the dead letter queue was created, likewise
     :param audit: the audit, if there is one
     :param audit_from: the first sequence to read there
-    :param events_created: when the events stream was created: positions in another one of its name mean nothing
-    :param dead_letters_created: when the dead letter queue was created, likewise
     :param audit_created: when the audit was created, likewise
     """
 
@@ -84,7 +83,6 @@ class Cursor(TaskValue):
     dead_letters: StreamName | None
     dead_letters_from: _Position
     advisory_subjects: tuple[Annotated[str, AfterValidator(_filter)], ...] = ()
-    # Empty where that wasn't read.
     events_created: _Time = ""
     dead_letters_created: _Time = ""
     audit: StreamName | None = None
@@ -98,6 +96,15 @@ class Cursor(TaskValue):
         for name in _NAMES:
             if type(text := getattr(self, name)) is str:
                 object.__setattr__(self, name, intern(text))
+
+    def start(self, companion: str, created: str | None) -> int:
+        """Return the first sequence to read in a stream: 1 where the stream is another one than when this was taken.
+
+        :param companion: ``events``, ``dead_letters`` or ``audit``
+        :param created: when the stream was created that has the name now, where that is known
+        """
+        known, position = getattr(self, f"{companion}_created"), getattr(self, f"{companion}_from")
+        return 1 if known and created not in (None, known) else int(position)
 
     def from_start(self) -> Cursor:
         """Return a cursor that reads everything stored, for jobs that may have ended before this one was taken."""
@@ -140,39 +147,20 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
     info = info or await stream_info(connection, queue.name)
     events = await stream_info(connection, events_name)
     require_no_refusal(queue.name, [*field_findings("queue", info, "scan"), *field_findings("events", events, "scan")])
-    dead_letters = queue.dead_letters.name if queue.dead_letters else None
-    letters = await stream_info(connection, dead_letters) if dead_letters else None
-    audit = await _audit_info(connection, queue)
-    read = {found["config"]["name"]: found for found in (info, events, letters, audit) if found}
+    companions = {"events": events}
+    if queue.dead_letters:
+        companions["dead_letters"] = await stream_info(connection, queue.dead_letters.name)
+    if queue.audit:
+        try:
+            companions["audit"] = await stream_info(connection, queue.audit.name)
+        except NotFoundError:
+            pass
+        except PermissionDeniedError as denial:
+            log.warning(UNKNOWN_REDRIVES, queue.name, denial)
+    read = {found["config"]["name"]: found for found in (info, *companions.values())}
     log_changes(queue.name, undeclared_changes(queue, read))
-    return Cursor(
-        queue=queue.name,
-        created=info["created"],
-        events=events_name,
-        events_from=_next_sequence(events),
-        dead_letters=dead_letters,
-        dead_letters_from=_next_sequence(letters) if letters else 1,
-        advisory_subjects=queue.advisory_subjects,
-        events_created=events["created"],
-        dead_letters_created=letters["created"] if letters else "",
-        audit=audit["config"]["name"] if audit else None,
-        audit_from=_next_sequence(audit) if audit else 1,
-        audit_created=audit["created"] if audit else "",
-    )
-
-
-async def _audit_info(connection: Connection, queue: WorkQueue) -> Mapping[str, Any] | None:
-    """Return the audit's STREAM.INFO; ``None`` where redriven jobs can't be known."""
-    if queue.audit is None:
-        return None
-    try:
-        return await stream_info(connection, queue.audit.name)
-    except NotFoundError:
-        return None
-    except PermissionDeniedError as denial:
-        log.warning(UNKNOWN_REDRIVES, queue.name, denial)
-        return None
-
-
-def _next_sequence(info: Mapping[str, Any]) -> int:
-    return int(info["state"]["last_seq"]) + 1
+    fields: dict[str, Any] = {"dead_letters": None, "dead_letters_from": 1}
+    for name, found in companions.items():
+        fields[name], fields[f"{name}_created"] = found["config"]["name"], found["created"]
+        fields[f"{name}_from"] = int(found["state"]["last_seq"]) + 1
+    return Cursor(queue=queue.name, created=info["created"], advisory_subjects=queue.advisory_subjects, **fields)

@@ -23,10 +23,7 @@ from airflow_provider_jetstream.jetstream.advisories import (
     Terminated,
     parse_advisory,
 )
-from airflow_provider_jetstream.jetstream.audit.records import (
-    LetterRecord,
-    parse_record,
-)
+from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, parse_record
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
@@ -43,15 +40,14 @@ from airflow_provider_jetstream.jetstream.evidence import event_of_body, handled
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Mapping
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.stream_tail import TailedMessage
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What a handler says of a job; whether that job is dead at all, others say.
-REPORTED: Final = "a handler of the dead letter queue reports that it has handled it"
+_REPORTED: Final = "a handler of the dead letter queue reports that it has handled it"
 _ACTIONS: Final = {
     "parked": "it died and was parked",
     "handled": "it died, and a handler of the dead letter queue has handled it",
@@ -121,6 +117,16 @@ class JobEnd(NamedTuple):
         """What tells the job from others."""
         return self.sequence
 
+    @property
+    def is_final(self) -> bool:
+        """Whether no other end can follow: a worker may complete a job after its death was reported."""
+        return self.kind in (EndKind.COMPLETED, EndKind.CANCELLED)
+
+    @property
+    def is_report(self) -> bool:
+        """Whether only a handler of the dead letter queue says so, who needn't know."""
+        return self.note == _REPORTED
+
 
 @dataclass(frozen=True, slots=True)
 class AdvisoryReport:
@@ -144,18 +150,15 @@ Statement: TypeAlias = JobEnd | AdvisoryReport
 
 
 class EndReader:
-    """What messages say about the ends of a queue's jobs; nothing where they are about an earlier stream of its name.
+    """Returns what messages say about the ends of a queue's jobs; nothing where they are about an earlier stream.
 
-    :param connection: tells the JetStream domain of the queue's server
-    :ivar events: the subjects of ends in the events stream, and those on which workers of any make report jobs
-    :ivar deaths: the subjects of ends in the dead letter queue
-    :ivar records: the subjects of ends in the audit
+    :param domain: the JetStream domain of the queue's server; empty where it has none
+    :ivar streams: by the cursor's name of a stream the subjects of ends in it, and what returns what a message says
     """
 
-    def __init__(self, connection: Connection, cursor: Cursor) -> None:
-        queue = cursor.queue
-        self._connection = connection
-        self._queue = queue
+    def __init__(self, cursor: Cursor, domain: str) -> None:
+        queue = self._queue = cursor.queue
+        self._domain = domain
         self._created_text = cursor.created
         self._created = datetime.fromisoformat(cursor.created)
         # Workers of version 1 of the contract state a job's time in microseconds, and so does this.
@@ -163,70 +166,63 @@ class EndReader:
         self._advisory_subjects = cursor.advisory_subjects
         self._letters = letter_audit_subject(queue, 0)[:-1]
         self._handled = handled_subject(queue, 0)[:-1]
-        self.events = (completion_filter(queue), f"{ACK_METRIC}.{queue}.*", *cursor.advisory_subjects)
-        self.deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
-        self.records = (f"{self._letters}*", f"{self._handled}*")
+        events = (completion_filter(queue), f"{ACK_METRIC}.{queue}.*", *cursor.advisory_subjects)
+        deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
+        records = (f"{self._letters}*", f"{self._handled}*")
+        self.streams: Mapping[str, tuple[tuple[str, ...], Callable[[TailedMessage], Iterable[Statement]]]] = {
+            "events": (events, self._read_event),
+            "dead_letters": (deaths, self._read_end),
+            "audit": (records, self._read_record),
+        }
 
-    def read_event(self, message: TailedMessage) -> Iterable[Statement]:
-        """Return what a message of the events stream says."""
+    def _read_event(self, message: TailedMessage) -> Iterable[Statement]:
         if not self._advisory_subjects or not covered_by_any(self._advisory_subjects, message.subject):
-            return self.read_death(message)
+            return self._read_end(message)
         # Never by the sequence in it: anybody may publish here.
         if not self._counts(message) or (digest := reported_job(message.subject, message.data)) is None:
             return ()
         return (AdvisoryReport(digest, message.sequence, message.stored_at),)
 
-    def read_death(self, message: TailedMessage) -> Iterable[Statement]:
-        """Return what a message of the dead letter queue says."""
+    def _read_end(self, message: TailedMessage) -> Iterable[Statement]:
         if not self._counts(message):
             return ()
-        place = (self._queue, self._connection.domain, message.stored_at, message.subject)
+        place = (self._queue, self._domain, message.stored_at, message.subject)
         if (end := parse_end(message.data, message.sequence, *place)) is None:
             return ()
         # A worker may end a job late that an earlier stream of this name had stored.
         stored = ended_job_time(message.message_id, end.sequence)
         return () if stored is not None and stored < self._created_nanoseconds else (end,)
 
-    def read_record(self, message: TailedMessage) -> Iterator[Statement]:
-        """Yield what a message of the audit says."""
+    def _read_record(self, message: TailedMessage) -> Iterable[Statement]:
         if not self._counts(message):
-            return
+            return ()
         stored = StoredMessage(message.subject, message.sequence, message.stored_at.isoformat(), (), message.data)
         if message.subject.startswith(self._handled):
-            if sequence := handled_sequence(stored, self._queue):
-                yield JobEnd(EndKind.DEAD, sequence, message.sequence, note=REPORTED, stored_at=message.stored_at)
-        elif message.subject.startswith(self._letters):
-            record = parse_record(LetterRecord, stored)
-            if record and self._is_of_queue(record) and message.subject == f"{self._letters}{record.sequence}":
-                yield from self._recorded(record, message)
+            sequence = handled_sequence(stored, self._queue)
+            end = JobEnd(EndKind.DEAD, sequence, message.sequence, note=_REPORTED, stored_at=message.stored_at)
+            return (end,) if sequence else ()
+        record = parse_record(LetterRecord, stored)
+        if record is None or (record.stream, record.created) != (self._queue, self._created_text):
+            return ()
+        return self._recorded(record, message) if message.subject == f"{self._letters}{record.sequence}" else ()
 
     def _counts(self, message: TailedMessage) -> bool:
         return message.stored_at >= self._created and not message.is_from_elsewhere
 
-    def _is_of_queue(self, record: LetterRecord) -> bool:
-        return (record.stream, record.created) == (self._queue, self._created_text)
-
-    def _recorded(self, record: LetterRecord, message: TailedMessage) -> Iterator[JobEnd]:
+    def _recorded(self, record: LetterRecord, message: TailedMessage) -> Iterable[Statement]:
         action, new, successor = record.action, record.new_sequence, None
         if action == "redriven":
             # Of one stream, a copy is stored later than its job: others would lead in a circle.
             stream = record.new_stream or self._queue
             if not new or (stream == self._queue and new <= record.sequence):
-                return
+                return ()
             successor = Successor(stream, new)
             note = successor.describe()
         else:
             note = _ACTIONS.get(action, f"it died and was {action}") + (f": {record.why}" if record.why else "")
-        yield JobEnd(
-            EndKind.DEAD,
-            record.sequence,
-            message.sequence,
-            record.consumer or "",
-            note,
-            stored_at=message.stored_at,
-            successor=successor,
-            is_alive=action == "requeued",
-        )
+        place = (record.sequence, message.sequence, record.consumer or "", note)
+        is_alive = action == "requeued"
+        return (JobEnd(EndKind.DEAD, *place, stored_at=message.stored_at, successor=successor, is_alive=is_alive),)
 
 
 def said_most(statement: Statement) -> tuple[bool, bool, int]:
@@ -239,6 +235,17 @@ def said_most(statement: Statement) -> tuple[bool, bool, int]:
     return statement.has_result, statement.kind is EndKind.CANCELLED, statement.event_sequence
 
 
+def is_superseded(death: JobEnd, recorded: JobEnd | None, *, is_record: bool) -> bool:
+    """Return whether the audit knows more of a dead job: that it was redriven, requeued or parked since.
+
+    :param recorded: what the audit says last of the job
+    :param is_record: whether the death is a record of the audit itself
+    """
+    if recorded is None or recorded.is_report:
+        return False
+    return recorded.event_sequence > death.event_sequence if is_record else recorded.stored_at >= death.stored_at
+
+
 def parse_end(
     data: bytes, event_sequence: int, queue: str, domain: str = "", stored_at: datetime = _UNKNOWN, subject: str = ""
 ) -> JobEnd | None:
@@ -249,13 +256,10 @@ def parse_end(
     :param subject: its subject, with which the body has to agree; not compared where it is empty
     """
     if (plain := _PLAIN_COMPLETION.fullmatch(data)) and _is_date(plain[1]):
-        _, stream, consumer, sequence, deliveries = plain.groups()
-        if stream.decode() != queue or subject not in ("", _completion_subject(stream, consumer, sequence)):
+        stream, consumer, sequence, deliveries = plain[2].decode(), plain[3].decode(), int(plain[4]), int(plain[5])
+        if stream != queue or subject not in ("", completion_subject(stream, consumer, sequence)):
             return None
-        return JobEnd(
-            EndKind.COMPLETED,
-            *(int(sequence), event_sequence, consumer.decode(), "", False, int(deliveries), stored_at),
-        )
+        return JobEnd(EndKind.COMPLETED, sequence, event_sequence, consumer, attempts=deliveries, stored_at=stored_at)
     event = event_of_body(subject, data, queue, domain) if subject else parse_advisory(data)
     if event is None or event.stream != queue:
         return None
@@ -278,10 +282,6 @@ def parse_end(
         case _:
             return None
     return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result, event.deliveries, stored_at)
-
-
-def _completion_subject(queue: bytes, consumer: bytes, sequence: bytes) -> str:
-    return completion_subject(queue.decode(), consumer.decode(), int(sequence))
 
 
 @lru_cache(maxsize=64)

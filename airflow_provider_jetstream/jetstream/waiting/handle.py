@@ -26,7 +26,7 @@ from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport, report_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableSet
+    from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.documents import DocumentPart
@@ -127,15 +127,9 @@ class JobsHandle(BaseModel):
 
     def compact(self) -> JobsHandle:
         """Return an equal handle that shares with others what is empty: a triggerer holds ten thousand of them."""
-        return JobsHandle.model_construct(
-            _FIELDS,
-            type=self.type,
-            cursor=self.cursor,
-            sequences=self.sequences,
-            advised=self.advised or _NO_JOBS,
-            key=self.key,
-            parts=self.parts or _NO_PARTS,
-        )
+        fields = {"advised": self.advised or _NO_JOBS, "parts": self.parts or _NO_PARTS}
+        own = {name: getattr(self, name) for name in ("type", "cursor", "sequences", "key")}
+        return JobsHandle.model_construct(_FIELDS, **own, **fields)
 
     async def cursor_now(self, connection: Connection) -> Cursor:
         """Return the cursor from which the ends of the jobs are read in the streams as they are now.
@@ -154,11 +148,6 @@ class JobsHandle(BaseModel):
         # A position beyond the end is one of a stream that was created anew since.
         is_beyond = cursor.events_from > events["state"]["last_seq"] + 1
         return replace(cursor, events_from=1) if is_beyond else cursor
-
-    async def jobs(self, connection: Connection) -> tuple[MutableSet[int], dict[str, int]]:
-        """Return the jobs' stream sequences, and those of the advised ones by their digests; see :meth:`report`."""
-        report, advised = await self.report(connection)
-        return report.awaited, advised
 
     async def report(self, connection: Connection | None = None) -> tuple[WaitReport, dict[str, int]]:
         """Return the report on the jobs, none of which has ended, and the sequences of advised ones by their digests.
@@ -203,12 +192,9 @@ def _counted(jobs: int, ranges: Iterable[tuple[int, int]]) -> int:
 
 
 def _literal(text: str) -> object:
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         # What Jinja makes of a dict.
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return text
+    return text

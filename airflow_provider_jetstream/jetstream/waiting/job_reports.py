@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from itertools import accumulate, islice
 from operator import itemgetter
@@ -41,7 +41,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.publishing.job import stated_job_id
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
-from airflow_provider_jetstream.jetstream.waiting.consumers import QueueConsumers
+from airflow_provider_jetstream.jetstream.waiting.comparison import QueueConsumers
 from airflow_provider_jetstream.jetstream.waiting.cursor import StreamName
 from airflow_provider_jetstream.jetstream.waiting.ends import EndKind
 
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AWAITED = "awaited"
-UNACCOUNTED_NOTE = "it is gone without a stored end"
-STATES = (*(kind.value for kind in EndKind), AWAITED)
-# Larger ones stay where they are stored, so that a page holds many reports.
+_COMPLETED, _CANCELLED, _DEAD, _UNACCOUNTED = (kind.value for kind in EndKind)
+_UNACCOUNTED_NOTE = "it is gone without a stored end"
+# Larger ones stay where they are stored, so that a part holds many reports.
 MAX_RESULT_BYTES = 8 * 2**10
 _BATCH = 256
 _SHOWN_TEXT = 300
@@ -125,23 +125,20 @@ class JobIds:
 
     def note(self, batch: Batch) -> None:
         """Note the ids of the next jobs."""
-        ids = batch.job_ids()
-        ends = accumulate(map(len, ids), initial=len(self._text))
-        self._text += b"".join(ids)
-        self._ends.extend(islice(ends, 1, None))
+        self._extend(batch.job_ids())
 
-    def _append(self, job_id: str) -> None:
-        self._text += job_id.encode("utf-8", "surrogatepass")
-        self._ends.append(len(self._text))
+    def _extend(self, ids: Sequence[bytes]) -> None:
+        self._ends.extend(islice(accumulate(map(len, ids), initial=len(self._text)), 1, None))
+        self._text += b"".join(ids)
 
     def locate(self, sequences: Sequence[int]) -> None:
         """Take the stream sequences of the jobs, by their indexes; 0 where a job isn't stored."""
         known = sequences[: len(self._ends)]
-        if all(known[index] < known[index + 1] for index in range(len(known) - 1)):
-            self._sequences, self._order = known, range(len(known))
-            return
-        self._order = array("Q", sorted(range(len(known)), key=known.__getitem__))
-        self._sequences = array("Q", (known[index] for index in self._order))
+        self._order = range(len(known))
+        if any(known[index] >= known[index + 1] for index in range(len(known) - 1)):
+            self._order = array("Q", sorted(self._order, key=known.__getitem__))
+            known = array("Q", (known[index] for index in self._order))
+        self._sequences = known
 
     def get(self, sequence: int) -> str | None:
         """Return the id of a job; ``None`` where it isn't known."""
@@ -159,12 +156,8 @@ class JobIds:
 
         :raises JetStreamProviderError: a part can't be stored, or isn't known to be
         """
-        writer = DocumentWriter(connection, name)
-        await writer.add(
-            (sequence, self._id(index))
-            for sequence, index in zip(self._sequences, self._order, strict=True)
-            if sequence
-        )
+        writer, located = DocumentWriter(connection, name), zip(self._sequences, self._order, strict=True)
+        await writer.add((sequence, self._id(index)) for sequence, index in located if sequence)
         return await writer.finish()
 
     @classmethod
@@ -180,9 +173,8 @@ class JobIds:
         except ValidationError:
             references = []
         async for rows in read_parts(connection, name, references, _ID_ROWS):
-            for sequence, job_id in rows or ():
-                ids._append(job_id)
-                sequences.append(sequence)
+            ids._extend([job_id.encode("utf-8", "surrogatepass") for _, job_id in rows or ()])
+            sequences.extend(sequence for sequence, _ in rows or ())
         ids.locate(sequences)
         return ids
 
@@ -203,16 +195,10 @@ async def read_job_reports(
     :param ended: what :meth:`WaitReport.as_json` returns
     :param names: the ids under which the jobs were published, as far as they are known
     """
-    reader = _Reader(connection, cursor, ended, names or {})
-    batch: list[tuple[int, str]] = []
-    for job in _jobs(ended):
-        batch.append(job)
-        if len(batch) == _BATCH:
-            for report in await map_concurrently(reader.read, batch):
-                yield report
-            batch = []
-    for report in await map_concurrently(reader.read, batch):
-        yield report
+    reader, known = _Reader(connection, cursor, ended), plain_job_reports(ended, names or {})
+    while batch := list(islice(known, _BATCH)):
+        for report in await map_concurrently(reader.complete, batch):
+            yield report
 
 
 def portable_size(result: object) -> int | None:
@@ -236,63 +222,23 @@ def _int_of_64_bits(text: str) -> int:
 
 
 def plain_job_reports(ended: Mapping[str, Any], names: JobNames) -> Iterator[JobReport]:
-    """Return what is known of each job of a wait without reading anything."""
-    facts = _Facts(ended)
-    for sequence, state in _jobs(ended):
-        yield JobReport(
-            names.get(sequence), sequence, state, facts.attempts(sequence, state), None, facts.note(sequence, state)
-        )
-
-
-def _jobs(ended: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Return sequence and state of each job, in the order of the sequences."""
-    spans = sorted(
-        (low, high, state)
-        for state in STATES
-        for low, high in (_details(ended, AWAITED) if state == AWAITED else ended.get(f"{state}_sequences") or ())
-    )
-    for low, high, state in spans:
+    """Yield what is known of each job of a wait without reading anything, in the order of their sequences."""
+    details = ended.get("details") or {}
+    attempts, notes = _by_sequence(details.get("attempts")), _by_sequence(details.get("notes"))
+    states = [(state, ended.get(f"{state}_sequences") or ()) for state in (kind.value for kind in EndKind)]
+    for low, high, state in _by_sequence([*states, (AWAITED, details.get(AWAITED) or ())]):
         for sequence in range(low, high + 1):
-            yield sequence, state
-
-
-def _details(ended: Mapping[str, Any], name: str) -> Any:
-    return (ended.get("details") or {}).get(name) or ()
+            is_said = state not in (AWAITED, _UNACCOUNTED)
+            delivered = int(_found(attempts, sequence) or 1) or None if is_said else None
+            note = _UNACCOUNTED_NOTE if state == _UNACCOUNTED else _found(notes, sequence)
+            yield JobReport(names.get(sequence), sequence, state, delivered, None, note)
 
 
 _Spans = list[tuple[int, int, str]]
 
 
-class _Facts:
-    """What a wait's report holds about single jobs."""
-
-    def __init__(self, ended: Mapping[str, Any]) -> None:
-        self._attempts = _by_sequence(_details(ended, "attempts"))
-        self._notes = _by_sequence(_details(ended, "notes"))
-        self._with_result = _by_sequence([("", _details(ended, "with_result"))])
-        self._copies: dict[int, int] = dict(_details(ended, "copies"))
-
-    def attempts(self, sequence: int, state: str) -> int | None:
-        """Return how often a job was delivered, where its end says so."""
-        if state in (AWAITED, EndKind.UNACCOUNTED.value):
-            return None
-        return int(_found(self._attempts, sequence) or 1) or None
-
-    def note(self, sequence: int, state: str) -> str | None:
-        """Return why a job didn't complete."""
-        return UNACCOUNTED_NOTE if state == EndKind.UNACCOUNTED.value else _found(self._notes, sequence)
-
-    def last_copy(self, sequence: int) -> int:
-        """Return the stream sequence under which a job ended: that of its last copy, where it was redriven."""
-        return self._copies.get(sequence, sequence)
-
-    def may_have_result(self, sequence: int) -> bool:
-        """Return whether the completion of a job may hold a result."""
-        return _found(self._with_result, sequence) is not None
-
-
-def _by_sequence(named: Iterable[tuple[str, Iterable[Sequence[int]]]]) -> _Spans:
-    return sorted((low, high, text) for text, ranges in named for low, high in ranges)
+def _by_sequence(named: Iterable[tuple[str, Iterable[Sequence[int]]]] | None) -> _Spans:
+    return sorted((low, high, text) for text, ranges in named or () for low, high in ranges)
 
 
 def _found(spans: _Spans, sequence: int) -> str | None:
@@ -301,60 +247,47 @@ def _found(spans: _Spans, sequence: int) -> str | None:
 
 
 class _Reader:
-    """Reads the stored events, records and messages of single jobs."""
+    """Completes the reports on single jobs by stored events, records and messages."""
 
-    def __init__(self, connection: Connection, cursor: Cursor, ended: Mapping[str, Any], names: JobNames) -> None:
+    def __init__(self, connection: Connection, cursor: Cursor, ended: Mapping[str, Any]) -> None:
+        details = ended.get("details") or {}
         self._connection = connection
         self._cursor = cursor
         self._created = datetime.fromisoformat(cursor.created)
-        self._facts = _Facts(ended)
-        self._names = names
+        self._with_result = _by_sequence([("result", details.get("with_result") or ())])
+        # Of redriven jobs, the sequence under which each ended.
+        self._copies: dict[int, int] = dict(details.get("copies") or ())
         self._consumers = QueueConsumers(connection, cursor)
 
-    async def read(self, job: tuple[int, str]) -> JobReport:
-        sequence, state = job
-        job_id, attempts = self._names.get(sequence), self._facts.attempts(sequence, state)
-        note = self._facts.note(sequence, state)
-        if state == EndKind.DEAD.value:
-            return await self._dead(sequence, job_id, attempts, note)
-        if state in (EndKind.COMPLETED.value, EndKind.CANCELLED.value):
-            has_result = state == EndKind.COMPLETED.value and self._facts.may_have_result(sequence)
-            if job_id is None or has_result:
-                return await self._ended(sequence, state, job_id, attempts, note)
-        elif job_id is None:
-            job_id = await self._stored_id(sequence)
-        return JobReport(job_id, sequence, state, attempts, None, note)
+    async def complete(self, report: JobReport) -> JobReport:
+        copy = self._copies.get(report.sequence, report.sequence)
+        if report.state in (_COMPLETED, _CANCELLED):
+            has_result = report.state == _COMPLETED and _found(self._with_result, report.sequence) is not None
+            return await self._with_end(report, copy) if has_result or report.id is None else report
+        if report.state == _DEAD and (record := await self._record(copy)):
+            death = record.death
+            return replace(
+                report,
+                id=report.id or stated_job_id(record.job.headers, record.job.data),
+                attempts=death.deliveries or report.attempts,
+                error_class=death.error_class,
+                error_message=death.error_message or death.explanation or report.error_message,
+            )
+        return replace(report, id=await self._stored_id(report.sequence)) if report.id is None else report
 
-    async def _ended(
-        self, sequence: int, state: str, job_id: str | None, attempts: int | None, note: str | None
-    ) -> JobReport:
-        queue, copy = self._cursor.queue, self._facts.last_copy(sequence)
+    async def _with_end(self, report: JobReport, copy: int) -> JobReport:
+        queue = self._cursor.queue
         stored = await self._last(self._cursor.events, job_completion_filter(queue, copy), copy)
         event = event_of(stored, queue) if stored else None
         if stored is None or not isinstance(event, Completion | Cancelled):
-            return JobReport(job_id, sequence, state, attempts, None, note)
-        result, result_at = None, None
-        if isinstance(event, Completion) and state == EndKind.COMPLETED.value and event.result is not None:
-            size = portable_size(event.result)
-            is_small = size is not None and size <= MAX_RESULT_BYTES
-            result, result_at = (event.result, None) if is_small else (None, stored.sequence)
-        return JobReport(job_id or event.job_id, sequence, state, attempts, None, note, result, result_at)
-
-    async def _dead(self, sequence: int, job_id: str | None, attempts: int | None, note: str | None) -> JobReport:
-        record = await self._record(self._facts.last_copy(sequence))
-        if record is None:
-            return JobReport(
-                job_id or await self._stored_id(sequence), sequence, EndKind.DEAD.value, attempts, None, note
-            )
-        death = record.death
-        return JobReport(
-            job_id or stated_job_id(record.job.headers, record.job.data),
-            sequence,
-            EndKind.DEAD.value,
-            death.deliveries or attempts,
-            death.error_class,
-            death.error_message or death.explanation or note,
-        )
+            return report
+        report = replace(report, id=report.id or event.job_id)
+        if isinstance(event, Cancelled) or report.state != _COMPLETED or event.result is None:
+            return report
+        size = portable_size(event.result)
+        if size is None or size > MAX_RESULT_BYTES:
+            return replace(report, result_at=stored.sequence)
+        return replace(report, result=event.result)
 
     async def _record(self, sequence: int) -> Record | None:
         if self._cursor.dead_letters is None:
@@ -366,16 +299,16 @@ class _Reader:
         return record if record.death.created in ("", self._cursor.created) else None
 
     async def _last(self, stream: str, subject: str, sequence: int) -> StoredMessage | None:
-        """Return the last message about a job, by a consumer that may have had it.
-
-        It is about the queue as it is now, not about one of its name before it.
+        """Return the last message about a job, by a consumer that may have had it, and not of an earlier queue.
 
         :param subject: the filter of the subjects that name a consumer in their third token
         """
         try:
             message = await last_message(self._connection, stream, subject)
-            if message is None or message.stored_at < self._created or await self._is_believed(message, sequence):
-                return message if message and message.stored_at >= self._created else None
+            if message is None or message.stored_at < self._created:
+                return None
+            if await self._is_believed(message, sequence):
+                return message
             found = None
             async for earlier in read_range(self._connection, stream, subject, stop=message.sequence):
                 is_own = earlier.stored_at >= self._created and not proves_nothing(earlier)
@@ -393,9 +326,8 @@ class _Reader:
             message = await get_message(self._connection, self._cursor.queue, sequence)
         except NotFoundError:
             return None
-        if message is None or message.stored_at < self._created:
-            return None
-        return stated_job_id(message.headers, message.data)
+        is_own = message is not None and message.stored_at >= self._created
+        return stated_job_id(message.headers, message.data) if message and is_own else None
 
 
 class _StoredReports(BaseModel):
@@ -407,6 +339,10 @@ class _StoredReports(BaseModel):
     task: str
     events: StreamName
     parts: DocumentParts
+
+    @property
+    def name(self) -> DocumentName:
+        return DocumentName(self.events, self.queue, "reports", self.task)
 
 
 _REPORT = TypeAdapter(JobReport)
@@ -428,8 +364,8 @@ class JobReports:
     """
 
     queue: str
-    task: str
-    events: str
+    task: str = ""
+    events: str = ""
     states: Counter[str] = field(default_factory=Counter)
     failures: dict[str, list[JobReport]] = field(default_factory=dict)
     reports: list[JobReport] | None = field(default_factory=list)
@@ -440,10 +376,9 @@ class JobReports:
     def add(self, report: JobReport) -> list[JobReport]:
         """Count a report and hold it while they are few; return those that aren't held, or aren't any more."""
         self.states[report.state] += 1
-        if report.state != EndKind.COMPLETED.value:
-            failures = self.failures.setdefault(report.state, [])
-            if len(failures) < _FIRST_FAILURES:
-                failures.append(report)
+        failures = self.failures.setdefault(report.state, [])
+        if report.state != _COMPLETED and len(failures) < _FIRST_FAILURES:
+            failures.append(report)
         if self.reports is None:
             return [report]
         self.reports.append(report)
@@ -469,14 +404,12 @@ class JobReports:
 
         :raises JobReportsGoneError: there are only counts
         """
-        if self.problem:
-            raise JobReportsGoneError(self.problem)
         if self.reports is not None:
             return [report.as_json() for report in self.reports]
-        return [
-            {"queue": self.queue, "task": self.task, "events": self.events, "jobs": part.rows, "parts": [list(part)]}
-            for part in self.parts
-        ]
+        if self.problem:
+            raise JobReportsGoneError(self.problem)
+        place = {"queue": self.queue, "task": self.task, "events": self.events}
+        return [{**place, "jobs": part.rows, "parts": [list(part)]} for part in self.parts]
 
     def describe(self, state: str) -> str:
         """Return a line with the first jobs of a state and their errors, and how many more there are."""
@@ -495,15 +428,12 @@ async def collect_job_reports(
     :raises JetStreamProviderError: a part can't be stored, or isn't known to be
     """
     collected = JobReports(queue, task, events)
-    writer = DocumentWriter(connection, _name(events, queue, task), part_rows=_PART_REPORTS)
+    name = _StoredReports.model_construct(queue=queue, task=task, events=events).name
+    writer = DocumentWriter(connection, name, part_rows=_PART_REPORTS)
     async for report in reports:
         await writer.add(stored.as_json() for stored in collected.add(report))
     collected.parts = await writer.finish()
     return collected
-
-
-def _name(events: str, queue: str, task: str) -> DocumentName:
-    return DocumentName(events, queue, "reports", task)
 
 
 def count_job_reports(reports: Iterable[JobReport], *, queue: str, problem: str) -> JobReports:
@@ -511,10 +441,9 @@ def count_job_reports(reports: Iterable[JobReport], *, queue: str, problem: str)
 
     :param problem: why not
     """
-    counted = JobReports(queue, "", "")
+    counted = JobReports(queue, problem=problem)
     for report in reports:
         counted.add(report)
-    counted.problem = problem if counted.reports is None else None
     return counted
 
 
@@ -523,12 +452,13 @@ async def failed_jobs(connection: Connection, cursor: Cursor, ended: Mapping[str
 
     :param ended: what :meth:`WaitReport.as_json` returns
     """
-    failed = {name: value for name, value in ended.items() if name != "completed_sequences"}
-    failed["details"] = {**(ended.get("details") or {}), "awaited": []}
-    counted = JobReports(cursor.queue, "", cursor.events, reports=None)
-    try:
-        async for report in read_job_reports(connection, cursor, failed):
+    reader, counted = _Reader(connection, cursor, ended), JobReports(cursor.queue, reports=None)
+    for report in plain_job_reports(ended, {}):
+        if report.state not in (_COMPLETED, AWAITED):
             counted.add(report)
+    try:
+        for state, failures in counted.failures.items():
+            counted.failures[state] = await map_concurrently(reader.complete, failures[:_DESCRIBED])
     except JetStreamProviderError as error:
         log.warning("Failed jobs of %s can't be named: %s", cursor.queue, error)
     return counted
@@ -569,23 +499,18 @@ class JobReportSource:
                 if not states or item.state in states:
                     yield item
                 continue
-            async for report in _read(connection, item):
-                if not states or report.state in states:
-                    yield report
-
-
-async def _read(connection: Connection, stored: _StoredReports) -> AsyncGenerator[JobReport, None]:
-    name, parts = _name(stored.events, stored.queue, stored.task), iter(stored.parts)
-    async for reports in read_parts(connection, name, stored.parts, _REPORTS):
-        part = next(parts)
-        if reports is None:
-            raise JobReportsGoneError(
-                f"expected a part with {part.rows} reports at sequence {part.sequence} of {stored.events}, found none:"
-                " the max_age of that stream is over, or it was deleted; read reports earlier, or declare a longer"
-                " max_age of the events"
-            )
-        for report in reports:
-            yield report
+            parts = iter(item.parts)
+            async for reports in read_parts(connection, item.name, item.parts, _REPORTS):
+                part = next(parts)
+                if reports is None:
+                    raise JobReportsGoneError(
+                        f"expected a part with {part.rows} reports at sequence {part.sequence} of {item.events}, found"
+                        " none: the max_age of that stream is over, or it was deleted; read reports earlier, or declare"
+                        " a longer max_age of the events"
+                    )
+                for report in reports:
+                    if not states or report.state in states:
+                        yield report
 
 
 def _items(source: object) -> Iterator[JobReport | _StoredReports]:
@@ -593,23 +518,18 @@ def _items(source: object) -> Iterator[JobReport | _StoredReports]:
         for item in source:
             yield from _items(item)
         return
-    if not isinstance(source, Mapping):
-        raise _unknown(source)
-    if isinstance(source.get("problem"), str):
-        raise JobReportsGoneError(source["problem"])
+    fields = source if isinstance(source, Mapping) else {}
+    if isinstance(fields.get("problem"), str):
+        raise JobReportsGoneError(fields["problem"])
     try:
-        if isinstance(source.get("reports"), list):
-            yield from map(_REPORT.validate_python, source["reports"])
-        elif "parts" in source:
-            yield _StoredReports.model_validate(source)
+        if isinstance(fields.get("reports"), list):
+            yield from map(_REPORT.validate_python, fields["reports"])
+        elif "parts" in fields:
+            yield _StoredReports.model_validate(fields)
         else:
             yield _REPORT.validate_python(source)
     except ValidationError:
-        raise _unknown(source) from None
-
-
-def _unknown(source: object) -> ArgumentError:
-    return ArgumentError(
-        f"expected the reports on a task's jobs, found {type(source).__name__} {str(source)[:100]!r}: pull the XCom"
-        " job_reports of the task that waited, or pass an item of the list that it returned"
-    )
+        raise ArgumentError(
+            f"expected the reports on a task's jobs, found {type(source).__name__} {str(source)[:100]!r}: pull the XCom"
+            " job_reports of the task that waited, or pass an item of the list that it returned"
+        ) from None

@@ -1,9 +1,12 @@
-"""When waiting is over, which ends of jobs are acceptable, and what is done about jobs that no consumer delivers."""
+"""When waiting is over, which ends of jobs are acceptable, and what is done about jobs that no consumer delivers.
+
+Pure functions of reports and facts: nothing here reads, waits or knows the time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from airflow_provider_jetstream.jetstream.errors import (
     ArgumentError,
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 OnStall: TypeAlias = Literal["fail", "wait"]
 
 FAIL: Final = "fail"
-WAIT: Final = "wait"
 RECONCILE_SECONDS = 300.0
 
 _REMEDY = "provision the queue again, resume the consumer, or correct the subject of the jobs"
@@ -37,7 +39,16 @@ _UNKNOWN_ENDS = (
     " max_unaccounted"
 )
 
-
+# By state: the error of too many such jobs, what they are, and what to do.
+_TOO_MANY: Final[dict[str, tuple[type[TerminalError], str, str]]] = {
+    "dead": (JobsDeadError, "dead letters", "see the dead letter queue, fix the cause, then redrive"),
+    "cancelled": (
+        JobsCancelledError,
+        "cancelled jobs",
+        "allow them with max_cancelled, or publish again the jobs that are still wanted",
+    ),
+    "unaccounted": (JobsUnaccountedError, "jobs that are gone without a stored end", _UNKNOWN_ENDS),
+}
 _LEAST = {"max_dead": 0, "max_cancelled": 0, "max_unaccounted": 0, "min_completed": 1}
 
 
@@ -61,9 +72,7 @@ class WaitPolicy(TaskValue):
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
             count = getattr(self, name)
-            if count is None:
-                continue
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
                 raise ArgumentError(
                     f"expected a whole number of at least {least} as {name}, found {count!r}: correct it"
                 )
@@ -77,11 +86,7 @@ class WaitPolicy(TaskValue):
             return completed >= self.min_completed or completed + len(report.awaited) < self.min_completed
         if not (report.dead or report.cancelled or report.unaccounted):
             return False
-        return (
-            _exceeds(len(report.dead), self.max_dead)
-            or _exceeds(len(report.cancelled), self.max_cancelled)
-            or _exceeds(len(report.unaccounted), self.max_unaccounted)
-        )
+        return any(self._exceeds(state, len(getattr(report, state))) for state in _TOO_MANY)
 
     def is_attainable_without(self, report: WaitReport, stalled: int) -> bool:
         """Return whether the wait may still succeed although so many of the awaited jobs never end."""
@@ -97,44 +102,32 @@ class WaitPolicy(TaskValue):
         :param report: what :meth:`WaitReport.as_json` returns
         :param describe: returns the first jobs of a state with their errors, and how many more there are
         """
-        completed, dead = report["completed"], report["dead"]
-        # The report of a task that an older version of this package deferred lacks them.
-        cancelled, unaccounted = report.get("cancelled", 0), report.get("unaccounted", 0)
+        completed, unseen = report["completed"], _unseen_ends(report)
         if self.min_completed is not None:
             if completed >= self.min_completed:
                 return None
+            unaccounted = report["unaccounted"]
             return JobsIncompleteError(
-                f"expected at least {self.min_completed} jobs to complete, found {completed}; {dead} became dead"
-                f" letters, {cancelled} were cancelled, {unaccounted} are unaccounted for: "
-                + (_unseen_ends(report) or (_UNKNOWN_ENDS if unaccounted else "fix the cause, then redrive"))
+                f"expected at least {self.min_completed} jobs to complete, found {completed}; {report['dead']} became"
+                f" dead letters, {report['cancelled']} were cancelled, {unaccounted} are unaccounted for: "
+                + (unseen or (_UNKNOWN_ENDS if unaccounted else "fix the cause, then redrive"))
                 + "".join(f"; {state}: {jobs}" for state in ("dead", "cancelled") if (jobs := describe(state)))
             )
-        if _exceeds(dead, self.max_dead):
-            return JobsDeadError(
-                f"expected at most {self.max_dead} dead letters, found {dead}:"
-                f" {describe('dead') or report['dead_reasons']};"
-                " see the dead letter queue, fix the cause, then redrive"
-            )
-        if _exceeds(cancelled, self.max_cancelled):
-            return JobsCancelledError(
-                f"expected at most {self.max_cancelled} cancelled jobs, found {cancelled}:"
-                f" {describe('cancelled') or report['cancelled_reasons']};"
-                " allow them with max_cancelled, or publish again the jobs that are still wanted"
-            )
-        if _exceeds(unaccounted, self.max_unaccounted):
-            return JobsUnaccountedError(
-                f"expected at most {self.max_unaccounted} jobs that are gone without a stored end, found {unaccounted}"
-                f" ({describe('unaccounted') or 'sequences ' + str(report['unaccounted_sequences'])}): "
-                + (_unseen_ends(report) or _UNKNOWN_ENDS)
-            )
+        for state, (error, jobs, remedy) in _TOO_MANY.items():
+            if self._exceeds(state, count := report[state]):
+                found = describe(state) or report.get(f"{state}_reasons") or f"sequences {report[f'{state}_sequences']}"
+                cure = unseen if unseen and error is JobsUnaccountedError else remedy
+                return error(f"expected at most {getattr(self, f'max_{state}')} {jobs}, found {count}: {found}; {cure}")
         return None
+
+    def _exceeds(self, state: str, count: int) -> bool:
+        limit = getattr(self, f"max_{state}")
+        return limit is not None and count > limit
 
 
 def _unseen_ends(report: Mapping[str, Any]) -> str | None:
     """Return what to do about unaccounted jobs that are probably done; ``None`` where their ends would be seen."""
-    # The report of a task that an older version of this package deferred lacks it.
-    unsampled = report.get("unsampled_consumers")
-    if not unsampled:
+    if not (unsampled := report.get("unsampled_consumers")):
         return None
     consumers = "; ".join(f"{name}: {reason}" for name, reason in sorted(unsampled.items()))
     return (
@@ -144,10 +137,6 @@ def _unseen_ends(report: Mapping[str, Any]) -> str | None:
         " its consumer without it bind to the one that exists; or let workers store completions; or name an advisory"
         " subject of the queue in each job"
     )
-
-
-def _exceeds(count: int, limit: int | None) -> bool:
-    return limit is not None and count > limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +151,27 @@ class Stall:
     since: float
 
 
+@checked_field_names(ArgumentError)
 @dataclass(frozen=True, slots=True)
 class StallPolicy:
     """What a wait does about jobs that no consumer delivers.
 
     :param reconcile: how many seconds a job has to be stalled
     :param on_stall: ``fail`` to end the wait with an error, ``wait`` to go on with a warning
+    :raises ArgumentError: one of them can't be used
     """
 
     reconcile: float = RECONCILE_SECONDS
     on_stall: OnStall = FAIL
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.reconcile, int | float) and not isinstance(self.reconcile, bool)
+        if not is_number or not self.reconcile > 0:
+            raise ArgumentError(f"expected seconds above 0 as reconcile, found {self.reconcile!r}: correct it")
+        if self.on_stall not in get_args(OnStall):
+            raise ArgumentError(
+                f"expected on_stall to be 'fail' or 'wait', found {self.on_stall!r}: choose one of them"
+            )
 
     def is_due(self, stall: Stall, now: float) -> bool:
         """Return whether a stall has lasted long enough to say so.
@@ -198,19 +198,8 @@ class StallPolicy:
             f" isn't: {stall.reason}; {_REMEDY}. The jobs stay stored, so don't publish them again"
         )
 
-    def warning(self, queue: str, sequence: int | None, stall: Stall) -> str:
+    @staticmethod
+    def warning(queue: str, sequence: int | None, stall: Stall) -> str:
         """Return what is said of a stall where the wait goes on."""
         job = f"every job of {queue}" if sequence is None else f"job {sequence} of {queue}"
         return f"{job} isn't delivered, and the wait goes on: {stall.reason}"
-
-
-def parse_on_stall(value: object) -> OnStall:
-    """Return what a wait does about stalled jobs.
-
-    :raises ArgumentError: it is neither ``fail`` nor ``wait``
-    """
-    if value == FAIL:
-        return FAIL
-    if value == WAIT:
-        return WAIT
-    raise ArgumentError(f"expected on_stall to be {FAIL!r} or {WAIT!r}, found {value!r}: choose one of them")

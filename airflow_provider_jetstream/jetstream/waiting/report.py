@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Mapping, MutableSet
 from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 from airflow_provider_jetstream.jetstream.waiting.ends import EndKind
@@ -24,15 +24,12 @@ _MAX_REASONS = 20
 _MAX_NOTES = 100
 _MAX_NOTE = 500
 _MAX_COPIES = 500
-_ADDED_AT_ONCE = 20_000
 # From so many jobs on a wait has a set that never stops the event loop, and each end asks it whether it has the job.
 MANY: Final = 5_000
 # A part is a bitmap of 1,024 sequences: about as large as a set of one, where sequences are far apart. A set of a
 # million has 60 MB, and stops the event loop whenever it grows and whenever Python's collector looks at it.
 _BITS: Final = 10
 _LAST: Final = (1 << _BITS) - 1
-_BYTES: Final = 1 << _BITS - 3
-_FULL: Final = b"\xff" * _BYTES
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -52,70 +49,72 @@ class ManySequences(MutableSet[int]):
     __slots__ = ("_count", "_parts")
 
     def __init__(self, sequences: Iterable[int] = ()) -> None:
-        self._parts: dict[int, bytearray] = {}
+        self._parts: dict[int, int] = {}
         self._count = 0
         for sequence in sequences:
             self.add(sequence)
 
+    def add(self, value: int) -> None:
+        """Add a sequence."""
+        number, bit = value >> _BITS, 1 << (value & _LAST)
+        part = self._parts.get(number, 0)
+        if not part & bit:
+            self._parts[number] = part | bit
+            self._count += 1
+
     def add_range(self, first: int, last: int) -> None:
         """Add all sequences from one to another."""
         while first <= last:
-            end = min(last, first | _LAST)
-            if end - first == _LAST:
-                number = first >> _BITS
-                self._count += (1 << _BITS) - _held(self._parts.get(number, b""))
-                self._parts[number] = bytearray(_FULL)
-            else:
-                for sequence in range(first, end + 1):
-                    self.add(sequence)
+            number, end = first >> _BITS, min(last, first | _LAST)
+            part, new = self._parts.get(number, 0), ((1 << (end - first + 1)) - 1) << (first & _LAST)
+            self._count += (new & ~part).bit_count()
+            self._parts[number] = part | new
             first = end + 1
-
-    def add(self, value: int) -> None:
-        """Add a sequence."""
-        part = self._parts.get(value >> _BITS)
-        if part is None:
-            part = self._parts[value >> _BITS] = bytearray(_BYTES)
-        place, bit = (value & _LAST) >> 3, 1 << (value & 7)
-        if not part[place] & bit:
-            part[place] |= bit
-            self._count += 1
 
     def discard(self, value: int) -> None:
         """Remove a sequence, if it is there."""
-        part = self._parts.get(value >> _BITS)
-        place, bit = (value & _LAST) >> 3, 1 << (value & 7)
-        if part is not None and part[place] & bit:
-            part[place] ^= bit
+        number, bit = value >> _BITS, 1 << (value & _LAST)
+        part = self._parts.get(number, 0)
+        if part & bit:
             self._count -= 1
-            if not part[place] and not any(part):
-                del self._parts[value >> _BITS]
+            self._parts[number] = part ^ bit
+            if part == bit:
+                del self._parts[number]
 
-    def ordered_parts(self) -> Iterator[list[int]]:
-        """Yield all sequences in order, some at a time."""
-        for number in sorted(self._parts):
+    def ranges(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield the first and last sequence of each run of consecutive ones, from a sequence on; few at a time."""
+        first = last = -1
+        for number in sorted(number for number in self._parts if number >= start >> _BITS):
             # It may be gone meanwhile.
-            yield _sequences(number, self._parts.get(number, b""))
+            part, offset = self._parts.get(number, 0), number << _BITS
+            if offset < start:
+                part = part >> (start - offset) << (start - offset)
+            while part:
+                zeros = (part & -part).bit_length() - 1
+                part >>= zeros
+                ones = (~part & (part + 1)).bit_length() - 1
+                part >>= ones
+                low, offset = offset + zeros, offset + zeros + ones
+                if low == last + 1 and last >= 0:
+                    last = offset - 1
+                    continue
+                if last >= 0:
+                    yield first, last
+                first, last = low, offset - 1
+        if last >= 0:
+            yield first, last
 
-    def ranges(self) -> list[tuple[int, int]]:
-        """Return the first and last sequence of each run of consecutive ones."""
-        ranges: list[tuple[int, int]] = []
-        for number in sorted(self._parts):
-            part, start = self._parts.get(number, b""), number << _BITS
-            for first, last in [(start, start | _LAST)] if part == _FULL else sequence_ranges(_sequences(number, part)):
-                if ranges and ranges[-1][1] == first - 1:
-                    ranges[-1] = (ranges[-1][0], last)
-                else:
-                    ranges.append((first, last))
-        return ranges
+    def from_(self, start: int) -> Iterator[int]:
+        """Yield the sequences from one on, in order."""
+        return chain.from_iterable(range(first, last + 1) for first, last in self.ranges(start))
 
     def __contains__(self, value: object) -> bool:
         if not isinstance(value, int):
             return False
-        part = self._parts.get(value >> _BITS)
-        return part is not None and bool(part[(value & _LAST) >> 3] & 1 << (value & 7))
+        return bool(self._parts.get(value >> _BITS, 0) >> (value & _LAST) & 1)
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self.ordered_parts())
+        return self.from_(0)
 
     def __len__(self) -> int:
         return self._count
@@ -155,34 +154,27 @@ class WaitReport(TaskReport):
 
     def record(self, end: JobEnd) -> bool:
         """Record an end and return whether it changes the state of a job."""
-        sequence = end.sequence
-        # A worker slower than its ack wait may complete a job after its death was reported: then it is completed.
-        final = end.kind in (EndKind.COMPLETED, EndKind.CANCELLED)
-        if sequence not in self.awaited and not (final and (sequence in self.dead or sequence in self.unaccounted)):
+        sequence, kind = end.sequence, end.kind
+        if sequence not in self.awaited and not (end.is_final and self.is_unsettled(sequence)):
             return False
         self.last_end_at = max(self.last_end_at or end.stored_at, end.stored_at)
         self.awaited.discard(sequence)
-        if sequence in self.dead:
-            self.dead = _without(self.dead, sequence)
+        self.dead, self.attempts = _without(self.dead, sequence), _without(self.attempts, sequence)
         if sequence in self.unaccounted:
-            self.unaccounted = _changeable(self.unaccounted)
-            self.unaccounted.discard(sequence)
-        if sequence in self.attempts:
-            self.attempts = _without(self.attempts, sequence)
-        if end.attempts != 1 and end.kind is not EndKind.UNACCOUNTED:
+            self.unaccounted = unaccounted = _and(self.unaccounted, sequence)
+            unaccounted.discard(sequence)
+        if end.attempts != 1 and kind is not EndKind.UNACCOUNTED:
             self.attempts = _with(self.attempts, sequence, end.attempts)
-        if end.kind is EndKind.COMPLETED:
-            self.completed = completed = _changeable(self.completed)
-            completed.add(sequence)
+        if kind is EndKind.COMPLETED:
+            self.completed = _and(self.completed, sequence)
             if end.has_result:
                 self.results_at = _with(self.results_at, sequence, end.event_sequence)
-        elif end.kind is EndKind.CANCELLED:
+        elif kind is EndKind.CANCELLED:
             self.cancelled = _with(self.cancelled, sequence, end.note)
-        elif end.kind is EndKind.DEAD:
+        elif kind is EndKind.DEAD:
             self.dead = _with(self.dead, sequence, end.note)
         else:
-            self.unaccounted = unaccounted = _changeable(self.unaccounted)
-            unaccounted.add(sequence)
+            self.unaccounted = _and(self.unaccounted, sequence)
         return True
 
     def note_copy(self, sequence: int, copy: int) -> None:
@@ -204,6 +196,7 @@ class WaitReport(TaskReport):
 
     def as_json(self) -> dict[str, Any]:
         """Return counts, sequences as ranges, results by job id, and details of single jobs, for an event."""
+        unsampled = {"unsampled_consumers": dict(self.unsampled_consumers)} if self.unsampled_consumers else {}
         return {
             "awaited": len(self.awaited),
             "completed": len(self.completed),
@@ -218,24 +211,24 @@ class WaitReport(TaskReport):
             "unaccounted_sequences": sequence_ranges(self.unaccounted),
             "results": dict(self.results),
             "results_left_out": self.results_left_out,
-            **({"unsampled_consumers": dict(self.unsampled_consumers)} if self.unsampled_consumers else {}),
-            "details": self._details(),
+            **unsampled,
+            # What the reports of single jobs need: ranges by what they have in common.
+            "details": {
+                "awaited": ranges_of(self.awaited),
+                "with_result": sequence_ranges(self.results_at),
+                "copies": sorted(self.copies.items())[:_MAX_COPIES],
+                "attempts": _grouped((sequence, str(count)) for sequence, count in self.attempts.items()),
+                "notes": _grouped(
+                    (sequence, note[:_MAX_NOTE]) for sequence, note in {**self.dead, **self.cancelled}.items()
+                )[:_MAX_NOTES],
+            },
         }
 
-    def _details(self) -> dict[str, Any]:
-        """Return what the reports of single jobs need: ranges by what they have in common."""
-        notes = _grouped((sequence, note[:_MAX_NOTE]) for sequence, note in {**self.dead, **self.cancelled}.items())
-        return {
-            "awaited": ranges_of(self.awaited),
-            "with_result": sequence_ranges(self.results_at),
-            "copies": sorted(self.copies.items())[:_MAX_COPIES],
-            "attempts": _grouped((sequence, str(count)) for sequence, count in self.attempts.items()),
-            "notes": notes[:_MAX_NOTES],
-        }
 
-
-def _changeable(sequences: AbstractSet[int]) -> MutableSet[int]:
-    return sequences if isinstance(sequences, MutableSet) else set(sequences)
+def _and(sequences: AbstractSet[int], sequence: int) -> MutableSet[int]:
+    changed = sequences if isinstance(sequences, MutableSet) else set(sequences)
+    changed.add(sequence)
+    return changed
 
 
 def _with(values: Mapping[_Key, _Value], key: _Key, value: _Value) -> dict[_Key, _Value]:
@@ -244,10 +237,11 @@ def _with(values: Mapping[_Key, _Value], key: _Key, value: _Value) -> dict[_Key,
     return changed
 
 
-def _without(values: Mapping[_Key, _Value], key: _Key) -> dict[_Key, _Value]:
-    changed = values if isinstance(values, dict) else dict(values)
-    del changed[key]
-    return changed
+def _without(values: Mapping[_Key, _Value], key: _Key) -> Mapping[_Key, _Value]:
+    if key in values:
+        values = values if isinstance(values, dict) else dict(values)
+        del values[key]
+    return values
 
 
 def _grouped(named: Iterable[tuple[int, str]]) -> list[tuple[str, list[tuple[int, int]]]]:
@@ -259,7 +253,7 @@ def _grouped(named: Iterable[tuple[int, str]]) -> list[tuple[str, list[tuple[int
 
 def ranges_of(sequences: Collection[int]) -> list[tuple[int, int]]:
     """Return the first and last sequence of each run of consecutive ones."""
-    return sequences.ranges() if isinstance(sequences, ManySequences) else sequence_ranges(sequences)
+    return list(sequences.ranges()) if isinstance(sequences, ManySequences) else sequence_ranges(sequences)
 
 
 async def report_on(ranges: Iterable[Sequence[int]]) -> WaitReport:
@@ -268,24 +262,9 @@ async def report_on(ranges: Iterable[Sequence[int]]) -> WaitReport:
     :param ranges: their stream sequences, as first and last of each range
     """
     sequences = ManySequences()
-    added = 0
     for first, last in ranges:
-        for start in range(first, last + 1, _ADDED_AT_ONCE):
-            end = min(start + _ADDED_AT_ONCE - 1, last)
-            sequences.add_range(start, end)
-            added += end - start + 1
-            if added >= _ADDED_AT_ONCE:
-                added = 0
-                await asyncio.sleep(0)
+        sequences.add_range(first, last)
+        await pause_if_due()
     if len(sequences) < MANY:
         return WaitReport(set(sequences))
     return WaitReport(sequences, completed=ManySequences())
-
-
-def _held(part: bytes | bytearray) -> int:
-    return int.from_bytes(part).bit_count()
-
-
-def _sequences(number: int, part: bytes | bytearray) -> list[int]:
-    start = number << _BITS
-    return [start + 8 * place + bit for place, byte in enumerate(part) if byte for bit in range(8) if byte & 1 << bit]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
-from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
+from airflow_provider_jetstream.jetstream.waiting.comparison import read_jobs
 from airflow_provider_jetstream.jetstream.waiting.follower import shared_follower
 from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.job_reports import failed_jobs, portable_size
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.policy import OnStall
 
@@ -66,6 +65,7 @@ async def wait(
         until that is reported; the jobs are compared with the server every 15 s
     :param on_stall: ``fail`` to end the wait with an error then, ``wait`` to go on with a warning
     :return: the report; its ``awaited`` is empty unless the policy ended the wait early
+    :raises ArgumentError: ``reconcile`` or ``on_stall`` can't be used
     :raises QueueGoneError: the queue was deleted and created anew; or it is gone, and ``on_stall`` is ``fail``
     :raises JobsStalledError: no consumer delivers one of the jobs, and ``on_stall`` is ``fail``
     :raises NotFoundError: a stream that is read doesn't exist
@@ -73,9 +73,8 @@ async def wait(
     :raises UnreachableError: the connection was closed
     """
     report = sequences if isinstance(sequences, WaitReport) else WaitReport(set(sequences))
-    began = time.monotonic()
-    stall_policy = StallPolicy(reconcile, on_stall)
-    waiter = Waiter(cursor, report, policy or WaitPolicy(), progress, advised or {}, stall_policy)
+    began, stalls = time.monotonic(), StallPolicy(reconcile, on_stall)
+    waiter = Waiter(cursor, report, policy or WaitPolicy(), progress, advised or {}, stalls)
     async with shared_follower(connection, cursor) as follower:
         follower.add(waiter)
         try:
@@ -90,15 +89,12 @@ async def wait(
 
 
 async def _read_results(connection: Connection, events: str, report: WaitReport) -> None:
-    async def read(sequence: int) -> StoredMessage | None:
-        return await get_message(connection, events, sequence)
-
     bytes_left, stored = RESULTS_BYTES, sorted(report.results_at)
     results = dict(report.results)
     report.results = results
     for start in range(0, len(stored), _BATCH):
-        batch = stored[start : start + _BATCH]
-        for message in await map_concurrently(read, (report.results_at[sequence] for sequence in batch)):
+        positions = [report.results_at[sequence] for sequence in stored[start : start + _BATCH]]
+        for message in await read_jobs(connection, events, positions):
             event = parse_advisory(message.data) if message else None
             if not isinstance(event, Completion):
                 continue
@@ -138,33 +134,30 @@ async def wait_by_handle(
     parsed, policy = JobsHandle.of(handle), policy or WaitPolicy()
     cursor = await parsed.cursor_now(connection)
     report, advised = await parsed.report(connection)
+    stalls = StallPolicy(reconcile, on_stall)
     try:
-        async with asyncio.timeout(time_limit):
+        async with asyncio.timeout(time_limit) as limit:
             await wait(
                 *(connection, cursor, report),
                 policy=policy,
                 advised=advised,
-                reconcile=reconcile,
-                on_stall=on_stall,
+                reconcile=stalls.reconcile,
+                on_stall=stalls.on_stall,
             )
         ended = report.as_json()
         if policy.violation(ended) and (
             error := policy.violation(ended, (await failed_jobs(connection, cursor, ended)).describe)
         ):
             raise error
-    except TimeoutError as error:
+    except (TimeoutError, JetStreamProviderError) as error:
         if cancel_on_failure:
             await cancel_rest(connection, cursor, report.awaited)
-        if isinstance(error, JetStreamProviderError):
+        if isinstance(error, JetStreamProviderError) or not limit.expired():
             raise
         raise DeadlineError(
             f"expected every job of {cursor.queue} to end within {time_limit:g} s, found {len(report.awaited)} that did"
             " not: see whether workers take them, or wait longer"
         ) from None
-    except JetStreamProviderError:
-        if cancel_on_failure:
-            await cancel_rest(connection, cursor, report.awaited)
-        raise
     return report
 
 
@@ -192,7 +185,7 @@ async def while_ends_are_near(connection: Connection, cursor: Cursor, report: Wa
     :param report: the state of the jobs, which changes meanwhile
     """
     loop = asyncio.get_running_loop()
-    began, jobs = loop.time(), frozenset(report.awaited)
+    began, jobs = loop.time(), len(report.awaited)
     await asyncio.sleep(SHORTEST)
     try:
         if not jobs or await _usual_seconds(connection, cursor) > LONGEST:
@@ -208,12 +201,12 @@ async def while_ends_are_near(connection: Connection, cursor: Cursor, report: Wa
         return
 
 
-def _are_near(elapsed: float, delivered: int, jobs: frozenset[int], report: WaitReport) -> bool:
+def _are_near(elapsed: float, delivered: int, jobs: int, report: WaitReport) -> bool:
     awaited = report.awaited
     if not awaited or delivered >= max(awaited):
         return True
-    if ended := len(jobs) - len(awaited):
-        return elapsed / ended * len(jobs) <= LONGEST
+    if ended := jobs - len(awaited):
+        return elapsed / ended * jobs <= LONGEST
     return delivered >= min(awaited)
 
 
@@ -221,6 +214,4 @@ async def _usual_seconds(connection: Connection, cursor: Cursor) -> float:
     """Return how long the queue's last acknowledged job took from its delivery; 0 where the server reports none."""
     message = await last_message(connection, cursor.events, ack_metric_filter(cursor.queue))
     event = event_of(message, cursor.queue, connection.domain) if message else None
-    if not isinstance(event, AckMetric):
-        return 0.0
-    return event.ack_time / NANOSECONDS
+    return event.ack_time / NANOSECONDS if isinstance(event, AckMetric) else 0.0

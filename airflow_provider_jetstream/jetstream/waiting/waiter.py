@@ -8,27 +8,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from array import array
-from bisect import bisect_right
 from contextvars import copy_context
+from itertools import islice, takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.waiting.report import MANY, ManySequences, WaitReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
-    from airflow_provider_jetstream.jetstream.waiting.ends import JobEnd, Successor
+    from airflow_provider_jetstream.jetstream.waiting.ends import JobEnd, Statement, Successor
     from airflow_provider_jetstream.jetstream.waiting.policy import Stall, StallPolicy, WaitPolicy
 
 log = logging.getLogger(__name__)
 
-# How many jobs are looked at without letting others use the event loop.
-_SLICE: Final = 5_000
-_NO_JOBS: Final[Mapping[str, int]] = MappingProxyType({})
-_NONE_REDRIVEN: Final[Mapping[int, Any]] = MappingProxyType({})
+# What most waits have none of: ten thousand of them share it, and nobody changes it.
+_NOTHING: Final[Any] = MappingProxyType({})
 
 
 class Waiter:
@@ -40,12 +37,14 @@ class Waiter:
     :param progress: called after each end
     :param advised: the jobs that workers of any make report on advisory subjects: stream sequences by digests
     :param stall_policy: what to do about jobs that no consumer delivers; where absent, nothing
+    :ivar finished: done when the policy says so, or the ends can't be read any more
+    :ivar confirmed: done when the ends are known to be those of jobs of the cursor's stream
     :ivar redriven: by stream sequence the jobs that were redriven, with the waits for their new jobs
     """
 
     __slots__ = (
-        *("_context", "_known_stall", "_policy", "_progress", "_stall_policy", "advised", "cursor", "finished"),
-        *("redriven", "report"),
+        *("_context", "_known_stall", "_policy", "_progress", "_stall_policy", "advised", "confirmed", "cursor"),
+        *("finished", "redriven", "report"),
     )
 
     def __init__(
@@ -59,38 +58,35 @@ class Waiter:
     ) -> None:
         self.cursor = cursor
         self.report = report
-        self.redriven: Mapping[int, SuccessorWaiter] = _NONE_REDRIVEN
-        self.advised = (
-            {digest: job for digest, job in advised.items() if report.is_unsettled(job)} if advised else _NO_JOBS
-        )
+        self.redriven: dict[int, SuccessorWaiter] = _NOTHING
+        self.advised = {digest: job for digest, job in advised.items() if report.is_unsettled(job)} or _NOTHING
         self._policy = policy
         self._progress = progress
         self._stall_policy = stall_policy
         self._known_stall = ""
-        # The dispatcher's tasks run in the context of its first waiter, and Airflow finds a task's log by the context.
+        # The follower's tasks run in the context of its first waiter, and Airflow finds a task's log by the context.
         self._context = copy_context()
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.confirmed: asyncio.Future[None] | None = None
         self._check()
 
     def record_end(self, end: JobEnd) -> None:
         """Record an end; ends of other jobs change nothing."""
-        if self.finished.done() or not self.report.record(end):
-            return
-        self._context.run(self._progress, self.report)
-        self._check()
+        if not self.finished.done() and self.report.record(end):
+            self._context.run(self._progress, self.report)
+            self._check()
 
-    def note_redriven(self, job: SuccessorWaiter) -> None:
-        """Note the wait for the new job of a redriven one."""
-        redriven = self.redriven if isinstance(self.redriven, dict) else {}
-        redriven[job.sequence] = job
-        self.redriven = redriven
+    def fail(self, error: BaseException) -> None:
+        """End the wait with an error, where it isn't over."""
+        for future in (self.finished, self.confirmed):
+            if future and not future.done():
+                future.set_exception(error)
 
     def record_stalls(self, stalls: Iterable[tuple[int | None, Stall]]) -> None:
         """Record jobs that aren't delivered, or with ``None`` that none is; jobs of other waiters change nothing."""
-        policy, awaited = self._stall_policy, self.report.awaited
+        policy, awaited, now = self._stall_policy, self.report.awaited, time.monotonic()
         if self.finished.done() or not policy:
             return
-        now = time.monotonic()
         due = [(job, stall) for job, stall in stalls if (job is None or job in awaited) and policy.is_due(stall, now)]
         if not due or self._policy.is_attainable_without(self.report, len(due)):
             return
@@ -100,6 +96,11 @@ class Waiter:
         elif stall.reason != self._known_stall:
             self._known_stall = stall.reason
             self._context.run(log.warning, "%s", policy.warning(self.cursor.queue, job, stall))
+
+    def is_about(self, statement: Statement) -> bool:
+        """Return whether a statement is about a job whose state may still change."""
+        key = statement.key
+        return key in self.advised if isinstance(key, str) else self.report.is_unsettled(key)
 
     def _check(self) -> None:
         if self._policy.is_finished(self.report):
@@ -112,9 +113,7 @@ class SuccessorWaiter(Waiter):
     :param origin: the wait for the redriven job
     :param sequence: the stream sequence of that job
     :param cursor: of the queue that has the new job
-    :param successor: the new job
     :param record: the sequence in the audit of the record that says so
-    :ivar depth: how many times the job has been redriven by then
     """
 
     __slots__ = ("depth", "origin", "record", "sequence", "successor")
@@ -123,9 +122,9 @@ class SuccessorWaiter(Waiter):
         # Not as a wait of its own: it has no policy, and is over with the other one.
         self.cursor = cursor
         self.report = WaitReport({successor.sequence})
-        self.advised = {}
-        self.finished = origin.finished
-        self.redriven = _NONE_REDRIVEN
+        self.advised = _NOTHING
+        self.finished, self.confirmed = origin.finished, None
+        self.redriven = _NOTHING
         self.origin = origin
         self.sequence = sequence
         self.successor = successor
@@ -140,65 +139,57 @@ class SuccessorWaiter(Waiter):
         # A completion in another events stream isn't among those from which the wait reads results.
         has_result = end.has_result and self.cursor.events == self.origin.cursor.events
         if self.cursor.queue == self.origin.cursor.queue:
-            copy = self.report.copies.get(end.sequence, end.sequence)
-            self.origin.report.note_copy(self.sequence, copy)
+            self.origin.report.note_copy(self.sequence, self.report.copies.get(end.sequence, end.sequence))
         self.origin.record_end(end._replace(sequence=self.sequence, note=note, has_result=has_result))
 
     def record_stalls(self, stalls: Iterable[tuple[int | None, Stall]]) -> None:
         """Record stalls of the new job for the redriven one."""
-        own = [(None if job is None else self.sequence, stall) for job, stall in stalls]
-        self.origin.record_stalls(own)
+        self.origin.record_stalls((None if job is None else self.sequence, stall) for job, stall in stalls)
 
 
 class AwaitedJobs:
     """The waiters of a queue by the stream sequences of their jobs."""
 
     def __init__(self) -> None:
-        self._by_job: dict[int, list[Waiter]] = {}
-        self._with_many: dict[int, Waiter] = {}
-        # What they awaited at first, in order.
-        self._ordered: dict[int, array[int]] = {}
+        self._by_job: dict[int, tuple[Waiter, ...]] = {}
+        self._with_many: set[Waiter] = set()
 
     def __contains__(self, sequence: object) -> bool:
-        if sequence in self._by_job:
-            return True
-        return any(waiter.report.is_unsettled(sequence) for waiter in self._with_many.values())
+        return sequence in self._by_job or any(waiter.report.is_unsettled(sequence) for waiter in self._with_many)
 
     def add(self, waiter: Waiter) -> None:
         """Add a waiter to those of its jobs whose state may change."""
         if waiter.report.unsettled_count >= MANY:
-            self._with_many[id(waiter)] = waiter
+            self._with_many.add(waiter)
             return
         for sequence in waiter.report.unsettled():
-            self._by_job.setdefault(sequence, []).append(waiter)
+            self._by_job[sequence] = (*self._by_job.get(sequence, ()), waiter)
 
     def remove(self, waiter: Waiter) -> None:
         """Remove a waiter from all its jobs."""
-        self._ordered.pop(id(waiter), None)
-        if self._with_many.pop(id(waiter), None) is None:
-            for sequence in waiter.report.unsettled():
-                self.drop(sequence, waiter)
+        if waiter in self._with_many:
+            self._with_many.remove(waiter)
+            return
+        for sequence in waiter.report.unsettled():
+            self.drop(sequence, waiter)
 
     def drop(self, sequence: int, waiter: Waiter) -> None:
         """Remove a waiter from a job that has ended for good."""
-        if (waiters := self._by_job.get(sequence)) is None:
-            return
-        if waiter in waiters:
-            waiters.remove(waiter)
-        if not waiters:
-            del self._by_job[sequence]
+        if left := tuple(other for other in self._by_job.get(sequence, ()) if other is not waiter):
+            self._by_job[sequence] = left
+        else:
+            self._by_job.pop(sequence, None)
 
-    def waiters_of(self, sequence: int) -> list[Waiter]:
+    def waiters_of(self, sequence: int) -> tuple[Waiter, ...]:
         """Return the waiters that await a job."""
-        waiters = list(self._by_job.get(sequence, ()))
+        waiters = self._by_job.get(sequence, ())
         if self._with_many:
-            waiters += [waiter for waiter in self._with_many.values() if waiter.report.is_unsettled(sequence)]
+            waiters += tuple(waiter for waiter in self._with_many if waiter.report.is_unsettled(sequence))
         return waiters
 
-    def waiters(self) -> list[Waiter]:
-        """Return all waiters."""
-        few = {id(waiter): waiter for waiters in self._by_job.values() for waiter in waiters}
-        return [*few.values(), *self._with_many.values()]
+    def waiters(self) -> set[Waiter]:
+        """Return all waiters of jobs whose state may change."""
+        return self._with_many.union(*self._by_job.values())
 
     def record_stalls(self, stalls: Mapping[int | None, Stall]) -> None:
         """Let the waiters know which jobs aren't delivered, or with ``None`` that none is."""
@@ -209,40 +200,18 @@ class AwaitedJobs:
         for waiter, of_waiter in of_waiters.items():
             waiter.record_stalls(of_waiter)
 
-    async def some(self, above: int, upto: int, after: int, most: int, *, besides: Container[int] = ()) -> list[int]:
-        """Return some awaited sequences above one and up to another, in order: those after a third, else the first.
-
-        :param most: how many at most
-        :param besides: none of these
-        """
-        found = await self._between(max(above, after), upto, most, besides)
-        return found or await self._between(above, upto, most, besides)
-
-    async def _between(self, above: int, upto: int, most: int, besides: Container[int]) -> list[int]:
-        few = sorted(job for job in self._by_job if above < job <= upto and job not in besides)
-        found = set(few[:most])
-        for waiter in tuple(self._with_many.values()):
-            sequences, chosen = await self._ordered_jobs(waiter), 0
-            for position in range(bisect_right(sequences, above), bisect_right(sequences, upto)):
-                if not position % _SLICE:
-                    await asyncio.sleep(0)
-                if waiter.report.is_unsettled(sequence := sequences[position]) and sequence not in besides:
-                    found.add(sequence)
-                    chosen += 1
-                    if chosen == most:
-                        break
-        return sorted(found)[:most]
-
-    async def _ordered_jobs(self, waiter: Waiter) -> array[int]:
-        if (ordered := self._ordered.get(id(waiter))) is not None:
-            return ordered
-        report, ordered = waiter.report, array("Q")
-        if isinstance(report.awaited, ManySequences) and not (report.dead or report.unaccounted):
-            for part in report.awaited.ordered_parts():
-                ordered.extend(part)
-                await asyncio.sleep(0)
-        else:
-            ordered.extend(sorted(report.unsettled()))
-        if id(waiter) in self._with_many:
-            self._ordered[id(waiter)] = ordered
-        return ordered
+    def some(self, above: int, upto: int, most: int, besides: Collection[int] = ()) -> list[int]:
+        """Return the first jobs that haven't ended, above one sequence and up to another, in order; none besides."""
+        found = {
+            job
+            for job, waiters in self._by_job.items()
+            if above < job <= upto and any(job in waiter.report.awaited for waiter in waiters)
+        }
+        for waiter in self._with_many:
+            awaited = waiter.report.awaited
+            if isinstance(awaited, ManySequences):
+                later: Iterable[int] = awaited.from_(above + 1)
+            else:
+                later = sorted(job for job in awaited if job > above)
+            found.update(takewhile(upto.__ge__, islice(later, most + len(besides))))
+        return sorted(found.difference(besides))[:most]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from typing import Any
 
 import pytest
 
@@ -26,25 +26,25 @@ def waiter_of(*sequences: int) -> Waiter:
     return Waiter(CURSOR, WaitReport(set(sequences)), WaitPolicy(), lambda _: None, {})
 
 
-async def test_a_look_for_awaited_jobs_among_very_many_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seams.AWAITED_JOBS_SLICE, 100)
-    waiter = waiter_of(*range(1, 10_001))
+@pytest.mark.parametrize("kind", [set, ManySequences])
+async def test_some_jobs_that_have_not_ended_are_found_in_order_between_two_sequences(kind: type[Any]) -> None:
+    waiters = [waiter_of(*range(1, 10_001)), waiter_of(5, 20_000)]
+    waiters[0].report.awaited = kind(range(1, 10_001))
     awaited = AwaitedJobs()
-    awaited.add(waiter)
-    assert await awaited.some(0, 20_000, 0, 1) == [1]
-    waiter.report.awaited -= set(range(1, 10_000))
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.create_task(count())
-    assert await awaited.some(0, 20_000, 0, 64) == [10_000]
-    counting.cancel()
-    assert turns > 90
+    for waiter in waiters:
+        awaited.add(waiter)
+    assert awaited.some(0, 20_000, 3) == [1, 2, 3]
+    assert awaited.some(0, 20_000, 3, besides=[1, 3]) == [2, 4, 5]
+    assert awaited.some(9_998, 20_000, 64) == [9_999, 10_000, 20_000]
+    assert awaited.some(9_998, 10_000, 1) == [9_999]
+    for sequence in range(1, 10_000):
+        waiters[0].report.record(JobEnd(EndKind.DEAD, sequence))
+    # Another wait doesn't know of the end yet.
+    assert awaited.some(0, 20_000, 64) == [5, 10_000, 20_000]
+    assert awaited.some(10_000, 19_999, 64) == []
+    awaited.remove(waiters[1])
+    assert awaited.some(0, 20_000, 64) == [10_000]
+    assert 20_000 not in awaited
 
 
 @pytest.mark.parametrize(

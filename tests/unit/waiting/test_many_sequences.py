@@ -30,6 +30,8 @@ def test_it_holds_what_a_set_holds(changes: list[tuple[str, int, int]]) -> None:
             getattr(expected, change)(first)
     assert list(ours) == sorted(expected)
     assert len(ours) == len(expected)
-    assert ours.ranges() == sequence_ranges(expected)
+    assert list(ours.ranges()) == sequence_ranges(expected)
+    for start in (1, 700, 1_024, 2_000):
+        assert list(ours.from_(start)) == sorted(value for value in expected if value >= start)
     assert all(sequence in ours for sequence in expected)
     assert not any(first in ours for _, first, _ in changes if first not in expected)

@@ -27,8 +27,7 @@ from airflow_provider_jetstream.tasks.job_reports import bounded_result, push_jo
 
 def names(ids: dict[int, str]) -> JobIds:
     known = JobIds()
-    for job_id in ids.values():
-        known._append(job_id)  # noqa: SLF001
+    known._extend([job_id.encode() for job_id in ids.values()])  # noqa: SLF001
     known.locate(list(ids))
     return known
 
@@ -77,8 +76,7 @@ def test_a_wait_alone_says_states_attempts_and_reasons() -> None:
 @pytest.mark.parametrize("order", [[1, 2, 3], [3, 1, 2], [2, 0, 1]])
 def test_ids_are_found_by_sequence_in_whatever_order_jobs_were_stored(order: list[int]) -> None:
     known = JobIds()
-    for job_id in ("ä", "b\ud800", "ccc"):
-        known._append(job_id)  # noqa: SLF001
+    known._extend(["ä".encode(), "b\ud800".encode("utf-8", "surrogatepass"), b"ccc"])  # noqa: SLF001
     known.locate(order)
     found = dict(zip(order, ("ä", "b\ud800", "ccc"), strict=True))
     assert {sequence: known.get(sequence) for sequence in order if sequence} == {k: v for k, v in found.items() if k}
