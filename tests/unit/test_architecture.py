@@ -106,7 +106,7 @@ _DEEP = {
     # What is read of a queue, again where it doesn't agree, and what is classified by it.
     "jetstream.dead_letters.scan": 420,
     # All evidence about one job, and the rules in the order in which they are asked.
-    "jetstream.dead_letters.classify": 920,
+    "jetstream.dead_letters.classify": 930,
     # All reads of that evidence, so that their order shows.
     "jetstream.dead_letters.facts": 420,
     # One loop: what is pulled, looked for, stored and acknowledged.

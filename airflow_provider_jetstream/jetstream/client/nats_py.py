@@ -20,6 +20,7 @@ import time
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlparse
 
 from nats import errors as nats_errors
 from nats.aio.client import Client
@@ -46,6 +47,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from urllib.parse import ParseResult
 
     from nats.aio.subscription import Subscription
 
@@ -382,6 +384,14 @@ class NatsPyClient(Client):
             token=token,
         )
         await keep_cancellation(connecting)
+
+    @property
+    def connected_url(self) -> ParseResult | None:
+        """The address of the server, which the session knows; absent while there is no connection."""
+        server = self._session.server
+        if server is None or not self.is_connected:
+            return None
+        return urlparse(f"nats://{f'[{server.host}]' if ':' in server.host else server.host}:{server.port}")
 
     def _end(self) -> None:
         self._closing = asyncio.get_running_loop().create_task(self.close())

@@ -66,7 +66,7 @@ _PING_EVERY: Final = 120.0
 _MOST_UNANSWERED: Final = 2
 
 
-class ServerReport(Exception):  # noqa: N818
+class _ServerReport(Exception):  # noqa: N818
     """What a server said before it ended a connection, as the text of its ``-ERR``."""
 
 
@@ -176,7 +176,7 @@ class ServerLink(asyncio.Protocol):
     async def next_line(self) -> tuple[bytes, bytes]:
         """Return the name of the next line of the handshake, and the line.
 
-        :raises ServerReport: the server refuses the connection
+        :raises _ServerReport: the server refuses the connection
         """
         while not self.lines:
             if self._lost is not None:
@@ -185,7 +185,7 @@ class ServerLink(asyncio.Protocol):
             await self._arrived.wait()
         op, line = self.lines.popleft()
         if op == b"-ERR":
-            raise ServerReport(_said(line))
+            raise _ServerReport(_said(line))
         return op, line
 
     async def start_tls(self, context: ssl.SSLContext, name: str) -> None:
@@ -329,7 +329,7 @@ class Session:
             for server in tuple(self._servers):
                 try:
                     await self._dial(server)
-                except (OSError, ServerReport, JetStreamProviderError) as error:
+                except (OSError, _ServerReport, JetStreamProviderError) as error:
                     failures.append(error)
                     self.outage.record(error)
                 else:
@@ -390,7 +390,7 @@ class Session:
     async def _dial(self, server: _Server) -> None:
         """Connect to a server.
 
-        :raises ServerReport: the server refuses the connection
+        :raises _ServerReport: the server refuses the connection
         :raises JetStreamProviderError: the connection wouldn't be what the settings ask for
         :raises OSError: there is no connection
         """
@@ -402,7 +402,7 @@ class Session:
         except BaseException as error:
             link.abort()
             if isinstance(error, OSError) and (said := await _reported(link, server, error)):
-                raise ServerReport(said) from None
+                raise _ServerReport(said) from None
             raise
         self.info, self.server, self.link, self._opened_at = info, server, link, time.monotonic()
         self._discover(info, server)
@@ -464,7 +464,7 @@ class Session:
                     if await self._has_other_settings() or self.is_closed:
                         break
                     await self._dial(server)
-                except (OSError, ServerReport, JetStreamProviderError) as error:
+                except (OSError, _ServerReport, JetStreamProviderError) as error:
                     self.on_report(error)
                     self.outage.record(error)
                 else:
@@ -531,7 +531,7 @@ class Session:
         if self.link is None:
             return
         if self._unanswered >= _MOST_UNANSWERED:
-            self._drop(self.link, ServerReport("stale connection"))
+            self._drop(self.link, _ServerReport("stale connection"))
             return
         self._unanswered += 1
         self.ping().add_done_callback(self._is_alive)
@@ -579,7 +579,7 @@ class Session:
         if kind == "subscription" and (subject := self._take_unconfirmed()) is not None:
             self._deny(SubscriptionRefusedError(subject, user, text))
             return
-        error = ServerReport(text)
+        error = _ServerReport(text)
         self.on_report(error)
         if kind == "subscription":
             # One of those that are sent again after a loss, nobody knows which: it would stay silent.
@@ -716,7 +716,7 @@ class Session:
         await asyncio.wait([pong], timeout=PING_SECONDS)
         if not pong.done() and link is self.link:
             log.warning("The server hasn't answered for too long: the connection is dropped with what isn't sent")
-            self._drop(link, ServerReport("stale connection"))
+            self._drop(link, _ServerReport("stale connection"))
 
 
 def _addresses(settings: ConnectionSettings) -> list[_Server]:
