@@ -69,7 +69,10 @@ async def store_completions(connection: NatsPyConnection, queue: WorkQueue, sequ
 
 @dataclass
 class WaitingCost:
-    """Subscriptions and consumers on a server whose only other client is the waiting one, and their maxima so far."""
+    """Subscriptions and consumers on a server whose only other client is the waiting one, and their maxima so far.
+
+    :param connection: a client that waits for nothing; its subscriptions aren't counted
+    """
 
     server: NatsServer
     connection: NatsPyConnection
@@ -83,6 +86,7 @@ class WaitingCost:
         inboxes = [
             subject
             for client in connections["connections"]
+            if client["cid"] != self.connection.client.client_id
             for subject in client.get("subscriptions_list", [])
             if subject.startswith("_INBOX.") and not subject.endswith(".*")
         ]

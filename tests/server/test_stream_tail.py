@@ -36,7 +36,11 @@ async def test_messages_that_are_lost_on_their_way_are_read_again(
     async with connect(settings) as lossy:
         subscribe = lossy.subscribe_raw
 
-        async def subscribe_lossy(subject: str, on_message: OnMessage, on_denied: Any = None) -> Subscription:
+        async def subscribe_lossy(
+            subject: str, on_message: OnMessage, on_denied: Any = None, form: Any = None
+        ) -> Subscription:
+            if form is not None:
+                return await subscribe(subject, on_message, on_denied, form)
             seen = 0
 
             def pass_some(name: bytes, reply: bytes, headers: bytes | None, payload: bytes) -> None:
