@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import reprlib
 import unicodedata
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.limits import LINE, SHOWN_VALUE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _PATH_STARTS = ("/", "~", "./", "../")
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
@@ -46,6 +50,11 @@ def one_line(text: str | None) -> str | None:
 def shown_value(value: object) -> str:
     """Return a value as Python writes it, for an error's message: one line of limited length, however large it is."""
     return _short.repr(value)
+
+
+def shown_field(path: Iterable[object]) -> str:
+    """Return where a value stands in others, for an error's message: ``consumers.0.name``, of limited length."""
+    return (one_line(".".join(map(str, path))) or "")[:SHOWN_VALUE]
 
 
 def shown_path(path: str) -> str:

@@ -40,6 +40,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.record import (
     read_outline,
     read_record,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
@@ -374,3 +375,13 @@ def _measured(parse: Callable[[bytes], object], data: bytes) -> tuple[float, int
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     return time.monotonic() - began, size
+
+
+@pytest.mark.parametrize("name", ["x" * 8_000, "é" * 3_859, "a\n" * 4_000])
+@pytest.mark.parametrize(
+    "parse", [lambda values: WorkQueue(**{"name": "q", "subjects": ["a"], **values}), Selection.of]
+)
+def test_an_error_cuts_the_name_of_an_unknown_field(parse: Callable[[dict[str, Any]], object], name: str) -> None:
+    with pytest.raises((JetStreamProviderError, ValueError)) as refused:
+        parse({name: 1})
+    assert len(str(refused.value).encode()) < 4_000

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from airflow_provider_jetstream.jetstream.client.settings_sources import read_context, read_environment
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
+from airflow_provider_jetstream.jetstream.line_text import shown_field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -201,7 +202,7 @@ def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
 
 def _problems(error: ValidationError) -> list[str]:
     return [
-        f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
+        f"{shown_field(problem['loc']) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
         for problem in error.errors(include_input=False, include_url=False, include_context=False)
     ]
 

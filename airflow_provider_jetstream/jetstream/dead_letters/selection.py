@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from airflow_provider_jetstream.jetstream.client.subjects import covers, subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.errors import SelectionError
+from airflow_provider_jetstream.jetstream.line_text import shown_field, shown_value
 from airflow_provider_jetstream.jetstream.queue.stream_declaration import Duration
 
 if TYPE_CHECKING:
@@ -172,13 +173,11 @@ class EveryLetter(Selection):
 
 def _selection_error(source: object, error: Exception) -> SelectionError:
     problems = "; ".join(
-        ": ".join(
-            part for part in (".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")) if part
-        )
+        ": ".join(part for part in (shown_field(problem["loc"]), problem["msg"].removeprefix("Value error, ")) if part)
         for problem in (error.errors(include_url=False) if isinstance(error, ValidationError) else [])
     )
     return SelectionError(
-        f"expected a selection of dead letters by {', '.join(Selection.model_fields)}; found {source!r}:"
+        f"expected a selection of dead letters by {', '.join(Selection.model_fields)}; found {shown_value(source)}:"
         f" {problems or error}"
     )
 

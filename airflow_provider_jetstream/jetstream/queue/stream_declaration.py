@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.json_schema import WithJsonSchema
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.line_text import shown_value
+from airflow_provider_jetstream.jetstream.line_text import shown_field, shown_value
 from airflow_provider_jetstream.jetstream.units import DURATION_FORM, SIZE_FORM, parse_duration, parse_size
 
 # Before the models, which pydantic builds in full only where these names are already known.
@@ -139,7 +139,7 @@ def _problem_texts(error: ValidationError) -> list[str]:
     problems: list[str] = []
     for problem in error.errors(include_url=False):
         cause = problem.get("ctx", {}).get("error")
-        field = ".".join(str(part) for part in problem["loc"])
+        field = shown_field(problem["loc"])
         if isinstance(cause, QueueDeclarationError):
             texts = list(cause.problems)
         elif problem["type"] == "extra_forbidden":
