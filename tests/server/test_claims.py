@@ -239,7 +239,8 @@ async def test_what_a_handler_that_died_has_not_handled_comes_to_the_redrive_aft
     assert len(taken) == 20
     report = await redrive_dead_letters(connection, queue)
     assert (len(report.redriven), report.failed, list(report.gone)) == (30, {}, [])
-    assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
+    async with unhurried(connection, queue):
+        assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
     assert await stored_count(connection, stream) == 0
 
 
