@@ -322,7 +322,7 @@ class Session:
         """Connect to the first server that takes the connection; each is tried twice.
 
         :param failures: gets why attempts failed
-        :raises JetStreamProviderError: none does
+        :raises JetStreamProviderError: no server takes the connection
         """
         for _ in range(_FIRST_TRIES):
             random.shuffle(self._servers)

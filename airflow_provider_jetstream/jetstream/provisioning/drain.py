@@ -132,8 +132,8 @@ class Draining:
         if left := await self._passed(step.consumer, drain):
             raise DriftError(
                 f"expected no stored job that consumer {step.name} has passed, found sequence {left}, which {receivers}"
-                " would run again and which can't be parked, since it isn't known to be dead: redrive or discard it by"
-                f" its sequence (jetstream-queue redrive start {drain.queue.name} --sequence {left}), or declare a dead"
+                " would run again and which can't be parked, since it isn't known to be dead: redrive it by its"
+                f" sequence (jetstream-queue redrive start {drain.queue.name} --sequence {left}), or declare a dead"
                 " letter queue if there is none, then provision again"
             )
 

@@ -38,7 +38,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.redrive.next_letters import NextLetters, ProvedPage
-from airflow_provider_jetstream.jetstream.redrive.operation import LOOK_SECONDS
+from airflow_provider_jetstream.jetstream.redrive.operation import POLL_SECONDS
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.follower import shared_follower
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
@@ -333,7 +333,7 @@ class KeyOrder(NextLetters):
             follower.add(waiter)
         try:
             while not stopped() and not ended.is_set() and not any(future.done() for future in finished):
-                await asyncio.wait(finished, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(finished, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             linger = min(_LINGER_SECONDS, time.monotonic() - self._step_began)
             if not stopped():
                 await asyncio.wait(finished, timeout=linger)

@@ -56,12 +56,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often a wait looks whether it is to stop.
-LOOK_SECONDS: Final = 0.5
+# How often what may stop a wait is read.
+POLL_SECONDS: Final = 0.5
 PROGRESS_SECONDS: Final = 5.0
 _LONGEST_REASON = 500
 # People are asked for twice a second; whether the queue is still the same one, every five seconds.
-_LOOKS_AT_QUEUE = 10
+_POLLS_OF_QUEUE = 10
 # Of the report, what the record has elsewhere.
 _ELSEWHERE: Final = frozenset({"redrive", "state", "reason", "outcomes", "waves"})
 _PLAIN = ("subject", "rate", "max_redrives", "order_key", "census")
@@ -257,13 +257,13 @@ class Operation:
             )
 
     async def _watch(self) -> None:
-        looks = 0
+        polls = 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            looks += 1
+            await asyncio.sleep(POLL_SECONDS)
+            polls += 1
             try:
                 await self.read_controls()
-                if not looks % _LOOKS_AT_QUEUE:
+                if not polls % _POLLS_OF_QUEUE:
                     await self.require_queue()
             except JetStreamProviderError as error:
                 log.info("What people ask of the redrive %s couldn't be read: %s", self.id, error)
@@ -277,7 +277,7 @@ class Operation:
             if self.is_queue_gone:
                 return True
             # The caller's wish to stop is a function, which tells nobody.
-            await asyncio.wait({asyncio.ensure_future(asyncio.sleep(LOOK_SECONDS / 2))})
+            await asyncio.sleep(POLL_SECONDS / 2)
         return self.state != state
 
     # How it begins and goes on.

@@ -27,7 +27,7 @@ from airflow_provider_jetstream.jetstream.redrive.claims import Claims
 from airflow_provider_jetstream.jetstream.redrive.in_place import Requeueing
 from airflow_provider_jetstream.jetstream.redrive.key_order import KeyOrder, check_order
 from airflow_provider_jetstream.jetstream.redrive.next_letters import PROOF_SECONDS, NextLetters
-from airflow_provider_jetstream.jetstream.redrive.operation import LOOK_SECONDS, Operation, redrive_lease
+from airflow_provider_jetstream.jetstream.redrive.operation import POLL_SECONDS, Operation, redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol, require_sequences
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
@@ -380,5 +380,5 @@ class _Step:
             return False
         with operation.waiting(moment):
             while (seconds := clock.seconds_until(moment)) > 0 and not operation.stopped():  # noqa: ASYNC110
-                await asyncio.sleep(min(seconds, LOOK_SECONDS))
+                await asyncio.sleep(min(seconds, POLL_SECONDS))
         return True

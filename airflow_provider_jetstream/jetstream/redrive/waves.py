@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
 from airflow_provider_jetstream.jetstream.errors import JobsStalledError, NotFoundError, QueueGoneError
 from airflow_provider_jetstream.jetstream.redrive.next_letters import NextLetters, WaveWait
-from airflow_provider_jetstream.jetstream.redrive.operation import LOOK_SECONDS
+from airflow_provider_jetstream.jetstream.redrive.operation import POLL_SECONDS
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.follower import shared_follower
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
@@ -345,7 +345,7 @@ class Waves(NextLetters):
             waiting = asyncio.create_task(wait(connection, cursor, report, policy=ANY_END))
             try:
                 while not waiting.done() and not is_interrupted():
-                    await asyncio.wait({waiting}, timeout=min(LOOK_SECONDS, max(0.0, limit - time.monotonic())))
+                    await asyncio.wait({waiting}, timeout=min(POLL_SECONDS, max(0.0, limit - time.monotonic())))
                     if time.monotonic() >= limit and not waiting.done():
                         await _read_stored(follower, waiting, len(letters.new_jobs))
                         if report.awaited:
