@@ -149,6 +149,20 @@ class NatsServer:
             self._process.kill()
             self._process = None
 
+    def keep(self, stream: str) -> None:
+        """Copy what a stream has on disk now, for :meth:`lose_power`."""
+        shutil.copytree(self._stored(stream), self.folder / f"{stream}-before")
+
+    def lose_power(self, stream: str) -> None:
+        """Kill the server, and start it with a stream as it was kept; the other streams have what they had."""
+        self.kill()
+        shutil.rmtree(self._stored(stream))
+        shutil.copytree(self.folder / f"{stream}-before", self._stored(stream))
+        self.start()
+
+    def _stored(self, stream: str) -> Path:
+        return self.store / "jetstream" / "$G" / "streams" / stream
+
     def restart(self) -> None:
         """Start the server again on the same port and store, shutting it down first if it runs."""
         self.stop()

@@ -1,4 +1,4 @@
-"""What tests of workers in JavaScript share, and the terminal of those that run the commands of pages."""
+"""Servers of other versions, the packages of workers in JavaScript, and the terminal of pages' commands."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ import pytest
 
 from testbed.command_tests import commands_of
 from testbed.console import Terminal
+from testbed.nats_binaries import NoSuchServerError, nats_server_of
+from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from testbed.nats_server import NatsServer
-
 PACKAGE = "nats@2.29.3"
+
+
+@pytest.fixture(params=["newest", "2.12.8", "2.10.27"])
+def any_nats(request: pytest.FixtureRequest) -> Iterator[NatsServer]:
+    """A server of each generation: they create and pause consumers, and remove messages, in their own ways."""
+    try:
+        binary = None if request.param == "newest" else nats_server_of(request.param)
+    except NoSuchServerError as error:
+        pytest.skip(str(error))
+    with NatsServer(binary=binary) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,6 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import DriftError
 from testbed.dead_letters import make_terminated_letters
-from testbed.nats_binaries import NoSuchServerError, nats_server_of
-from testbed.nats_server import NatsServer
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from testbed.face import NatsPyConnection
+    from testbed.nats_server import NatsServer
 
 _LONG = {"ack_wait": "30s"}
 _BY_HAND = {"durable_name": CONSUMER, "name": CONSUMER, "ack_policy": "explicit", "deliver_policy": "all"}
@@ -58,17 +57,6 @@ async def _delete(connection: NatsPyConnection, name: str, consumer: str = CONSU
 
 async def _bodies(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[bytes]:
     return sorted(message.data for message in await pull_jobs(connection, queue, count))
-
-
-@pytest.fixture(params=["newest", "2.12.8", "2.10.27"])
-def any_nats(request: pytest.FixtureRequest) -> Any:
-    """A server of each generation: they create consumers and remove messages in their own ways."""
-    try:
-        binary = None if request.param == "newest" else nats_server_of(request.param)
-    except NoSuchServerError as error:
-        pytest.skip(str(error))
-    with NatsServer(binary=binary) as server:
-        yield server
 
 
 @pytest.mark.slow

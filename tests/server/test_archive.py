@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -424,7 +423,6 @@ async def test_a_copy_of_a_lost_job_in_the_archive_is_no_copy_of_the_job_that_ha
     server: NatsServer, *, stray: bool
 ) -> None:
     """Neither for who looks for one job, nor for a redrive that looks for the new job that it had begun to store."""
-    folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         queue = await make_queue(
             connection, "q", consumer={"max_deliver": 5, "ack_wait": "300ms", "sample_freq": "100%"}
@@ -432,15 +430,12 @@ async def test_a_copy_of_a_lost_job_in_the_archive_is_no_copy_of_the_job_that_ha
         await publish_jobs(connection, queue, ["early"])
         begun = (await stream_info(connection, "q"))["created"]
         await asyncio.sleep(0.4)
-        shutil.copytree(folder, kept)
+        server.keep("q")
         await publish_with_ids(connection, "old")
         if stray:
             await connection.client.jetstream().publish("archive.q.stray", b"stray")
         await until_stored(connection, "q-archive", 5 if stray else 4)
-    server.kill()
-    shutil.rmtree(folder)
-    shutil.copytree(kept, folder)
-    server.start()
+    server.lose_power("q")
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         await publish_with_ids(connection, "new")
         for message in await pull_jobs(connection, queue, 4):

@@ -36,16 +36,15 @@ from testbed.crash_points import crash_at_every_call
 from testbed.dead_letters import change_consumer
 from testbed.face import consumer_info
 from testbed.foreign_programs import acknowledge, attempt_of, create_or_update_consumer, pull
-from testbed.nats_binaries import NoSuchServerError, nats_server_of
-from testbed.nats_server import NatsServer
 from testbed.queues import eventually, exhaust_deliveries, pull_jobs, running_mover, stored_count
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
     from testbed.face import NatsPyConnection
+    from testbed.nats_server import NatsServer
 
 JOBS = 200
 PARTITIONS = 3
@@ -132,17 +131,6 @@ async def config(connection: NatsPyConnection, name: str, consumer: str = "worke
     found = dict((await consumer_info(connection, name, consumer))["config"])
     found.pop("pause_until", None)
     return found
-
-
-@pytest.fixture(params=["newest", "2.12.8", "2.10.27"])
-def any_nats(request: pytest.FixtureRequest) -> Iterator[NatsServer]:
-    """A server of each generation: the oldest one can't pause a consumer."""
-    try:
-        binary = None if request.param == "newest" else nats_server_of(request.param)
-    except NoSuchServerError as error:
-        pytest.skip(str(error))
-    with NatsServer(binary=binary) as server:
-        yield server
 
 
 @pytest.mark.slow

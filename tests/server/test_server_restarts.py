@@ -338,14 +338,10 @@ async def test_ends_of_jobs_that_a_loss_of_power_took_back_hide_no_dead_job_of_t
         (early,) = await publish_jobs(connection, queue, ["early"])
         (message,) = await pull_jobs(connection, queue, 1)
         await message.ack_sync()
-        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
         await asyncio.sleep(0.4)
-        shutil.copytree(folder, kept)
+        server.keep("q")
         await end_jobs(connection, queue, evidence)
-    server.kill()
-    shutil.rmtree(folder)
-    shutil.copytree(kept, folder)
-    server.start()
+    server.lose_power("q")
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         cursor = await take_cursor(connection, queue)
         new = await make_dead_letters(connection, queue, ["new1", "new2"])
@@ -374,14 +370,10 @@ async def test_a_terminated_job_has_its_own_body_where_an_older_one_had_its_sequ
     settings = connection_settings({"servers": (server.url,), "timeout": 10})
     async with connect(settings) as connection:
         queue = await make_queue(connection, "q", consumer={"sample_freq": sampled}, jobs=["early"])
-        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
         await asyncio.sleep(0.4)
-        shutil.copytree(folder, kept)
+        server.keep("q")
         await publish_jobs(connection, queue, ["old1", "old2", "old3"])
-    server.kill()
-    shutil.rmtree(folder)
-    shutil.copytree(kept, folder)
-    server.start()
+    server.lose_power("q")
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         await publish_jobs(connection, queue, ["new1", "new2"])
         for message in await pull_jobs(connection, queue, 3):
@@ -400,14 +392,10 @@ async def test_a_terminated_job_is_no_earlier_one_that_was_redriven(server: Nats
     settings = connection_settings({"servers": (server.url,), "timeout": 10})
     async with connect(settings) as connection:
         queue = await make_queue(connection, "q")
-        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
         await asyncio.sleep(0.4)
-        shutil.copytree(folder, kept)
+        server.keep("q")
         await end_jobs(connection, queue, "redriven")
-    server.kill()
-    shutil.rmtree(folder)
-    shutil.copytree(kept, folder)
-    server.start()
+    server.lose_power("q")
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         new = await publish_jobs(connection, queue, ["new1", "new2"])
         assert new == [1, 2]
@@ -437,14 +425,10 @@ async def test_an_earlier_jobs_end_hides_no_terminated_job_without_a_copy(
         await publish_jobs(connection, queue, ["early"])
         (message,) = await pull_jobs(connection, queue, 1)
         await message.ack_sync()
-        folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
         await asyncio.sleep(0.4)
-        shutil.copytree(folder, kept)
+        server.keep("q")
         await end_jobs(connection, queue, evidence)
-    server.kill()
-    shutil.rmtree(folder)
-    shutil.copytree(kept, folder)
-    server.start()
+    server.lose_power("q")
     async with connect(settings_of(server)) as connection:
         new = await publish_jobs(connection, queue, ["new1", "new2"])
         assert new == [2, 3]
@@ -574,7 +558,6 @@ async def test_an_account_names_the_terminated_jobs_whose_entries_a_loss_of_powe
     server: NatsServer, *, is_parked: bool
 ) -> None:
     """An account had read the entries, and is stored in the audit, whose file is newer than the dead letter queue's."""
-    folder, kept = server.store / "jetstream" / "$G" / "streams" / "q-dead", server.folder / "before"
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         queue = await make_queue(connection, "q", archive=True, consumer={"sample_freq": "100%"})
         await publish_jobs(connection, queue, ["early", "redriven", "lost"])
@@ -582,7 +565,7 @@ async def test_an_account_names_the_terminated_jobs_whose_entries_a_loss_of_powe
         await early.term()
         await _wait_for(connection, 1)
         await asyncio.sleep(0.4)
-        shutil.copytree(folder, kept)
+        server.keep("q-dead")
         await redriven.term()
         await lost.term()
         await _wait_for(connection, 3)
@@ -593,10 +576,7 @@ async def test_an_account_names_the_terminated_jobs_whose_entries_a_loss_of_powe
             assert list(parked.parked) == [3]
         # The first account reads the entries, the second one also what was done with them.
         assert (await account_for_jobs(connection, queue)).unaccounted == ()
-    server.kill()
-    shutil.rmtree(folder)
-    shutil.copytree(kept, folder)
-    server.start()
+    server.lose_power("q-dead")
     async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
         assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1]
         for _ in range(2):
@@ -674,9 +654,8 @@ async def test_an_end_from_before_a_loss_of_power_ends_no_other_job_of_its_seque
         async with tcp_proxy(server.port) as proxy:
             async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
                 queue = await make_queue(connection, "q", consumer={"ack_wait": "60s", "max_deliver": 3})
-                folder, kept = server.store / "jetstream" / "$G" / "streams" / "q", server.folder / "q-before"
                 await asyncio.sleep(0.4)
-                shutil.copytree(folder, kept)
+                server.keep("q")
             settings = connection_settings({"servers": (proxy.url,), "timeout": 10})
             async with running_worker(Worker(queue, "worker", handle, settings, concurrency=2)):
                 early = await _publish(server, queue, "early")
@@ -687,10 +666,7 @@ async def test_an_end_from_before_a_loss_of_power_ends_no_other_job_of_its_seque
                     await proxy.found.wait()
                 proxy.cut()
                 proxy.drop()
-                server.kill()
-                shutil.rmtree(folder)
-                shutil.copytree(kept, folder)
-                server.start()
+                server.lose_power("q")
                 assert await _publish(server, queue, "late") == early
                 proxy.mend()
                 await eventually(lambda: ("late", 1) in began)
