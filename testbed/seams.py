@@ -144,12 +144,11 @@ MESSAGE_DOORBELL_PAUSES: Final = f"{_TRIGGERS}.message._PAUSES"
 
 _WORKER: Final = "airflow_provider_jetstream.worker"
 ACKNOWLEDGEMENT_CONFIRM_TIMEOUT: Final = f"{_WORKER}.acknowledgement._CONFIRM_TIMEOUT"
-CREDIT_FETCHER_ANSWER_TIMEOUT: Final = f"{_WORKER}.credit_fetcher._ANSWER_TIMEOUT"
+FETCHING_ANSWER_TIMEOUT: Final = f"{_WORKER}.fetching._ANSWER_TIMEOUT"
 BOUNDED_RUN_LONGEST_SILENCE: Final = f"{_WORKER}.bounded_run._LONGEST_SILENCE"
 DEAD_LETTERING_COPY_TIMEOUT: Final = f"{_WORKER}.dead_lettering._COPY_TIMEOUT"
 DEAD_LETTERING_DATETIME: Final = f"{_WORKER}.dead_lettering.datetime"
-FETCHER_PULL_EXPIRES: Final = f"{_WORKER}.fetcher.PULL_EXPIRES"
-SCHEDULER_PULL_EXPIRES: Final = f"{_WORKER}.scheduler.PULL_EXPIRES"
+FETCHING_PULL_EXPIRES: Final = f"{_WORKER}.fetching.PULL_EXPIRES"
 
 
 def current(place: str) -> Any:

@@ -23,7 +23,7 @@ from airflow_provider_jetstream.worker.errors import InvalidBodyError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+    from airflow_provider_jetstream.worker.delivery import PulledMessage
 
 BodyForm: TypeAlias = Literal["text", "json"]
 

@@ -33,12 +33,10 @@ from airflow_provider_jetstream.jetstream.queue.server_fields import field_findi
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.triggers.message_event import message_size
-from airflow_provider_jetstream.worker.acknowledgement import acknowledge_markers, nak
-from airflow_provider_jetstream.worker.dead_letter_target import is_same_message
+from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy, acknowledge_markers, nak
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
 from airflow_provider_jetstream.worker.errors import GiveUpError, WorkerSetupError
-from airflow_provider_jetstream.worker.fetcher import ConsumerFetcher
-from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
+from airflow_provider_jetstream.worker.fetching import ConsumerFetcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Mapping, Sequence
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.triggers.message_event import PayloadOptions
-    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+    from airflow_provider_jetstream.worker.delivery import PulledMessage
 
     # Of a recreated stream the sequences start again at 1.
     MessageKey: TypeAlias = tuple[int, int]
@@ -526,7 +524,7 @@ async def _stored_copy(connection: Connection, queue: WorkQueue, message: Pulled
         if archive is None:
             return None
         copy = await archive.find_copy(message.sequence)
-        if copy and is_same_message(republished_message(copy), message) and copy.data == message.data:
+        if copy and message.is_same_as(republished_message(copy)) and copy.data == message.data:
             return {"stream": archive.stream, "sequence": copy.sequence}
     return None
 

@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.publishing.report import sequence_rang
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.worker.delivery import Delivery
-    from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
+    from airflow_provider_jetstream.worker.logs import DeliveryOutcome
 
 # A run ends with an error after so many seconds in which no handler ran and the server told nothing.
 _LONGEST_SILENCE = 60.0

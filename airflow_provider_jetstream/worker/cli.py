@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         if options.command == "conform":
-            from airflow_provider_jetstream.worker.conformance.conform_command import run_conform
+            from airflow_provider_jetstream.worker.conformance.conform import run_conform
 
             return asyncio.run(run_conform(options))
         configure_logging(options.log_format)

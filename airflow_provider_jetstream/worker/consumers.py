@@ -18,14 +18,12 @@ from airflow_provider_jetstream.jetstream.queue.server_fields import field_findi
 from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, read_streams, undeclared_changes
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
-from airflow_provider_jetstream.worker.completion import CompletionWriter
+from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from airflow_provider_jetstream.worker.executor import JobExecutor
-from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
+from airflow_provider_jetstream.worker.executor import JobExecutor, QueueClock
 from airflow_provider_jetstream.worker.runners import Runner, Supervisor
-from airflow_provider_jetstream.worker.settlement import JobSettlement
-from airflow_provider_jetstream.worker.time_limits import QueueClock
+from airflow_provider_jetstream.worker.settlement import CompletionWriter, JobSettlement
 
 if TYPE_CHECKING:
     import asyncio

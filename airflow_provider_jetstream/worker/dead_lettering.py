@@ -1,7 +1,8 @@
 """Making a dead letter of a job that can't be done: a copy is stored first, and only then is the job terminated.
 
 The server removes a terminated job with its body, so the other order could lose it. After a crash between the two the
-job is delivered again; a dead letter with two copies counts once. Where no copy can be stored, the job stays.
+job is delivered again; a dead letter with two copies counts once. Where no copy can be stored, the job stays, unless
+the archive has its body.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.store_once import store_once
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import copy_subject
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter, copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import is_copy_of, record_headers
 from airflow_provider_jetstream.jetstream.errors import (
@@ -33,22 +35,16 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, PAUSE_AFTER_FAILURE, end_delivery
-from airflow_provider_jetstream.worker.dead_letter_target import (
-    DeadLetterTarget,
-    archive_exists,
-    inspect_target,
-    is_archived,
-    is_same_message,
-)
 from airflow_provider_jetstream.worker.errors import GiveUpError, HandlerDeadlineError, JobExpiredError
-from airflow_provider_jetstream.worker.traceback_digest import class_name, failure_of
+from airflow_provider_jetstream.worker.handler import class_name, error_text, failure_of
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
-    from airflow_provider_jetstream.worker.traceback_digest import Failure
+    from airflow_provider_jetstream.worker.delivery import PulledMessage
+    from airflow_provider_jetstream.worker.handler import Failure
+
 
 log = logging.getLogger("jetstream.worker")
 
@@ -59,6 +55,70 @@ _LAST_FAILURE_TIMEOUT = 2.0
 # Detail of the headers, less and less for copies close to the size limit: length of each text, with place, with digest.
 _DETAIL_LEVELS = ((1_000, True, True), (100, True, True), (100, False, True), (0, False, True), (0, False, False))
 _MAX_FIRST_FAILURES = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterTarget:
+    """What a dead letter queue stores about one consumer's jobs.
+
+    ``problem`` says why it stores no copies and what to do, ``captures_terminations`` whether it stores the server's
+    advisories about terminated jobs; ``max_message_size`` is in bytes, ``None`` for no limit.
+    """
+
+    stream: str
+    problem: str | None = None
+    captures_terminations: bool = False
+    max_message_size: int | None = None
+
+
+async def inspect_target(connection: Connection, queue: WorkQueue, consumer: str) -> DeadLetterTarget:
+    """Read the dead letter queue's configuration from the server; a failed request becomes the target's problem."""
+    if queue.dead_letters is None:
+        return DeadLetterTarget(
+            "", f"{queue.name} declares no dead letter queue: declare dead_letters and provision it"
+        )
+    stream = queue.dead_letters.name
+    try:
+        config = (await stream_info(connection, stream))["config"]
+    except NotFoundError:
+        return DeadLetterTarget(stream, f"the dead letter queue {stream} doesn't exist: provision the queue")
+    except JetStreamProviderError as error:
+        return DeadLetterTarget(stream, f"the dead letter queue {stream} can't be inspected: {error}")
+    subjects = config.get("subjects") or []
+    problem = None
+    if not covered_by_any(subjects, f"{copy_filter(queue.name).removesuffix('>')}{consumer}.*"):
+        problem = f'the dead letter queue {stream} captures no copies: add "{copy_filter(queue.name)}" to its subjects'
+    elif config.get("retention") == "interest":
+        # The server would acknowledge a copy and drop it at once if no consumer of the stream wants it.
+        problem = f"the dead letter queue {stream} has interest retention: recreate it with limits retention"
+    max_size = config.get("max_msg_size") or -1
+    return DeadLetterTarget(
+        stream,
+        problem,
+        captures_terminations=covered_by_any(subjects, f"{TERMINATED}.{queue.name}.{consumer}"),
+        max_message_size=max_size if max_size > 0 else None,
+    )
+
+
+async def archive_exists(connection: Connection, queue: WorkQueue) -> bool:
+    """Return whether the queue's archive is declared and exists on the server."""
+    if queue.archive is None:
+        return False
+    try:
+        await stream_info(connection, queue.archive.name)
+    except JetStreamProviderError:
+        return False
+    return True
+
+
+async def is_archived(connection: Connection, queue: WorkQueue, message: PulledMessage) -> bool:
+    """Return whether the archive holds this job with its body, so that removing it from the queue loses nothing.
+
+    :raises JetStreamProviderError: a request to the server failed
+    """
+    archive = await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name))
+    copy = await archive.find(message.sequence) if archive else None
+    return copy is not None and message.is_same_as(copy) and copy.data == message.data
 
 
 class DeadLetterWriter:
@@ -192,7 +252,7 @@ class DeadLetterWriter:
         # In this order: a stream that is recreated in between has another message at this sequence, or none.
         created = (await stream_info(self._connection, death.stream))["created"]
         stored = await get_message(self._connection, death.stream, death.sequence)
-        if stored is None or not is_same_message(stored, message):
+        if stored is None or not message.is_same_as(stored):
             raise DeadLetterGoneError(
                 f"job {death.sequence} of {death.stream} is no longer stored: it was settled or deleted while its"
                 " handler was running"
@@ -236,10 +296,3 @@ class DeadLetterWriter:
                 return target.captures_terminations and await is_archived(self._connection, self._queue, message)
         except (JetStreamProviderError, TimeoutError):
             return False
-
-
-def error_text(error: BaseException) -> str:
-    """Return an error's text; empty where the ``__str__`` of a handler's own class fails."""
-    with suppress(Exception):
-        return str(error)
-    return ""

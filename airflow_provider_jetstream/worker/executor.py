@@ -3,54 +3,220 @@
 A job whose handler returns costs no task and no timer beyond the handler's own; :mod:`.settlement` ends it while the
 next job runs in its slot. Whatever else happens (a failure, a deadline, a cancellation) is done by a task of the job's
 own. A failed job is nak'ed for its next delivery. A job that can't be done is left to :mod:`.dead_lettering`.
+
+Until the time in its header ``X-Execute-At`` a job stays in the queue: it is nak'ed with the time that is left as the
+delay, which costs one of its deliveries, however long it is. The worker holds the job itself where the next delivery
+would come within a moment, or where there is none: a nak of the last delivery makes a dead letter of a job that was
+never started.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
+from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
-from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_EXPIRES
+from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_DEADLINE, JOB_EXPIRES
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.limits import TIME
+from airflow_provider_jetstream.jetstream.line_text import shown_value
+from airflow_provider_jetstream.jetstream.publishing.job import redrives_of
+from airflow_provider_jetstream.jetstream.units import parse_seconds, parse_time, short_text
 from airflow_provider_jetstream.worker.acknowledgement import is_still_stored, nak
-from airflow_provider_jetstream.worker.batch_call import BatchCall
 from airflow_provider_jetstream.worker.delivery import Delivery
-from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
 from airflow_provider_jetstream.worker.errors import (
     GiveUpError,
     HandlerCutOffError,
+    InvalidExecuteAtError,
     JobExpiredError,
     NotDueError,
     RetryLaterError,
 )
-from airflow_provider_jetstream.worker.execute_at import seconds_until_due
-from airflow_provider_jetstream.worker.handler import HandlerResult
-from airflow_provider_jetstream.worker.job_run import JobRun
+from airflow_provider_jetstream.worker.handler import HandlerResult, as_exception, outcomes_of
+from airflow_provider_jetstream.worker.in_flight import JobRun
+from airflow_provider_jetstream.worker.logs import DeliveryOutcome
 from airflow_provider_jetstream.worker.runners import result_of
-from airflow_provider_jetstream.worker.time_limits import QueueClock, attempt_seconds, check_expiry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Sequence
 
     from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
     from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
-    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
-    from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
-    from airflow_provider_jetstream.worker.runners import Supervisor
+    from airflow_provider_jetstream.worker.delivery import PulledMessage
+    from airflow_provider_jetstream.worker.runners import HandlerRun, Supervisor
     from airflow_provider_jetstream.worker.settlement import Ended, JobSettlement
-
 
 log = logging.getLogger("jetstream.worker")
 
+_CLOCK_SECONDS: Final = 60.0
 # Seconds; for less, a job that is due later isn't worth one of its deliveries.
 _LONGEST_HOLD: Final = 1.0
+
+
+class BatchCall:
+    """Watches over the call, and hands each job the outcome that is its own.
+
+    :param runs: the jobs, in the order in which the handler gets them
+    :param on_outcome: takes a job and its result
+    :param on_end: is called when the handler isn't waited for any more
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        runs: Sequence[JobRun],
+        on_outcome: Callable[[JobRun, HandlerResult], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._runs = runs
+        self._on_outcome = on_outcome
+        self._on_end = on_end
+        self._began = runs[0].began
+        limits = [run.seconds for run in runs if run.seconds is not None]
+        self._seconds = min(limits, default=None)
+        self._attempt: HandlerRun | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Call the handler."""
+        jobs: list[Delivery] = [run.job for run in self._runs]
+        with HandlerResult() as refusal:
+            self._attempt = self._supervisor.start(jobs)
+        if self._attempt is None:
+            self._end(refusal)
+            return
+        result = self._attempt.result
+        if result.done():
+            self._on_result(result)
+            return
+        first = self._runs[0]
+        if self._seconds is not None:
+            # The whole call ends with it, so one of its jobs is enough.
+            first.deadline_at = self._began + self._seconds
+            first.due = min(first.due, first.deadline_at)
+        for run in self._runs:
+            run.call = self._supervise
+        result.add_done_callback(self._on_result)
+
+    def _supervise(self) -> None:
+        if self._task is None and self._attempt and not self._attempt.result.done():
+            self._task = asyncio.create_task(self._watch(self._attempt))
+
+    async def _watch(self, attempt: HandlerRun) -> None:
+        # One job of several can't be ended where it is cancelled.
+        never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        first = self._runs[0].job
+        self._end(await self._supervisor.supervise(first, attempt, self._seconds, never, began=self._began))
+
+    def _on_result(self, future: asyncio.Future[Any]) -> None:
+        if self._task is None:
+            self._end(result_of(future))
+
+    def _end(self, result: HandlerResult) -> None:
+        self._runs[0].deadline_at = inf
+        self._on_end()
+        outcomes = result
+        if result.error is None:
+            with HandlerResult() as outcomes:
+                outcomes.value = outcomes_of(result.value, len(self._runs))
+        for position, run in enumerate(self._runs):
+            run.call = None
+            own = HandlerResult()
+            if outcomes.error:
+                own.error = outcomes.error
+            elif isinstance(outcome := outcomes.value[position], BaseException):
+                own.error = as_exception(outcome)
+            else:
+                own.value = outcome
+            self._on_outcome(run, own)
+
+
+def seconds_until_due(job: Delivery, now: datetime) -> float:
+    """Return for how many seconds a job has to wait for its time; 0 where it has none.
+
+    :param now: by the server's clock
+    :raises InvalidExecuteAtError: its header is no time
+    """
+    text = job.headers.get(EXECUTE_AT)
+    if text is None:
+        return 0.0
+    try:
+        due = parse_time(text)
+    except ValueError as error:
+        raise InvalidExecuteAtError(f"header {EXECUTE_AT}: {error}; correct it and redrive the job") from None
+    return max(0.0, (due - now).total_seconds())
+
+
+def attempt_seconds(job: Delivery, worker_deadline: float | None) -> float | None:
+    """Return the time limit of an attempt: the shorter of ``Job-Deadline`` and the worker's; ``None`` for no limit."""
+    text = job.headers.get(JOB_DEADLINE)
+    if text is None:
+        return worker_deadline
+    try:
+        job_deadline = parse_seconds(text)
+    except ValueError:
+        job_deadline = 0
+    if not job_deadline:
+        _log_ignored(job, JOB_DEADLINE, 'seconds or a duration such as "5m", more than 0', text)
+        return worker_deadline
+    return job_deadline if worker_deadline is None else min(job_deadline, worker_deadline)
+
+
+class QueueClock:
+    """The time by a queue's server: this machine's clock may be off by days. It is asked once a minute at most."""
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._clock: ServerClock | None = None
+        self._reading = asyncio.Lock()
+
+    async def now(self) -> datetime:
+        """Return the time.
+
+        :raises JetStreamProviderError: the server doesn't tell it
+        """
+        async with self._reading:
+            if self._clock is None or time.monotonic() - self._clock.read_at > _CLOCK_SECONDS:
+                self._clock = await ServerClock.read(self._connection, self._queue)
+            return self._clock.now()
+
+
+def check_expiry(job: Delivery, stored_at: datetime, now: datetime) -> None:
+    """Refuse a job after the time in its ``Job-Expires`` header, unless it was redriven after that time.
+
+    :param now: by the server's clock
+    :raises JobExpiredError: the job has expired
+    """
+    text = job.headers.get(JOB_EXPIRES)
+    if text is None:
+        return
+    try:
+        expires = datetime.fromisoformat(short_text(text, TIME))
+    except ValueError:
+        _log_ignored(job, JOB_EXPIRES, 'a time such as "2026-11-21T09:00:00Z"', text)
+        return
+    if expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    redriven_later = redrives_of(job.headers.items()) > 0 and stored_at >= expires
+    if not redriven_later and now >= expires:
+        raise JobExpiredError(f"the job expired at {expires.isoformat()}, before this attempt was started")
+
+
+def _log_ignored(job: Delivery, header: str, expected: str, found: str) -> None:
+    log.warning(
+        "job %s, header %s is ignored: expected %s, found %s", job.shown_id, header, expected, shown_value(found)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +299,7 @@ class JobExecutor:
     def supervise(self, run: JobRun) -> None:
         """End the handler of a run where its deadline, a cancellation or the worker's end asks for that."""
         if run.call is not None:
-            run.call.supervise()
+            run.call()
         elif run.task is None and run.attempt is not None and not run.attempt.result.done():
             self.settlement.do(run, self._execute(run))
 

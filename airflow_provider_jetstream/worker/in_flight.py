@@ -2,7 +2,7 @@
 
 Its handlers run in slots, as many as its concurrency. A job whose handler is done has no slot any more while its
 completion and its acknowledgement are confirmed in the background; no more jobs are pulled while twice as many as there
-are slots aren't settled.
+are slots aren't settled. One timer serves all jobs: their in-progress signals, deadlines and unconfirmed requests.
 """
 
 from __future__ import annotations
@@ -10,32 +10,69 @@ from __future__ import annotations
 import asyncio
 import logging
 from itertools import groupby, islice
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from airflow_provider_jetstream.worker.acknowledgement import nak
-from airflow_provider_jetstream.worker.sweep import Sweep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
+    from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
     from airflow_provider_jetstream.worker.bounded_run import BoundedRun
-    from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
-    from airflow_provider_jetstream.worker.job_run import JobRun
-    from airflow_provider_jetstream.worker.pulled_message import PulledMessage
-    from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
+    from airflow_provider_jetstream.worker.delivery import Delivery, PulledMessage
+    from airflow_provider_jetstream.worker.logs import DeliveryOutcome
+    from airflow_provider_jetstream.worker.runners import HandlerRun
+
 
 log = logging.getLogger("jetstream.worker")
 
+# At least so many seconds between two sweeps, each of which looks at every job.
+_SHORTEST_PAUSE: Final = 0.02
+_SIGNALS_PER_ACK_WAIT: Final = 3
 _SETTLE_TIMEOUT: Final = 5.0
 _UNSETTLED_PER_SLOT: Final = 2
 
 
+class Sweep:
+    """Does for runs what is due; a timer for each job would cost more than most jobs do."""
+
+    def __init__(self, runs: Collection[JobRun]) -> None:
+        self._runs = runs
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = inf
+
+    def expect(self, due: float) -> None:
+        """Note that something is due at a time."""
+        if due < self._at:
+            self._schedule(due)
+
+    def close(self) -> None:
+        """Look at nothing any more."""
+        if self._timer:
+            self._timer.cancel()
+
+    def _schedule(self, at: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._at = at
+        self._timer = None if at == inf else self._loop.call_at(at, self._handle_due)
+
+    def _handle_due(self) -> None:
+        now, self._at, self._timer = self._loop.time(), inf, None
+        # What is due may end, and leave the collection.
+        for run in [run for run in self._runs if run.due <= now]:
+            run.on_due(now)
+        self._schedule(max(min((run.due for run in self._runs), default=inf), now + _SHORTEST_PAUSE))
+
+
 class JobStarter(Protocol):
-    """Starts the jobs of one consumer."""
+    """Executes the jobs of one consumer."""
 
     @property
     def redelivery(self) -> RedeliveryPolicy:
@@ -46,6 +83,92 @@ class JobStarter(Protocol):
 
     def start_batch(self, messages: Sequence[PulledMessage]) -> None:
         """Start jobs in one call of a batch handler."""
+
+    def on_due(self, run: JobRun, now: float) -> None:
+        """Do what is due for a run."""
+
+    def supervise(self, run: JobRun) -> None:
+        """Look whether a run's handler has to be ended."""
+
+
+class JobRun:
+    """A job from its arrival until it is settled; all times are the event loop's.
+
+    :ivar holds_slot: whether no other job can be started for it
+    :ivar seconds: its time limit; ``None`` for none
+    :ivar attempt: its handler, where that was started without a task that watches over it
+    :ivar call: looks whether the call of a batch handler has to be ended that it is part of, while that runs
+    :ivar task: what does the rest, where more than the next answer of the server is awaited
+    :ivar payload: its encoded completion; empty until that is sent, where it has no result
+    :ivar is_stored: whether the completion is
+    :ivar reconnects: how often the connection was lost before the delivery
+    :ivar request: the number of its unconfirmed request
+    :ivar due: the earliest of the times below
+    :ivar signal_at: when the server is told next that the job is in progress
+    :ivar deadline_at: when its handler has to be done
+    :ivar answer_at: when its unconfirmed request is sent again
+    """
+
+    __slots__ = (
+        "_owner",
+        "answer_at",
+        "attempt",
+        "began",
+        "call",
+        "deadline_at",
+        "due",
+        "holds_slot",
+        "interval",
+        "is_stored",
+        "job",
+        "message",
+        "payload",
+        "reconnects",
+        "request",
+        "seconds",
+        "signal_at",
+        "task",
+    )
+
+    def __init__(
+        self,
+        owner: JobStarter,
+        message: PulledMessage,
+        job: Delivery,
+        ack_wait: float,
+        seconds: float | None,
+        now: float,
+    ) -> None:
+        self._owner = owner
+        self.message = message
+        self.job = job
+        self.began = now
+        self.interval = ack_wait / _SIGNALS_PER_ACK_WAIT
+        self.seconds = seconds
+        self.holds_slot = False
+        self.attempt: HandlerRun | None = None
+        self.call: Callable[[], None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.payload = b""
+        self.is_stored = False
+        self.reconnects = 0
+        self.request = 0
+        self.signal_at = now + self.interval
+        self.deadline_at = self.answer_at = inf
+        self.due = self.signal_at
+
+    def stop_signals(self) -> None:
+        """Send no more signals; called before a nak, since a signal after it would delay the next delivery."""
+        self.signal_at = inf
+
+    def on_due(self, now: float) -> None:
+        """Do what is due, and set the next time."""
+        self._owner.on_due(self, now)
+        self.due = min(self.signal_at, self.deadline_at, self.answer_at)
+
+    def supervise(self) -> None:
+        """Look whether the handler has to be ended."""
+        self._owner.supervise(self)
 
 
 class InFlightJobs:

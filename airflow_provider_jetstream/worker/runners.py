@@ -7,50 +7,76 @@ while the abandoned handler may still run.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
+import os
+import pickle
+import signal
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_jetstream.worker.errors import HandlerCutOffError, HandlerDeadlineError, WorkerSetupError
-from airflow_provider_jetstream.worker.handler import HandlerResult
-from airflow_provider_jetstream.worker.thread_pool import HandlerThreads
+from airflow_provider_jetstream.worker.errors import (
+    HandlerCutOffError,
+    HandlerDeadlineError,
+    HandlerDiedError,
+    WorkerSetupError,
+)
+from airflow_provider_jetstream.worker.handler import HandlerResult, attach_failure, failure_of
+from airflow_provider_jetstream.worker.logs import configure_logging, configured_format
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
+    from multiprocessing.connection import Connection as Pipe
 
     from airflow_provider_jetstream.worker.delivery import Delivery
     from airflow_provider_jetstream.worker.handler import Handler
+
 
 log = logging.getLogger("jetstream.worker")
 
 # For a task that catches its cancellation to clean up.
 _CLEAN_UP_SECONDS = 2.0
+_EXIT_TIMEOUT = 5.0
+_KILL_TIMEOUT = 2.0
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 
-class HandlerRun(Protocol):
+class HandlerRun:
     """A running handler."""
 
-    result: asyncio.Future[Any]
+    def __init__(self, result: asyncio.Future[Any]) -> None:
+        self.result = result
 
     async def end(self) -> None:
         """Cancel or kill the handler where that is possible; :attr:`result` is done afterwards if it has ended."""
 
 
-class Runner(Protocol):
-    """Starts handlers.
+class Runner(ABC):
+    """Starts a handler for jobs.
 
-    :ivar starts_at_once: whether :meth:`launch` can be used
+    :cvar starts_at_once: whether :meth:`launch` can be used
     """
 
-    starts_at_once: bool
+    starts_at_once = True
 
+    @abstractmethod
     def launch(self, job: Delivery | list[Delivery]) -> HandlerRun:
         """Start the handler for a job."""
 
     async def start(self, job: Delivery) -> HandlerRun:
         """Start the handler for a job, once the process it needs is ready."""
+        return self.launch(job)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a task needs nothing
         """Release threads and processes."""
 
 
@@ -65,10 +91,7 @@ def create_runner(handler: Handler, *, processes: bool) -> Runner:
         raise WorkerSetupError(
             "expected a plain function for processes, found an async one: run it without processes, or make it plain"
         )
-    # Few workers use processes; imported here, the module costs the others no start-up time.
-    from airflow_provider_jetstream.worker.process_pool import ProcessRunner
-
-    return ProcessRunner(handler)
+    return _ProcessRunner(handler)
 
 
 class Supervisor:
@@ -189,10 +212,7 @@ def result_of(future: asyncio.Future[Any]) -> HandlerResult:
     return result
 
 
-class _TaskAttempt:
-    def __init__(self, handler: Handler, job: Delivery | list[Delivery]) -> None:
-        self.result: asyncio.Future[Any] = _start_task(_call(handler, job))
-
+class _HandlerTask(HandlerRun):
     async def end(self) -> None:
         self.result.cancel()
         await asyncio.wait({self.result}, timeout=_CLEAN_UP_SECONDS)
@@ -219,42 +239,273 @@ else:
         return asyncio.create_task(call)
 
 
-class _TaskRunner:
+class _TaskRunner(Runner):
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
-    starts_at_once = True
-
     def launch(self, job: Delivery | list[Delivery]) -> HandlerRun:
-        return _TaskAttempt(self._handler, job)
+        return _HandlerTask(_start_task(_call(self._handler, job)))
 
-    async def start(self, job: Delivery) -> HandlerRun:
-        return self.launch(job)
+
+class HandlerThreads:
+    """A pool with one thread per running function, used from one event loop.
+
+    Not :func:`asyncio.to_thread`: its pool may have fewer threads than the worker's concurrency, so that jobs would
+    wait while their ack wait passes, and a function that hangs would keep the process from exiting.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads = 0
+        self._idle = 0
+
+    def start(self, function: Callable[[_Argument], _Result], argument: _Argument) -> asyncio.Future[_Result]:
+        """Run a function in a thread.
+
+        The future holds what the function returns or raises, a :class:`RuntimeError` where the function tried to exit
+        the process. Cancelling the future doesn't end the function.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Result] = loop.create_future()
+        context = contextvars.copy_context()
+
+        def call() -> None:
+            with HandlerResult() as result:
+                result.value = context.run(function, argument)
+            # The loop is closed when the worker stopped without waiting for this thread.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(self._resolve, future, result)
+
+        if self._idle:
+            self._idle -= 1
+        else:
+            self._threads += 1
+            Thread(target=self._serve, daemon=True, name=f"handler-{self._threads}").start()
+        self._calls.put(call)
+        return future
 
     def close(self) -> None:
-        pass
+        """Let each thread end after its current call."""
+        for _ in range(self._threads):
+            self._calls.put(None)
+
+    def _serve(self) -> None:
+        while call := self._calls.get():
+            call()
+
+    def _resolve(self, future: asyncio.Future[_Result], result: HandlerResult) -> None:
+        self._idle += 1
+        if not future.done():
+            resolve = (
+                partial(future.set_exception, result.error)
+                if result.error
+                else partial(future.set_result, result.value)
+            )
+            resolve()
 
 
-class _ThreadAttempt:
-    def __init__(self, result: asyncio.Future[Any]) -> None:
-        self.result = result
-
-    async def end(self) -> None:
-        pass
-
-
-class _ThreadRunner:
+class _ThreadRunner(Runner):
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._threads = HandlerThreads()
 
-    starts_at_once = True
-
     def launch(self, job: Delivery | list[Delivery]) -> HandlerRun:
-        return _ThreadAttempt(self._threads.start(self._handler, job))
-
-    async def start(self, job: Delivery) -> HandlerRun:
-        return self.launch(job)
+        return HandlerRun(self._threads.start(self._handler, job))
 
     def close(self) -> None:
         self._threads.close()
+
+
+class _HandlerProcess:
+    """A process that runs one job at a time and exits when its parent does; the methods of this class block.
+
+    Not :class:`concurrent.futures.ProcessPoolExecutor`: when one of its processes dies, every job in every other one
+    fails.
+    """
+
+    def __init__(self, handler: Callable[[Any], Any]) -> None:
+        # Few workers use processes: the others start without it.
+        import multiprocessing
+
+        # A fork would copy a process that has threads.
+        context = multiprocessing.get_context("spawn")
+        self._pipe, self._child_pipe = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(handler, self._child_pipe, configured_format()), name="handler"
+        )
+        self._lock = threading.Lock()
+        self._killed = False
+        self.is_started = False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can run another job."""
+        return not self._killed and (not self.is_started or self._process.is_alive())
+
+    def boot(self) -> None:
+        """Start the process, and wait until it is ready for a job.
+
+        :raises HandlerDiedError: it exited before that
+        """
+        with self._lock:
+            if self._killed:
+                raise HandlerDiedError("the handler's process was ended before it was started")
+            self._process.start()
+            self._child_pipe.close()
+            self.is_started = True
+        self._receive()
+
+    def execute(self, job: Any) -> Any:
+        """Run the handler for a job; returns what it returns, and raises what it raises.
+
+        :raises HandlerDiedError: the process exited before it sent a result
+        """
+        with suppress(OSError):
+            self._pipe.send(job)
+        result, cause, trace, failure = self._receive()
+        if result.error is None:
+            return result.value
+        result.error.__cause__ = cause
+        if trace:
+            result.error.add_note(trace)
+        attach_failure(result.error, failure)
+        raise result.error
+
+    def kill(self) -> None:
+        """Kill the process, and every program that its handler has started."""
+        with self._lock:
+            self._killed = True
+            if not self.is_started or self._process.pid is None:
+                return
+            if self._process.is_alive():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+        self._process.join(_EXIT_TIMEOUT)
+
+    def _receive(self) -> Any:
+        try:
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            raise HandlerDiedError(self._exit_text()) from None
+
+    def _exit_text(self) -> str:
+        self._process.join(_EXIT_TIMEOUT)
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"the handler's process was ended by {signal.Signals(-code).name} before the job was done"
+        return f"the handler's process ended with status {code} before the job was done"
+
+
+class _ProcessRun(HandlerRun):
+    def __init__(self, process: _HandlerProcess, result: asyncio.Future[Any]) -> None:
+        super().__init__(result)
+        self._process = process
+
+    async def end(self) -> None:
+        # The result shows it.
+        await asyncio.to_thread(self._process.kill)
+        await asyncio.wait({self.result}, timeout=_KILL_TIMEOUT)
+
+
+class _ProcessRunner(Runner):
+    starts_at_once = False
+
+    def __init__(self, handler: Handler) -> None:
+        _require_picklable(handler)
+        self._handler = handler
+        # Each thread waits for one process.
+        self._threads = HandlerThreads()
+        self._idle: list[_HandlerProcess] = []
+        self._all: set[_HandlerProcess] = set()
+
+    def launch(self, job: Delivery | list[Delivery]) -> HandlerRun:
+        # A process may have to be started first.
+        raise NotImplementedError
+
+    async def start(self, job: Delivery) -> HandlerRun:
+        process = self._acquire()
+        if not process.is_started:
+            # The time for importing the handler's modules doesn't count towards its deadline.
+            booted = self._threads.start(_HandlerProcess.boot, process)
+            await asyncio.wait({booted})
+            if booted.exception():
+                self._all.discard(process)
+                return _ProcessRun(process, booted)
+        result = self._threads.start(process.execute, job)
+        result.add_done_callback(partial(self._release, process))
+        return _ProcessRun(process, result)
+
+    def close(self) -> None:
+        for process in list(self._all):
+            process.kill()
+        self._threads.close()
+
+    def _acquire(self) -> _HandlerProcess:
+        while self._idle:
+            if (process := self._idle.pop()).is_usable:
+                return process
+            self._all.discard(process)
+        process = _HandlerProcess(self._handler)
+        self._all.add(process)
+        return process
+
+    def _release(self, process: _HandlerProcess, _: asyncio.Future[Any]) -> None:
+        if process.is_usable:
+            self._idle.append(process)
+        else:
+            self._all.discard(process)
+
+
+def _require_picklable(handler: Callable[[Any], Any]) -> None:
+    from multiprocessing.reduction import ForkingPickler
+
+    try:
+        ForkingPickler.dumps(handler)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise WorkerSetupError(
+            "expected a handler that another process can import, such as a function at the top of a module, found"
+            f" another: {error}"
+        ) from None
+
+
+def _serve(handler: Callable[[Any], Any], pipe: Pipe, log_format: str | None) -> None:
+    """Run the jobs that arrive on a pipe; the main function of a handler's process."""
+    # The worker decides when this process ends; in a process group of its own it is killed with its child processes.
+    os.setpgid(0, 0)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        # Not SIG_IGN, which programs that the handler starts would inherit.
+        signal.signal(signal_number, lambda *_: None)
+    if log_format:
+        configure_logging(log_format)
+    with suppress(BrokenPipeError):
+        pipe.send("ready")
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        with HandlerResult() as result:
+            result.value = handler(job)
+        with suppress(BrokenPipeError):
+            pipe.send_bytes(_encode(result))
+
+
+def _encode(result: HandlerResult) -> bytes:
+    from multiprocessing.reduction import ForkingPickler
+
+    error = result.error
+    trace = "".join(traceback.format_exception(error)) if error else ""
+    cause = error.__cause__ if error else None
+    failure = failure_of(error) if error else None
+    for answer in ((result, cause, trace, failure), (result, None, trace, failure)):
+        with HandlerResult() as pickled:
+            pickled.value = bytes(ForkingPickler.dumps(answer))
+            # Some errors can be pickled, but not unpickled.
+            ForkingPickler.loads(pickled.value)
+        if pickled.error is None:
+            return bytes(pickled.value)
+    substitute = HandlerResult()
+    text = f"the handler raised {error!r}" if error else f"the handler returned what can't be sent: {pickled.error}"
+    substitute.error = RuntimeError(text)
+    return bytes(ForkingPickler.dumps((substitute, None, trace, failure)))

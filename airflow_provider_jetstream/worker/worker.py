@@ -14,11 +14,11 @@ from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker.consumers import WorkerContext, bind_consumers, read_consumer_refs
 from airflow_provider_jetstream.worker.errors import WorkerSetupError, WorkerStuckError
+from airflow_provider_jetstream.worker.fetching import Fetcher, open_fetcher
 from airflow_provider_jetstream.worker.handler import inspect_batch_handler, inspect_handler
 from airflow_provider_jetstream.worker.in_flight import InFlightJobs
 from airflow_provider_jetstream.worker.metrics import Metrics, NoMetrics, PrometheusMetrics
 from airflow_provider_jetstream.worker.runners import create_runner
-from airflow_provider_jetstream.worker.scheduler import Fetcher, open_fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -554,7 +554,7 @@ async def test_a_worker_whose_pull_request_is_lost_pulls_again(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
-    monkeypatch.setattr(seams.CREDIT_FETCHER_ANSWER_TIMEOUT, 0.3)
+    monkeypatch.setattr(seams.FETCHING_ANSWER_TIMEOUT, 0.3)
     lost: list[bytes] = []
     write = type(connection).write
 

@@ -260,7 +260,7 @@ async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_e
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A request that the server leaves unanswered would keep the worker from the other consumer for that long.
-    monkeypatch.setattr(seams.FETCHER_PULL_EXPIRES, 60)
+    monkeypatch.setattr(seams.FETCHING_PULL_EXPIRES, 60)
     queue = priority_queue(name, max_ack_pending=1)
     await provision(connection, queue)
     high, low = QueueConsumer(queue, queue.consumer(HIGH)), QueueConsumer(queue, queue.consumer(LOW))

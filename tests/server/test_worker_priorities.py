@@ -282,7 +282,7 @@ async def test_a_stopped_idle_worker_does_not_wait_for_its_probes(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the test waits for the worker.
-    monkeypatch.setattr(seams.SCHEDULER_PULL_EXPIRES, 60)
+    monkeypatch.setattr(seams.FETCHING_PULL_EXPIRES, 60)
     high, low = await make_priority_consumers(connection, name)
     worker = Worker(high.queue, HIGH, print, settings, fallbacks=[LOW])
     async with record_pull_requests(connection, high, low) as requests, running_worker(worker):

@@ -49,13 +49,11 @@ from airflow_provider_jetstream.jetstream.queue.queue_file import parse_queue_ya
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import parse_duration, parse_seconds, parse_size, parse_time
 from airflow_provider_jetstream.jetstream.waiting.ends import parse_end
-from airflow_provider_jetstream.worker.completion import CompletionWriter, _trace
-from airflow_provider_jetstream.worker.delivery import Delivery
+from airflow_provider_jetstream.worker.delivery import Delivery, PulledMessage
 from airflow_provider_jetstream.worker.errors import GiveUpError
-from airflow_provider_jetstream.worker.execute_at import seconds_until_due
+from airflow_provider_jetstream.worker.executor import attempt_seconds, check_expiry, seconds_until_due
 from airflow_provider_jetstream.worker.logs import JsonFormatter, TextFormatter
-from airflow_provider_jetstream.worker.pulled_message import PulledMessage
-from airflow_provider_jetstream.worker.time_limits import attempt_seconds, check_expiry
+from airflow_provider_jetstream.worker.settlement import CompletionWriter, _trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

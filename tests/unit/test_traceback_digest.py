@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.worker.handler import HandlerResult
-from airflow_provider_jetstream.worker.traceback_digest import Failure, failure_of
+from airflow_provider_jetstream.worker.handler import Failure, HandlerResult, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

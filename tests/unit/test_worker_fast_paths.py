@@ -26,14 +26,13 @@ from airflow_provider_jetstream.jetstream.publishing.job import (
 )
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.ends import EndKind, parse_end
-from airflow_provider_jetstream.worker.completion import CompletionWriter
-from airflow_provider_jetstream.worker.delivery import Delivery
-from airflow_provider_jetstream.worker.job_run import JobRun
-from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+from airflow_provider_jetstream.worker.delivery import Delivery, PulledMessage
+from airflow_provider_jetstream.worker.in_flight import JobRun
+from airflow_provider_jetstream.worker.settlement import CompletionWriter
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.worker.job_run import RunOwner
+    from airflow_provider_jetstream.worker.in_flight import JobStarter
 
 QUEUE = "100%-orders"
 TEXT = st.text(max_size=40) | st.sampled_from(["", "a", "redrive:1:x", "x" * 1_001, "Zoë", "\ufffd", " a ", "a\tb"])
@@ -92,7 +91,7 @@ def test_completions_that_are_encoded_together_are_each_their_own_jobs() -> None
 
 
 def run_of(message: PulledMessage) -> JobRun:
-    return JobRun(cast("RunOwner", None), message, Delivery.of(message), 30.0, None, 0.0)
+    return JobRun(cast("JobStarter", None), message, Delivery.of(message), 30.0, None, 0.0)
 
 
 REPLIES = [

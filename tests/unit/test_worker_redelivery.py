@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
-from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
+from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
 
 
 def policy(ack_wait: float = 30, max_deliver: int = -1, backoff: tuple[float, ...] = ()) -> RedeliveryPolicy:

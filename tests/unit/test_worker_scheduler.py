@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.worker.consumers import FAIRNESS_WINDOW
-from airflow_provider_jetstream.worker.scheduler import PriorityScheduler
+from airflow_provider_jetstream.worker.fetching import PriorityScheduler
 
 
 def started(consumers: int, free: list[int]) -> list[int]:

@@ -7,9 +7,9 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker import Delivery
+from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy
 from airflow_provider_jetstream.worker.errors import JobExpiredError, RetryLaterError
-from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
-from airflow_provider_jetstream.worker.time_limits import attempt_seconds, check_expiry
+from airflow_provider_jetstream.worker.executor import attempt_seconds, check_expiry
 
 SECOND = 1_000_000_000
 STEPS = RedeliveryPolicy.of({"ack_wait": SECOND, "backoff": [SECOND, 5 * SECOND, 30 * SECOND], "max_deliver": 6})

@@ -9,7 +9,7 @@ from airflow_provider_jetstream.jetstream import RedriveOutcomes, RedriveState
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import METRICS
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState
 from airflow_provider_jetstream.tasks.airflow_metrics import REDRIVE_COUNTS
-from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
+from airflow_provider_jetstream.worker.logs import DeliveryOutcome
 from airflow_provider_jetstream.worker.metrics import WORKER_METRICS
 from tools.reference.docstrings import attribute_texts
 from tools.reference.markdown import code, heading, join, plain, table
