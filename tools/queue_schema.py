@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream import (
     Schedules,
     WorkQueue,
 )
-from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
+from airflow_provider_jetstream.jetstream.queue.declaration import Stream
 
 _PARAM = re.compile(r":(?:param|ivar) (\w+): (.*?)(?=\n\s*:|\Z)", re.DOTALL)
 _MODELS = (WorkQueue, Consumer, DeadLetterQueue, Events, Archive, Audit, Schedules)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.command.exit_codes import ExitCode
-from airflow_provider_jetstream.command.number_options import port
-from airflow_provider_jetstream.command.output_options import output_options
+from airflow_provider_jetstream.command.options import output_options, port
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -8,10 +8,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.command.connection_options import connection_options, settings_of
 from airflow_provider_jetstream.command.exit_codes import ExitCode
-from airflow_provider_jetstream.command.number_options import port, positive_float
-from airflow_provider_jetstream.command.output_options import output_options
+from airflow_provider_jetstream.command.options import (
+    connection_options,
+    output_options,
+    port,
+    positive_float,
+    settings_of,
+)
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any,
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs, refuse_schedule
+from airflow_provider_jetstream.jetstream.queue.declaration import partition_subject, placeholder_problem
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject, placeholder_problem
 from airflow_provider_jetstream.tasks.template_values import is_templated, parse_count
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings, refusals
-from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
+from airflow_provider_jetstream.jetstream.queue.stream_config import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, read_streams, undeclared_changes
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.acknowledgement import RedeliveryPolicy

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.preparation import PreparedJobs
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
+from airflow_provider_jetstream.jetstream.queue.declaration import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # The test vectors of docs/contracts.md: the key, its FNV-1a, its partition of 4 and of 10.

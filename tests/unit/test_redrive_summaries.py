@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from airflow_provider_jetstream.command.redrive_lines import redrive_text
+from airflow_provider_jetstream.command.redrive_commands import redrive_text
 from airflow_provider_jetstream.jetstream.audit.redrives import Redrive, RedriveOutcomes, Wave
 from airflow_provider_jetstream.plugins.monitor.redrive_view import summary_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
-from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
+from airflow_provider_jetstream.jetstream.queue.declaration import Stream
 from tools.reference.arguments import Argument, class_arguments
 from tools.reference.docstrings import own_docstring
 from tools.reference.entries import argument_table, method_table

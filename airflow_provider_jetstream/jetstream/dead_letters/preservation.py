@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.contract import copy_filter, copy_subj
 from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, is_copy_of, record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import StoredCopies
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
-from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom, eviction_limits, stored_size
+from airflow_provider_jetstream.jetstream.queue.stream_config import StreamRoom, eviction_limits, stored_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

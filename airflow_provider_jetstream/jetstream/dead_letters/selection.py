@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import covers, subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.line_text import shown_field, shown_value
-from airflow_provider_jetstream.jetstream.queue.stream_declaration import Duration
+from airflow_provider_jetstream.jetstream.queue.declaration import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_sub
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
-from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
+from airflow_provider_jetstream.jetstream.queue.stream_config import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import read_streams, undeclared_changes
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 

@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import Drain, Step, 
 from airflow_provider_jetstream.jetstream.publishing.schedules import scheduled_subjects
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.queue.declaration import mover_consumer
-from airflow_provider_jetstream.jetstream.queue.differences import consumer_differences, merged_consumer
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import consumer_differences, merged_consumer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

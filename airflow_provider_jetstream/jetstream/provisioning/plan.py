@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
-from airflow_provider_jetstream.jetstream.queue.differences import (
+from airflow_provider_jetstream.jetstream.queue.finding import Refusal
+from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields, field_findings, refusals
+from airflow_provider_jetstream.jetstream.queue.stream_config import outside_filters, stored_subjects
+from airflow_provider_jetstream.jetstream.queue.undeclared_changes import (
     Difference,
     consumer_differences,
     merged_consumer,
     merged_stream,
     stream_differences,
 )
-from airflow_provider_jetstream.jetstream.queue.finding import Refusal
-from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields, field_findings, refusals
-from airflow_provider_jetstream.jetstream.queue.stored_subjects import outside_filters, stored_subjects
 from airflow_provider_jetstream.jetstream.task_values import TaskReport
 
 if TYPE_CHECKING:

@@ -59,13 +59,13 @@ from airflow_provider_jetstream.jetstream.publishing.job import (
     identity_headers,
 )
 from airflow_provider_jetstream.jetstream.publishing.schedules import moved_headers, scheduled_job
-from airflow_provider_jetstream.jetstream.queue.message_size import LONGEST_DUE_ID, Measured
-from airflow_provider_jetstream.jetstream.queue.partitions import (
+from airflow_provider_jetstream.jetstream.queue.declaration import (
     PLACEHOLDER,
     partition_of,
     partition_subject,
     placeholder_problem,
 )
+from airflow_provider_jetstream.jetstream.queue.message_size import LONGEST_DUE_ID, Measured
 from airflow_provider_jetstream.jetstream.units import parse_time
 
 if TYPE_CHECKING:

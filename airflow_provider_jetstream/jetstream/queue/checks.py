@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     due_subject,
     schedule_filter,
 )
-from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
+from airflow_provider_jetstream.jetstream.queue.declaration import name_problems
 from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         DeadLetterQueue,
         Events,
         Schedules,
+        Stream,
     )
-    from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 
 # The server's own subjects, and those among them that a stream may capture all the same.
 _SERVER_SUBJECTS = {

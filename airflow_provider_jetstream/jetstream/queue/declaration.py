@@ -1,29 +1,351 @@
-"""Declarations of streams and consumers, of which a queue's declaration consists.
+"""The consumers and streams that a queue declares: units, checks of values and names, and partitions.
 
-Field names and units are JetStream's own; durations and sizes may also be written as ``"30s"`` and ``"256MB"``. A field
-that isn't declared gets the server's default when the stream is created, and keeps its value where the stream exists.
+A key always goes to the same partition, by a hash that publishers and servers share. Protocol: FNV-1a with 32 bits over
+the key's UTF-8 bytes, modulo the number of partitions; nats-server's own subject mapping ``{{partition(N, …)}}``
+computes the same.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import re
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.json_schema import WithJsonSchema
 
-from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, MOVER, PARTITIONS, due_subject
-from airflow_provider_jetstream.jetstream.queue.consumer_checks import PriorityPolicy, consumer_problems
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
-from airflow_provider_jetstream.jetstream.queue.stream_declaration import Declaration, Duration, Stream, Text
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS
+from airflow_provider_jetstream.jetstream.client.subjects import first_overlap, subject_problem
+from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, MOVER, NO_CONSUMER, PARTITIONS, due_subject
+from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.line_text import shown_field, shown_value
+from airflow_provider_jetstream.jetstream.units import (
+    DURATION_FORM,
+    NANOSECONDS,
+    SIZE_FORM,
+    format_duration,
+    parse_duration,
+    parse_size,
+)
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PLACEHOLDER = "{partition}"
+
+_FNV_OFFSET = 0x811C9DC5
+_FNV_PRIME = 0x01000193
+_32_BITS = 0xFFFFFFFF
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
+_GROUP = re.compile(r"[A-Za-z0-9/_=-]{1,16}")
+_SAMPLE = re.compile(r"(\d{1,3})%?")
+_MAX_PERCENT = 100
+_MIN_WAIT = 1_000_000
+# Fields of earlier declarations.
+_REMOVED = {
+    "atomic_redrive": (
+        "no such field any more: leave it out, and declare an archive (the default beside dead_letters), with which a"
+        " redrive by copy repeats no letter either"
+    ),
+}
 _DAY = 86_400 * NANOSECONDS
-# How long a job is late at most whose mover was killed, and how many jobs movers hold while the queue is full.
-_MOVER_ACK_WAIT, _MOVER_MAX_ACK_PENDING = 30 * NANOSECONDS, 1_000
 # The fields of a consumer that JetStream has by the same name and in the same form.
 _PLAIN_FIELDS = (
     *("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata", "priority_policy"),
     *("inactive_threshold", "mem_storage"),
 )
+# The limits that a new archive takes over from its queue where it declares none of its own.
+ARCHIVE_LIMITS = ("max_msgs", "max_bytes", "max_age")
+
+
+def partition_of(key: str | bytes, count: int) -> int:
+    """Return the partition of a key, from 0 to ``count - 1``.
+
+    :param key: text is hashed as its UTF-8 bytes
+    :param count: the number of partitions
+    :raises ValueError: there are no partitions
+    """
+    if count < 1:
+        raise ValueError(f"expected at least 1 partition, found {count}")
+    digest = _FNV_OFFSET
+    for byte in key.encode() if isinstance(key, str) else key:
+        digest = ((digest ^ byte) * _FNV_PRIME) & _32_BITS
+    return digest % count
+
+
+def partition_subject(template: str, partition: int | str) -> str:
+    """Return a subject or filter with a partition in place of :data:`PLACEHOLDER`."""
+    return template.replace(PLACEHOLDER, str(partition))
+
+
+def placeholder_problem(template: str) -> str | None:
+    """Return what is wrong with the placeholder of a subject or filter; ``None`` where it is exactly one token."""
+    if template.split(".").count(PLACEHOLDER) == 1 and template.count("{") == template.count("}") == 1:
+        return None
+    return f"expected {PLACEHOLDER} as one of its tokens, once"
+
+
+# Protocol: NATS ADR-42.
+PriorityPolicy: TypeAlias = Literal["overflow", "prioritized", "pinned_client"]
+
+
+class ConsumerFields(Protocol):
+    """The fields of a consumer's declaration that the checks read."""
+
+    name: str
+    filter_subjects: tuple[str, ...]
+    max_deliver: int | None
+    ack_wait: int | None
+    backoff: tuple[int, ...]
+    max_ack_pending: int | None
+    sample_freq: str | None
+    partitions: int | None
+    partition: int | None
+    inactive_threshold: int | None
+    mem_storage: bool | None
+    priority_groups: tuple[str, ...]
+    priority_policy: PriorityPolicy | None
+
+
+def consumer_problems(consumer: ConsumerFields) -> list[str]:
+    """Return a sentence for each thing that makes a consumer unusable, whatever its queue."""
+    problems = list(name_problems("consumer", consumer.name))
+    problems += [
+        f"filter subject {subject!r} of consumer {consumer.name}: {problem}"
+        for subject in consumer.filter_subjects
+        if (problem := subject_problem(subject))
+    ]
+    if pair := first_overlap(consumer.filter_subjects):
+        problems.append(f"the filter subjects {pair[0]} and {pair[1]} of consumer {consumer.name} overlap: keep one")
+    problems += _partition_problems(consumer)
+    problems += _priority_problems(consumer)
+    if consumer.max_deliver is None:
+        problems.append(
+            f"consumer {consumer.name} has no max_deliver, so the server would retry a poison job for ever and no job"
+            " could become a dead letter: set it (5, say), or -1 where endless retries are wanted"
+            " (docs/reference/server-fields.md#no-max-deliver)"
+        )
+    elif consumer.max_deliver < 1 and consumer.max_deliver != -1:
+        problems.append(f"consumer {consumer.name}: expected max_deliver of at least 1, found {consumer.max_deliver}")
+    if consumer.backoff and consumer.ack_wait is not None and consumer.ack_wait != consumer.backoff[0]:
+        problems.append(
+            f"consumer {consumer.name}: the server replaces ack_wait ({format_duration(consumer.ack_wait)}) by the"
+            f" first backoff ({format_duration(consumer.backoff[0])}): drop ack_wait"
+        )
+    if consumer.backoff and consumer.max_deliver and 0 < consumer.max_deliver < len(consumer.backoff):
+        problems.append(
+            f"consumer {consumer.name}: expected at most max_deliver ({consumer.max_deliver}) backoff steps, found"
+            f" {len(consumer.backoff)}"
+        )
+    waits = [*consumer.backoff, *([] if consumer.ack_wait is None else [consumer.ack_wait])]
+    if too_short := [wait for wait in waits if wait < _MIN_WAIT]:
+        problems.append(
+            f"consumer {consumer.name}: expected ack_wait and backoff of at least 1ms, found"
+            f" {format_duration(too_short[0])}"
+        )
+    if consumer.max_ack_pending is not None and consumer.max_ack_pending < 1 and consumer.max_ack_pending != -1:
+        problems.append(
+            f"consumer {consumer.name}: expected max_ack_pending of at least 1, or -1 for no limit, found"
+            f" {consumer.max_ack_pending}"
+        )
+    if consumer.inactive_threshold is not None and consumer.inactive_threshold < 0:
+        problems.append(
+            f"consumer {consumer.name}: expected an inactive_threshold of at least 0, found"
+            f" {format_duration(consumer.inactive_threshold)}: leave it out to keep the consumer"
+        )
+    sample = _SAMPLE.fullmatch(consumer.sample_freq or "0")
+    if not sample or int(sample[1]) > _MAX_PERCENT:
+        problems.append(
+            f'consumer {consumer.name}: expected sample_freq such as "100%", found {consumer.sample_freq!r}'
+        )
+    return problems
+
+
+def name_problems(kind: str, name: str) -> Iterator[str]:
+    """Yield what is wrong with the name of a stream or consumer."""
+    if not _NAME.fullmatch(name):
+        yield f"{name!r} can't name a {kind}: expected no white space, dots, wildcards or slashes, at most 255 of them"
+    if kind == "consumer" and name == NO_CONSUMER:
+        yield f"{name!r} can't name a consumer: subjects have it where no consumer is meant"
+
+
+def _partition_problems(consumer: ConsumerFields) -> Iterator[str]:
+    is_numbered = consumer.partition is not None
+    if is_numbered and not (
+        consumer.partitions is not None
+        and 0 <= (consumer.partition or 0) < consumer.partitions
+        and consumer.name.endswith(f"-{consumer.partition}")
+    ):
+        yield (
+            f"consumer {consumer.name}: expected partition {consumer.partition} to be one of its partitions and the end"
+            " of its name: declare partitions only, and the partition follows"
+        )
+    has_placeholders = consumer.partitions is not None and not is_numbered
+    if has_placeholders and not consumer.filter_subjects:
+        yield (
+            f"consumer {consumer.name} has partitions and no filter subject: give it one such as"
+            f' "tasks.{PLACEHOLDER}.>"'
+        )
+    for subject in consumer.filter_subjects:
+        if has_placeholders and (problem := placeholder_problem(subject)):
+            yield f"filter subject {subject!r} of consumer {consumer.name}, which has partitions: {problem}"
+        if not has_placeholders and PLACEHOLDER in subject:
+            yield f"filter subject {subject!r} of consumer {consumer.name} needs partitions: declare their number"
+
+
+def _priority_problems(consumer: ConsumerFields) -> Iterator[str]:
+    groups, policy = consumer.priority_groups, consumer.priority_policy
+    for group in groups:
+        if not _GROUP.fullmatch(group):
+            yield (
+                f"consumer {consumer.name}: expected a priority group of 1 to 16 letters, digits, -, _, / and =, found"
+                f" {group!r}"
+            )
+    for group in sorted({group for group in groups if groups.count(group) > 1}):
+        yield f"consumer {consumer.name}: the priority group {group!r} is named twice: keep one"
+    if groups and policy is None:
+        yield (
+            f"consumer {consumer.name} has priority groups ({', '.join(groups)}) without a policy, which the server"
+            " refuses: set priority_policy to overflow or prioritized"
+        )
+    if policy is not None and not groups:
+        yield (
+            f"consumer {consumer.name} has the priority policy {policy} without a group, which the server refuses: name"
+            ' one in priority_groups, such as ["workers"]'
+        )
+
+
+# Before the models, which pydantic builds in full only where these names are already known.
+Duration = Annotated[int, BeforeValidator(parse_duration), WithJsonSchema(DURATION_FORM)]
+Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(SIZE_FORM)]
+
+
+def _require_utf8(text: str) -> str:
+    if text != text.encode(errors="replace").decode():
+        raise ValueError(f"expected text that UTF-8 can encode, found {shown_value(text)}")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_require_utf8)]
+
+
+class Declaration(BaseModel):
+    """A frozen model without unknown fields, which reports every problem of its values at once.
+
+    :raises QueueDeclarationError: the server would refuse it, or jobs would be lost
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: ClassVar[str] = "work queue"
+
+    # Each model repeats the signature for type checkers: they would derive one from the fields and refuse the other
+    # forms that fields accept, such as a list, ``"30s"`` or a stream's name.
+    def __init__(self, *unnamed: object, **values: Any) -> None:
+        if unnamed:
+            raise QueueDeclarationError("?", [f"expected its fields by name, found {unnamed[0]!r}"], self.kind)
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            name = values.get("name", "?")
+            shown = name if isinstance(name, str) else shown_value(name)
+            raise QueueDeclarationError(shown, _problem_texts(error), self.kind) from None
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return the declared fields; one that isn't declared keeps its value on the server, so none is added.
+
+        :param options: as pydantic takes them
+        """
+        return super().model_dump(**{"exclude_unset": True} | options)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if problems := self._problems():
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems(self) -> list[str]:
+        return []
+
+
+class Stream(Declaration):
+    """The fields that every stream of a queue may declare, as in JetStream's stream configuration.
+
+    :param name: the stream's name
+    :param subjects: the subjects that it captures
+    :param description: text for people
+    :param storage: ``file`` or ``memory``
+    :param num_replicas: the number of servers that store it, 1 to 5
+    :param discard: what happens when it is full: ``old`` drops the oldest messages, ``new`` refuses new ones
+    :param max_msgs: messages at most; ``-1`` for no limit
+    :param max_msgs_per_subject: messages of each subject at most; ``-1`` for no limit
+    :param max_bytes: bytes at most, headers included; ``-1`` for no limit
+    :param max_msg_size: bytes of a message at most, headers included; ``-1`` for no limit
+    :param max_age: how long a message is stored; ``-1`` for no limit
+    :param duplicate_window: how long the server remembers the ids of messages, of which it stores none twice
+    :param deny_delete: whether the server refuses to delete single messages
+    :param deny_purge: whether the server refuses to purge the stream
+    :param allow_direct: whether many messages can be read at once, and from every server that stores them
+    :param allow_rollup_hdrs: ``False`` as by default: with it, one message with ``Nats-Rollup`` removes all others
+    :param metadata: names and values for programs
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+    name: Text
+    subjects: tuple[str, ...] = ()
+    description: Text | None = None
+    storage: Literal["file", "memory"] = "file"
+    num_replicas: int = Field(default=1, ge=1, le=5)
+    discard: Literal["old", "new"] | None = None
+    max_msgs: int | None = Field(default=None, ge=-1)
+    max_msgs_per_subject: int | None = Field(default=None, ge=-1)
+    max_bytes: Size | None = None
+    max_msg_size: Size | None = None
+    max_age: Duration | None = None
+    duplicate_window: Duration | None = None
+    deny_delete: bool | None = None
+    deny_purge: bool | None = None
+    allow_direct: bool | None = None
+    allow_rollup_hdrs: bool | None = None
+    metadata: dict[Text, Text] | None = None
+
+    @property
+    def fed_by_others(self) -> bool:
+        """Whether it may do without subjects, since other streams feed it."""
+        return False
+
+    def config(self) -> dict[str, Any]:
+        """Return what is declared of the stream's configuration, as JetStream's JSON."""
+        declared = {field: getattr(self, field) for field in Stream.model_fields}
+        config = {"allow_rollup_hdrs": False} | {field: value for field, value in declared.items() if value is not None}
+        # Users write -1 for no limit; the server answers with 0.
+        if config.get("max_age") == -1:
+            config["max_age"] = 0
+        return config | {"subjects": list(self.subjects), "retention": self._retention()}
+
+    def _retention(self) -> str:
+        return "limits"
+
+
+def _problem_texts(error: ValidationError) -> list[str]:
+    problems: list[str] = []
+    for problem in error.errors(include_url=False):
+        cause = problem.get("ctx", {}).get("error")
+        field = shown_field(problem["loc"])
+        if isinstance(cause, QueueDeclarationError):
+            texts = list(cause.problems)
+        elif problem["type"] == "extra_forbidden":
+            texts = [_REMOVED.get(field) or "no such field: check its spelling, it is JetStream's own name"]
+        else:
+            texts = problem["msg"].removeprefix("Value error, ").split("\n")
+        problems += [f"{field}: {text}" if field else text for text in texts]
+    return problems
+
+
+# How long a job is late at most whose mover was killed, and how many jobs movers hold while the queue is full.
+_MOVER_ACK_WAIT, _MOVER_MAX_ACK_PENDING = 30 * NANOSECONDS, 1_000
 
 
 class Consumer(Declaration):
@@ -192,10 +514,6 @@ class Events(Stream):
     def config(self) -> dict[str, Any]:
         """Return what is declared of the stream's configuration, as JetStream's JSON."""
         return super().config() | {"allow_msg_ttl": True}
-
-
-# The limits that a new archive takes over from its queue where it declares none of its own.
-ARCHIVE_LIMITS = ("max_msgs", "max_bytes", "max_age")
 
 
 class Archive(Stream):

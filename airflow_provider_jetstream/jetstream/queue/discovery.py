@@ -23,13 +23,19 @@ from airflow_provider_jetstream.jetstream.contract import (
     schedules_stream,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, DeadLetterQueue, Events, Schedules
+from airflow_provider_jetstream.jetstream.queue.declaration import (
+    Archive,
+    Audit,
+    DeadLetterQueue,
+    Events,
+    Schedules,
+    Stream,
+)
 from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     discovered_advisory_subjects,
     discovered_sample_freq,
 )
 from airflow_provider_jetstream.jetstream.queue.filter_marks import without_marks
-from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import (
     DECLARATION,
     PROVISIONED_AT,

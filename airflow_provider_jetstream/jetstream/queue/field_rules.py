@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import PARTITIONS
 from airflow_provider_jetstream.jetstream.queue.finding import Finding, Refusal, Restriction, Risk
-from airflow_provider_jetstream.jetstream.queue.stored_subjects import stored_subjects
-from airflow_provider_jetstream.jetstream.queue.stream_room import eviction_limits, per_subject_limit
+from airflow_provider_jetstream.jetstream.queue.stream_config import eviction_limits, per_subject_limit, stored_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Compares a declaration with the server: what somebody else has set since the queue was provisioned.
+"""What a declaration asks of the server, where the server differs, and what others have set since it was provisioned.
 
 A program that creates or updates a stream or consumer with a configuration of its own, as many do at each start, resets
 what its configuration doesn't name: the archive's copies, the report of acknowledgements, the number of deliveries.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
@@ -19,33 +20,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.contract import archive_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.declared_config import (
-    declared_companion_config,
-    declared_consumers,
-    declared_queue_config,
-)
-from airflow_provider_jetstream.jetstream.queue.differences import consumer_differences, stream_differences
+from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMITS
+from airflow_provider_jetstream.jetstream.queue.end_evidence import sampled_percent
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
+from airflow_provider_jetstream.jetstream.queue.server_fields import config_fields
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue.differences import Difference
+    from airflow_provider_jetstream.jetstream.queue.declaration import Stream
 
+_UNLIMITED = config_fields("queue", unit="limit").keys()
+_DURATIONS = config_fields("queue", unit="duration").keys() | config_fields("consumer", unit="duration").keys()
+_SERVER_DEFAULTS = {"discard": "old", "storage": "file", "replay_policy": "instant", "max_deliver": -1}
 log = logging.getLogger(__name__)
-
 NOT_AS_DECLARED: Final = "not-as-declared"
 DECLARATION: Final = "declaration"
 PROVISIONED_AT: Final = "provisioned_at"
-
 # The server allows 128 KiB of metadata.
 _LONGEST: Final = 64 * 2**10
 # Older servers drop them, and no update resets them.
 _NOT_COMPARED: Final = frozenset({"allow_msg_ttl", "allow_msg_schedules", "description", "num_replicas", "placement"})
-
 _LIMITS: Final = ("max_age", "max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size", "discard")
 _LOST_BODIES: Final = "bodies of terminated jobs may be lost"
 _LOST_RECORDS: Final = "what redrives have done may be forgotten, and run twice"
@@ -74,6 +74,169 @@ _EFFECTS: Final[Mapping[tuple[str, str], str]] = {
     ("consumer", "max_ack_pending"): "another number of jobs may be in flight",
 }
 _NO_DEATHS: Final = "a job that fails is delivered for ever and never becomes a dead letter"
+
+
+def declared_companion_config(
+    queue: WorkQueue, companion: Stream, existing: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the declared fields of a companion of a queue.
+
+    A new archive takes over the limits of its queue; an existing one keeps those that aren't declared for it. What
+    another tool has made allows direct gets or doesn't: without them, reading is slower.
+
+    :param existing: the server's configuration, if it has the stream
+    """
+    config = companion.config()
+    if existing is not None and "allow_direct" not in companion.model_fields_set:
+        config.pop("allow_direct", None)
+    if companion is queue.schedules and queue.duplicate_window is not None:
+        return {"duplicate_window": queue.duplicate_window} | config
+    if companion is not queue.archive:
+        return config
+    if existing is None:
+        return config | queue.new_archive_limits()
+    kept = set(ARCHIVE_LIMITS) - companion.model_fields_set
+    return {field: value for field, value in config.items() if field not in kept}
+
+
+def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the declared fields of a work queue's own stream; ``None`` for one to remove.
+
+    A new queue allows direct gets unless that is declared otherwise; an existing one stays as it is.
+
+    :param existing: the server's configuration, if it has the stream from an earlier declaration
+    """
+    declared = queue.config()
+    if existing is None:
+        declared.setdefault("allow_direct", True)
+    elif existing.get("subject_delete_marker_ttl"):
+        # With it the server allows roll-ups.
+        declared["subject_delete_marker_ttl"] = None
+    republish = (existing or {}).get("republish") or {}
+    if queue.archive_disabled and republish.get("dest") == archive_filter(queue.name):
+        declared["republish"] = None
+    return declared
+
+
+def declared_consumers(queue: WorkQueue) -> dict[str, dict[str, Any]]:
+    """Return the declared configurations of a work queue's consumers by name."""
+    return {consumer.name: consumer.config() for consumer in queue.consumers}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that differs.
+
+    :param field: its name in JetStream's JSON
+    :param existing: the server's value
+    :param declared: the declaration's value
+    """
+
+    field: str
+    existing: Any
+    declared: Any
+
+    @property
+    def undone(self) -> str:
+        """The difference, for whoever finds that the server isn't as declared."""
+        declared = _shown(self.field, self.declared)
+        return f"{self.field} is {_shown(self.field, self.existing)}, declared {declared}"
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_shown(self.field, self.existing)} → {_shown(self.field, self.declared)}"
+
+
+def stream_differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Return the declared fields of a stream that differ.
+
+    :param existing: the server's configuration
+    :param declared: the declared fields; ``None`` for one to remove
+    """
+    return tuple(_differences(existing, declared))
+
+
+def consumer_differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Return the declared fields of a consumer that differ, and undeclared ones that contradict the declaration."""
+    existing = _with_single_filter(existing)
+    return (*_differences(existing, declared), *_leftovers(existing, declared))
+
+
+def merged_stream(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole configuration for an update of a stream: the declared fields, and the server's other fields.
+
+    :param declared: the declared fields; ``None`` for one to remove
+    """
+    merged = {**existing, **declared}
+    if "metadata" in declared:
+        merged["metadata"] = {**(existing.get("metadata") or {}), **declared["metadata"]}
+    return {field: value for field, value in merged.items() if value is not None}
+
+
+def merged_consumer(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the whole configuration for an update of a consumer, without what contradicts the declaration."""
+    merged = merged_stream(_with_single_filter(existing), declared)
+    for field in _replaced_fields(declared):
+        merged.pop(field, None)
+    return merged
+
+
+def _differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Difference]:
+    for field, value in declared.items():
+        present = existing.get(field)
+        if field == "metadata":
+            present = {key: text for key, text in (present or {}).items() if key in value}
+        if _canonical(field, present) != _canonical(field, value):
+            yield Difference(field, present, value)
+
+
+def _replaced_fields(declared: Mapping[str, Any]) -> set[str]:
+    """Return the fields of a consumer whose server's value would contradict the declaration."""
+    replaced = {"filter_subject", "filter_subjects"} - declared.keys()
+    if "ack_wait" in declared and "backoff" not in declared:
+        replaced.add("backoff")
+    return replaced
+
+
+def _leftovers(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Difference]:
+    filtered = {"filter_subject", "filter_subjects"} & declared.keys()
+    for field in sorted(_replaced_fields(declared)):
+        # The difference of the field that replaces a filter is reported already.
+        if existing.get(field) and not (filtered and field.startswith("filter")):
+            yield Difference(field, existing[field], None)
+
+
+def _with_single_filter(existing: Mapping[str, Any]) -> dict[str, Any]:
+    config = dict(existing)
+    filters: list[str] = config.get("filter_subjects") or []
+    if len(filters) == 1:
+        config["filter_subject"] = filters[0]
+        del config["filter_subjects"]
+    return config
+
+
+def _canonical(field: str, value: Any) -> Any:
+    if field in ("subjects", "filter_subjects"):
+        return sorted(value or ())
+    if field in _UNLIMITED and value in (None, 0, -1):
+        return -1
+    if field == "sample_freq":
+        return sampled_percent(value)
+    if value is None:
+        return _SERVER_DEFAULTS.get(field, False)
+    if field == "republish":
+        return {key: setting for key, setting in value.items() if setting}
+    return False if value in (0, "") else value
+
+
+def _shown(field: str, value: Any) -> str:
+    if field in _DURATIONS and isinstance(value, int):
+        return format_duration(value)
+    if field == "backoff" and value:
+        return "[" + ", ".join(format_duration(step) for step in value) + "]"
+    if field == "republish" and value:
+        return f"{value.get('src')} to {value.get('dest')}"
+    return "unset" if value is None else str(value)
+
 
 # By queue and stream or consumer, what was logged last.
 _logged: dict[tuple[str, str], str] = {}
@@ -224,13 +387,13 @@ def _texts(kind: str, differences: Iterable[Difference], ignored: frozenset[str]
 def _since(info: Mapping[str, Any], at: datetime | None) -> str:
     created = _moment(info.get("created") or "")
     if created and at and created > at:
-        return f"created anew at {_shown(created)}, after the queue was provisioned at {_shown(at)}"
+        return f"created anew at {_shown_time(created)}, after the queue was provisioned at {_shown_time(at)}"
     if at:
-        return f"changed since it was provisioned at {_shown(at)}"
-    return f"changed since it was created at {_shown(created)}" if created else "changed by somebody else"
+        return f"changed since it was provisioned at {_shown_time(at)}"
+    return f"changed since it was created at {_shown_time(created)}" if created else "changed by somebody else"
 
 
-def _shown(moment: datetime) -> str:
+def _shown_time(moment: datetime) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import field_validator, model_validator
 
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import (
     archive_filter,
+    audit_filter,
     dead_letter_subjects,
     due_subject,
+    entry_copies_filter,
+    entry_terminations,
+    handled_filter,
     schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
@@ -26,30 +30,80 @@ from airflow_provider_jetstream.jetstream.queue.declaration import (
     DeadLetterQueue,
     Events,
     Schedules,
+    Stream,
+    partition_subject,
 )
 from airflow_provider_jetstream.jetstream.queue.end_evidence import (
     advisory_subject_problems,
     default_event_subjects,
     with_sampled_consumers,
 )
-from airflow_provider_jetstream.jetstream.queue.entry_copies import audit_subjects, with_entry_copies
 from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
-from airflow_provider_jetstream.jetstream.queue.queue_file import read_queue_file
-from airflow_provider_jetstream.jetstream.queue.stream_declaration import Stream
-from airflow_provider_jetstream.jetstream.queue.yaml_text import declared_values, yaml_text
+from airflow_provider_jetstream.jetstream.queue.queue_file import declared_values, read_queue_file, yaml_text
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.field_rules import Kind
     from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 
-__all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "Schedules", "WorkQueue"]
 
-QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
-
+_REMOVING = ("workqueue", "interest")
 # Valid values, as text, that a companion stream inherits; an invalid one is reported once rather than for each stream.
 _REPLICAS = {"num_replicas": frozenset("12345")}
 _REPLICAS_AND_STORAGE = _REPLICAS | {"storage": frozenset({"file", "memory"})}
+
+
+def audit_subjects(queue: object, dead_letters: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the subjects that an audit has by default.
+
+    :param dead_letters: the declared fields of the dead letter queue
+    """
+    if dead_letters is None:
+        return (audit_filter(queue),)
+    subjects = (audit_filter(queue), handled_filter(queue))
+    if not _is_copied(queue, dead_letters):
+        return subjects
+    terminations = entry_terminations(dead_letters.get("name"))
+    # The server allows one stream per subject.
+    taken = any(overlaps(subject, terminations) for subject in _captured(queue, dead_letters))
+    return (*subjects, entry_copies_filter(queue), *([] if taken else [terminations]))
+
+
+def with_entry_copies(
+    queue: object, dead_letters: Mapping[str, Any], audit: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the declared fields of a dead letter queue, with ``republish`` where it has that by default.
+
+    Copies that nothing would store aren't made.
+
+    :param audit: the fields of the audit, with its subjects
+    """
+    rule = {"src": ">", "dest": entry_copies_filter(queue)}
+    subjects = audit.get("subjects") or () if audit else ()
+    if not covered_by_any((subjects,) if isinstance(subjects, str) else subjects, rule["dest"]):
+        return {field: value for field, value in dead_letters.items() if (field, value) != ("republish", rule)}
+    copied = {"republish": rule} if _is_copied(queue, dead_letters) else {}
+    return copied | dict(dead_letters)
+
+
+def _is_copied(queue: object, dead_letters: Mapping[str, Any]) -> bool:
+    """Return whether an acknowledgement removes entries, and all of them are about jobs of this queue.
+
+    A stream republishes to one destination only, so the entries of a dead letter queue that several work queues share
+    aren't copied.
+    """
+    own = dead_letter_subjects(queue)
+    captured = _captured(queue, dead_letters)
+    return dead_letters.get("retention") in _REMOVING and all(covered_by_any(own, subject) for subject in captured)
+
+
+def _captured(queue: object, dead_letters: Mapping[str, Any]) -> tuple[str, ...]:
+    subjects = dead_letters.get("subjects") or dead_letter_subjects(queue)
+    return (subjects,) if isinstance(subjects, str) else tuple(str(subject) for subject in subjects)
+
+
+__all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "Schedules", "WorkQueue"]
+
+QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 
 
 class WorkQueue(Stream):

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.queue.stream_room import (
+from airflow_provider_jetstream.jetstream.queue.stream_config import (
     StreamRoom,
     eviction_limits,
     per_subject_limit,

@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
-from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
+from airflow_provider_jetstream.jetstream.queue.stream_config import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
 from airflow_provider_jetstream.jetstream.redrive.json_patch import json_text, parse_json
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order

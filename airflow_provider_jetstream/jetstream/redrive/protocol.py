@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.field_rules import copy_problem
 from airflow_provider_jetstream.jetstream.queue.gate import held_problem
-from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
+from airflow_provider_jetstream.jetstream.queue.stream_config import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.redrive.target import subject_problem
 

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.inspection.overview import is_work_queue
 from airflow_provider_jetstream.jetstream.line_text import shown_value
-from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
+from airflow_provider_jetstream.jetstream.queue.declaration import name_problems
 from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
