@@ -17,8 +17,6 @@ from airflow.api_fastapi.core_api.security import get_user
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
 from airflow_provider_jetstream.plugins.monitor.routes import parse_task_query
-from airflow_provider_jetstream.plugins.monitor.sampler import Sampler
-from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
 from testbed import seams
@@ -64,8 +62,7 @@ async def running_page(
         patch.setattr(_AUTH_MANAGER, auth_manager or SimpleAuthManager())  # type: ignore[no-untyped-call]
         service = MonitorService(monitor_settings())
         patch.setattr(seams.RUNNING_SERVICE_SERVICE, lambda: service)
-        samplers = [Sampler(ServerPoller(conn_id, 0.5), sample_seconds) for conn_id in conn_ids if sample_seconds]
-        sampling = [asyncio.create_task(sampler.run()) for sampler in samplers]
+        sampling = [asyncio.create_task(service.sample(sample_seconds))] if sample_seconds else []
         try:
             async with page_client("Ann", "admin") as client:
                 yield client

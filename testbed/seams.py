@@ -92,6 +92,7 @@ JOB_WAITING_GET_CURRENT_CONTEXT: Final = f"{_OPERATORS}.job_waiting.get_current_
 JOB_WAITING_HAS_ENDED: Final = f"{_OPERATORS}.job_waiting.has_ended"
 
 _MONITOR: Final = "airflow_provider_jetstream.plugins.monitor"
+CLOCK_MOVED: Final = f"{_MONITOR}.clock.MOVED"
 LETTER_SEARCH_SECONDS: Final = f"{_MONITOR}.letter_search._SECONDS"
 POLLERS_FIRST_SCAN_SECONDS: Final = f"{_MONITOR}.pollers._FIRST_SCAN_SECONDS"
 POLLERS_SCAN_SECONDS: Final = f"{_MONITOR}.pollers._SCAN_SECONDS"

@@ -275,7 +275,11 @@ async def test_each_viewer_gets_of_each_route_what_the_viewer_may_see(subtests: 
 async def _scanned(friend: httpx.AsyncClient) -> None:
     async def ready() -> bool:
         answer = await friend.get(f"{_Q}/groups")
-        return answer.status_code == 200 and answer.json()["scan"]["state"] == "ready" and answer.json()["total"] == 5
+        return (
+            answer.status_code == 200
+            and answer.json()["scan"]["state"] == "ready"
+            and answer.json()["total"]["value"] == 5
+        )
 
     await eventually(ready, 60)
 

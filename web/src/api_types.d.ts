@@ -46,14 +46,14 @@ export interface ConnectionState {
 export interface ConsumerNumbers {
   name: string;
   filters: (string)[];
-  pending: number;
-  in_flight: number;
-  redelivered: number;
-  open_pulls: number;
-  lag: number;
+  pending: Figure;
+  in_flight: Figure;
+  redelivered: Figure;
+  open_pulls: Figure;
+  lag: Figure;
   paused: boolean;
-  deliveries_per_second: number | null;
-  state: QueueState;
+  deliveries_per_second: Figure;
+  state: "no_consumer" | "stuck" | "unserved" | "full" | "dying" | "paused" | "waiting" | "working" | "dead" | "idle" | "unknown";
   evidence: string;
   since: string | null;
   partition: number | null;
@@ -145,6 +145,12 @@ export interface EditResult {
   redrive: string | null;
 }
 
+export interface Figure {
+  value: number | null;
+  age: number | null;
+  certainty: "exact" | "about" | "at_least" | "old" | "unknown";
+}
+
 export interface FoundLetter {
   type: "found";
   letter: LetterLine;
@@ -166,8 +172,8 @@ export interface Group {
 export interface Groups {
   scan: ScanState;
   group_by: (string)[];
-  total: number;
-  uncertain: number;
+  total: Figure;
+  uncertain: Figure;
   groups: (Group)[];
   groups_left_out: number;
   not_shown: number;
@@ -211,16 +217,6 @@ export interface JobPage {
   not_shown: number;
 }
 
-export interface LetterCounts {
-  certain: number;
-  uncertain: number;
-  parked: number;
-  lost: number;
-  complete: boolean;
-  scanned_at: string;
-  scan_seconds: number;
-}
-
 export interface LetterDetail {
   letter: LetterLine;
   state: "dead" | "parked" | "redriven" | "requeued" | "handled" | "ended";
@@ -261,7 +257,7 @@ export interface LetterLine {
 
 export interface LetterPage {
   scan: ScanState;
-  matching: number;
+  matching: Figure;
   letters: (LetterLine)[];
   next_after: number | null;
   next_offset: number | null;
@@ -364,28 +360,29 @@ export interface QueueNumbers {
   connection: string;
   queue: string;
   declared: boolean;
-  pending: number;
-  in_flight: number;
-  redelivered: number;
-  dead_in_queue: number | null;
-  undeliverable: number | null;
-  schedules: number | null;
-  letters: LetterCounts | null;
-  stored: number;
-  bytes: number;
-  oldest_seconds: number | null;
-  in_per_second: number | null;
-  out_per_second: number | null;
-  consumers: number;
-  open_pulls: number;
+  pending: Figure;
+  in_flight: Figure;
+  redelivered: Figure;
+  dead: Figure;
+  uncertain: Figure;
+  parked: Figure;
+  lost: Figure;
+  deaths_per_minute: Figure;
+  undeliverable: Figure;
+  schedules: Figure;
+  stored: Figure;
+  bytes: Figure;
+  oldest_seconds: Figure;
+  in_per_second: Figure;
+  out_per_second: Figure;
+  consumers: Figure;
+  open_pulls: Figure;
   limits: (Limit)[];
-  state: QueueState;
+  state: "no_consumer" | "stuck" | "unserved" | "full" | "dying" | "paused" | "waiting" | "working" | "dead" | "idle" | "unknown";
   findings: (StateFinding)[];
   problem: Problem | null;
   pending_history: (number | null)[];
 }
-
-export type QueueState = "no_consumer" | "stuck" | "unserved" | "full" | "paused" | "waiting" | "working" | "idle" | "unknown";
 
 export interface RedriveList {
   redrives: (RedriveView)[];
@@ -449,7 +446,7 @@ export interface Snapshot {
 }
 
 export interface StateFinding {
-  state: QueueState;
+  state: "no_consumer" | "stuck" | "unserved" | "full" | "dying" | "paused" | "waiting" | "working" | "dead" | "idle" | "unknown";
   part: "queue" | "consumer" | "subject";
   name: string;
   evidence: string;

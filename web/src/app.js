@@ -132,12 +132,18 @@ function Breadcrumb({ route }) {
   `;
 }
 
+const LIVE = {
+  live: ["Live", "Numbers refresh automatically. Press to pause."],
+  paused: ["Paused", "Press to resume refreshing."],
+  "cut off": ["No new numbers", "The page keeps trying. Press to pause."],
+};
+
 function Live() {
-  const live = useLive();
+  const state = useLive();
+  const [word, meaning] = LIVE[state];
   return html`
-    <button type="button" class="live" aria-pressed=${live} onClick=${() => setLive(!live)}
-      title=${live ? "Numbers refresh automatically. Press to pause." : "Press to resume refreshing."}>
-      <span class="dot ${live ? "on" : ""}" aria-hidden="true"></span>${live ? "Live" : "Paused"}
+    <button type="button" class="live" aria-pressed=${state !== "paused"} onClick=${() => setLive(state === "paused")} title=${meaning}>
+      <span class="dot ${state === "live" ? "on" : ""}" aria-hidden="true"></span>${word}
     </button>
   `;
 }

@@ -3,6 +3,7 @@
 import { REFUSALS } from "./api.js";
 import { AirflowLink, loginAddress } from "./airflow.js";
 import { ago, clock } from "./format.js";
+import { useTrouble } from "./polling.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 
 /** A word in a coloured frame. @param {{tone?: "good"|"bad"|"warn"|"info"|"plain", title?: string, children?: any}} props */
@@ -65,10 +66,14 @@ export function Failure({ error, reload }) {
 }
 
 /** The error of the last request, above the data of an earlier one if there is some. */
-export const PollError = ({ poll }) => (poll.error ? html`<${Failure} error=${poll.error} reload=${poll.reload} />` : null);
+export function PollError({ poll }) {
+  useTrouble(Boolean(poll.error));
+  return poll.error ? html`<${Failure} error=${poll.error} reload=${poll.reload} />` : null;
+}
 
 /** Why a server's numbers aren't those of now, and their age. */
 export function ServerState({ connection, state, problem, age }) {
+  useTrouble(state === "away" || state === "refused");
   if (state === "up") return null;
   if (state === "starting") {
     return html`<${Notice}>Connecting to ${connection}…<//>`;

@@ -8,27 +8,34 @@ const one = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
 export const NONE = "–";
 
-/** @returns {string} every digit */
+/** @param {number | null | undefined} number @returns {string} every digit */
 export const exact = (number) => (number == null ? NONE : whole.format(number));
 
-/** @returns {string} abbreviated from 100,000 on */
+/** @param {number | null | undefined} number @returns {string} abbreviated from 100,000 on */
 export const count = (number) => {
   if (number == null) return NONE;
   return number < 100_000 ? whole.format(number) : compact.format(number);
 };
 
-/** @returns {string} "1 letter", "2 letters" */
+/** @param {number | null | undefined} number @returns {string} "1 letter", "2 letters" */
 export const counted = (number, noun, nouns = `${noun}s`) => `${exact(number)} ${number === 1 ? noun : nouns}`;
 
-/** @returns {string} per second, or per minute for low rates */
-export function rate(perSecond) {
+/** @param {number | null | undefined} perSecond @returns {boolean} whether it reads better as a rate per minute */
+export const isLow = (perSecond) => perSecond != null && perSecond > 0 && perSecond < 0.95;
+
+/**
+ * @param {number | null | undefined} perSecond
+ * @param {boolean} [low] per minute; the same for rates that stand side by side
+ * @returns {string} per second, or per minute for low rates
+ */
+export function rate(perSecond, low = isLow(perSecond)) {
   if (perSecond == null) return NONE;
-  if (perSecond === 0) return "0/s";
-  if (perSecond < 0.95) return `${one.format(perSecond * 60)}/min`;
+  if (perSecond === 0) return low ? "0/min" : "0/s";
+  if (low) return `${one.format(perSecond * 60)}/min`;
   return `${perSecond < 100 ? one.format(perSecond) : count(Math.round(perSecond))}/s`;
 }
 
-/** @returns {string} binary units */
+/** @param {number | null | undefined} size @returns {string} binary units */
 export function bytes(size) {
   if (size == null) return NONE;
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -40,7 +47,7 @@ export function bytes(size) {
   return `${unit ? one.format(size) : whole.format(size)} ${units[unit]}`;
 }
 
-/** @returns {string} in its largest unit, with the next one for hours and days */
+/** @param {number | null | undefined} seconds @returns {string} in its largest unit, with the next one for hours and days */
 export function duration(seconds) {
   if (seconds == null) return NONE;
   if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
@@ -60,6 +67,9 @@ export function ago(time, now = Date.now()) {
   const seconds = (now - Date.parse(time)) / 1000;
   return seconds < 2 ? "just now" : `${duration(seconds)} ago`;
 }
+
+/** @param {string | Date} time @returns {string} "02:41" */
+export const hourOf = (time, zone = airflowZone()) => inZone(time, zone).slice(11, 16);
 
 /** @returns {string} date, time and zone, as Airflow shows them */
 export const clock = (time, zone = airflowZone()) => (time ? `${inZone(time, zone)} ${zoneName(time, zone)}` : NONE);

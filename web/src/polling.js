@@ -18,11 +18,39 @@ export function setLive(on) {
   for (const listener of listeners) listener();
 }
 
-/** Render again when refreshing is paused or resumed. */
+/** What keeps new numbers from coming: a server that is away, a request that failed. @type {Set<object>} */
+const troubles = new Set();
+const watchers = new Set();
+
+/** @returns {"live" | "paused" | "cut off"} whether new numbers come; renders again when that changes */
 export function useLive() {
   const [, render] = useState(0);
-  useEffect(() => subscribe(() => render((count) => count + 1)), []);
-  return live;
+  useEffect(() => {
+    const changed = () => render((count) => count + 1);
+    watchers.add(changed);
+    const unsubscribe = subscribe(changed);
+    return () => {
+      watchers.delete(changed);
+      unsubscribe();
+    };
+  }, []);
+  if (!live) return "paused";
+  return troubles.size ? "cut off" : "live";
+}
+
+/** Say that no new numbers come, for as long as the component is shown. @param {boolean} on */
+export function useTrouble(on) {
+  useEffect(() => {
+    if (!on) return undefined;
+    const trouble = {};
+    const change = () => watchers.forEach((changed) => changed());
+    troubles.add(trouble);
+    change();
+    return () => {
+      troubles.delete(trouble);
+      change();
+    };
+  }, [on]);
 }
 
 function subscribe(listener) {

@@ -10,7 +10,18 @@ import { momentOf } from "../src/zone.js";
 import { jobName } from "../src/views/origin.js";
 import { outcomeTone } from "../src/views/redrives.js";
 import { withLine } from "../src/views/search.js";
+import { sumOf } from "../src/figure.js";
 import { attention } from "../src/queue_state.js";
+
+test("a sum is as old and as uncertain as the worst of its parts", () => {
+  /** @type {import("../src/api_types").Figure} */
+  const known = { value: 3, age: 1, certainty: "exact" };
+  assert.deepEqual(sumOf([known, { ...known, age: 9, certainty: "old" }]), { value: 6, age: 9, certainty: "old" });
+  // What isn't known is no 0.
+  assert.deepEqual(sumOf([known, { value: null, age: null, certainty: "unknown" }]), { value: 3, age: 1, certainty: "at_least" });
+  assert.equal(sumOf([{ value: null, age: null, certainty: "unknown" }]).value, null);
+  assert.deepEqual(sumOf([]).value, 0);
+});
 
 test("numbers for people", () => {
   assert.deepEqual([count(99_999), count(1_000_000), count(null)], ["99,999", "1M", "–"]);
@@ -83,7 +94,10 @@ test("a search's lines", () => {
 });
 
 test("queues that nobody serves come first", () => {
-  const queue = /** @type {any} */ ({ state: "unserved", limits: [], letters: null, dead_in_queue: 0, problem: null });
+  const none = { value: 0, age: 1, certainty: "exact" };
+  const queue = /** @type {any} */ ({ state: "unserved", limits: [], dead: none, problem: null });
   assert.equal(attention(queue), 0);
+  assert.equal(attention({ ...queue, state: "dying" }), 0.5);
+  assert.equal(attention({ ...queue, state: "dead", dead: { ...none, value: 5 } }), 1);
   assert.ok(attention({ ...queue, state: "working" }) > 2);
 });

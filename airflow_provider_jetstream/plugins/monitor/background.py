@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from airflow_provider_jetstream.plugins.monitor import clock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Hashable
@@ -78,7 +79,7 @@ class SingleFlightCache(Generic[_Result]):
 
         All requests that share a computation get its error; no error is cached.
         """
-        now = time.monotonic()
+        now = clock.monotonic()
         computed_at, task = self._tasks.get(key, (0.0, None))
         if task is None or (
             task.done() and (now - computed_at > self._seconds or task.cancelled() or task.exception())
@@ -95,7 +96,7 @@ class SingleFlightCache(Generic[_Result]):
         result = await compute()
         if key in self._tasks:
             # Its age counts from the end of the computation.
-            self._tasks[key] = (time.monotonic(), self._tasks[key][1])
+            self._tasks[key] = (clock.monotonic(), self._tasks[key][1])
         return result
 
     def clear(self) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueWatch
+from airflow_provider_jetstream.plugins.monitor import clock
 from airflow_provider_jetstream.plugins.monitor.models.history import Point
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth
 
 _STEP_SECONDS = 20
@@ -67,7 +69,7 @@ class QueueHistory:
 
     def points(self) -> list[Point]:
         """Return the points of the last hour, oldest first."""
-        now = datetime.now(UTC).timestamp()
+        now = clock.now().timestamp()
         return [point for point in self._points if now - point.at.timestamp() <= _STEPS * _STEP_SECONDS]
 
 

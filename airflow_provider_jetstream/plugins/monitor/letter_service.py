@@ -93,8 +93,8 @@ class LetterService:
             return Groups(
                 scan=scan.state(),
                 group_by=list(group_by),
-                total=total,
-                uncertain=scan.counts.uncertain if scan.counts else 0,
+                total=self._pollers.of(connection).of_letters(queue, total),
+                uncertain=self._pollers.of(connection).letters(queue).uncertain,
                 groups=groups,
                 groups_left_out=left_out,
                 not_shown=await table.count(query.of_all_dags()) - total,
@@ -135,7 +135,7 @@ class LetterService:
             more = begin + len(sequences) < matching
             return LetterPage(
                 scan=scan.state(),
-                matching=matching,
+                matching=self._pollers.of(connection).of_letters(queue, matching),
                 letters=[letter_line(letter, hidden=hiding.hides(letter)) for letter in letters],
                 next_after=sequences[-1] if more and sort == "sequence" else None,
                 next_offset=begin + len(sequences) if more else None,

@@ -6,7 +6,6 @@ Every method returns JSON of the model that it names.
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.consumer_control import pause_consumer, resume_consumer
@@ -22,6 +21,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs, last_account
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.target import own_queue
+from airflow_provider_jetstream.plugins.monitor import clock
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.dry_run import dry_run
 from airflow_provider_jetstream.plugins.monitor.letter_edit import edited, person, redrive_edited
@@ -229,7 +229,7 @@ def _account_view(account: JobAccount | None) -> Account:
         return Account()
     return Account(
         at=account.at,
-        age_seconds=max(0.0, (datetime.now(UTC) - account.at).total_seconds()),
+        age_seconds=max(0.0, (clock.now() - account.at).total_seconds()),
         jobs=account.jobs,
         stored=account.stored,
         ended=account.ended,

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from airflow_provider_jetstream.plugins.monitor import clock
+from airflow_provider_jetstream.plugins.monitor.models.figure import UNKNOWN, figure
 from airflow_provider_jetstream.plugins.monitor.models.letters import ScanState
-from airflow_provider_jetstream.plugins.monitor.queue_view import problem_of
+from airflow_provider_jetstream.plugins.monitor.queue_view import LetterFigures, problem_of
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Mapping
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.table import LetterTable
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
-    from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts, Problem
+    from airflow_provider_jetstream.plugins.monitor.models.figure import Certainty, Figure
+    from airflow_provider_jetstream.plugins.monitor.models.queues import Problem
 
 # The pause after a scan, as a multiple of the time that it took; most scans read only what changed.
 _PAUSE_FACTOR = 4.0
@@ -24,6 +28,36 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 15.0
 _PAUSE_AFTER_FAILURE = 15.0
 # A complete scan finds jobs that ended without an entry; each letter that is shown is proved again anyway.
 _COMPLETE_SCAN_SECONDS = 900.0
+
+# A scan that ended so long ago is an old one where something has changed since.
+_OLD_SECONDS = 30.0
+_RECENT_MINUTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LetterCounts:
+    """The counts of one scan.
+
+    :param began: when it began, by the page's clock
+    :param ended_at: when it ended
+    :param seconds: how long it took
+    :param certain: proved dead letters in circulation
+    :param uncertain: jobs that may be dead but aren't proved yet
+    :param parked: taken out of circulation
+    :param lost: dead letters whose body wasn't preserved, so that they can't be redriven
+    :param complete: whether the table holds all of them
+    :param deaths: how many of the last hour's letters died in each minute, by minutes since 1970
+    """
+
+    began: float
+    ended_at: datetime
+    seconds: float = 0.0
+    certain: int = 0
+    uncertain: int = 0
+    parked: int = 0
+    lost: int = 0
+    complete: bool = True
+    deaths: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -60,18 +94,60 @@ class QueueScan:
 
     def state(self) -> ScanState:
         """Return the progress of the scans, as the page shows it."""
-        age = round(time.monotonic() - self.ended_at, 3) if self.counts else None
         if self.counts is None or (self.task and not self.completed_at):
             state: Literal["failed", "scanning"] = "failed" if self.error and not self.task else "scanning"
             return ScanState(state=state, problem=self.problem, seen=self.letters_seen, complete=False)
-        complete = self.table.complete if self.table else False
         return ScanState(
             state="ready",
             problem=self.problem,
-            scanned_at=self.counts.scanned_at,
-            age_seconds=age,
+            scanned_at=self.counts.ended_at,
+            age_seconds=round(age_of(self.counts), 3),
             seen=self.letters_seen if self.task else 0,
-            complete=complete,
+            complete=self.counts.complete,
+        )
+
+    def certainty(self, overview: QueueOverview, viewed_since: float) -> Certainty:
+        """Return whether the scan's numbers are those of now, or ``old`` ones.
+
+        :param viewed_since: since when somebody looks: what was read before is old where something has changed since
+        """
+        if self.counts is None:
+            return "unknown"
+        if self.is_of(overview):
+            return "exact"
+        recent = clock.monotonic() - self.counts.began < _OLD_SECONDS and self.counts.began >= viewed_since
+        return "exact" if recent else "old"
+
+    def figure(self, value: float, overview: QueueOverview, viewed_since: float) -> Figure:
+        """Return a number that was counted in the table of the scan's letters."""
+        if self.counts is None:
+            return figure(value, 0.0, "at_least") if self.table else UNKNOWN
+        certainty = self.certainty(overview, viewed_since)
+        incomplete = certainty == "exact" and not self.counts.complete
+        return figure(value, age_of(self.counts), "at_least" if incomplete else certainty)
+
+    def figures(self, overview: QueueOverview, viewed_since: float, age: float | None, now: datetime) -> LetterFigures:
+        """Return what is known of the letters.
+
+        :param age: of the overview, in seconds
+        :param now: by the server's clock
+        """
+        if overview.dead_letter_queue is None or self.counts is None:
+            return LetterFigures(dead=figure(dead_in(overview), age, "about"))
+        counts, certainty = self.counts, self.certainty(overview, viewed_since)
+        minute = int(now.timestamp() // 60)
+        recent = sum(count for at, count in counts.deaths.items() if minute - _RECENT_MINUTES < at <= minute)
+        numbers = (counts.certain, counts.uncertain, counts.parked, counts.lost)
+        # An old scan tells nothing of the last minutes.
+        rate = None if certainty == "old" else round(recent / _RECENT_MINUTES, 2)
+        return LetterFigures(*(figure(number, age_of(counts), certainty) for number in (*numbers, rate)))
+
+    def is_of(self, overview: QueueOverview) -> bool:
+        """Return whether no entry has come or gone since the last scan, and the same number of jobs is dead."""
+        return (
+            self.overview is not None
+            and self.overview.dead_letter_queue_state == overview.dead_letter_queue_state
+            and dead_in(self.overview) == dead_in(overview)
         )
 
     def is_outdated(self, overview: QueueOverview, max_age: float, *, shown: bool) -> bool:
@@ -82,17 +158,15 @@ class QueueScan:
         """
         if self.overview is None or (shown and self.scan is None and self.error is None):
             return True
-        if self.overview.dead_letter_queue_state != overview.dead_letter_queue_state:
+        if not self.is_of(overview):
             return True
-        if dead_in(self.overview) != dead_in(overview):
-            return True
-        return self.overview.fingerprint != overview.fingerprint and time.monotonic() - self.ended_at > max_age
+        return self.overview.fingerprint != overview.fingerprint and clock.monotonic() - self.ended_at > max_age
 
     def can_reuse(self, next_scan: Scan) -> bool:
         """Return whether the indexed letters without a new entry needn't be read again by the next scan."""
         same_stream = self.scan is not None and self.scan.snapshot.created == next_scan.snapshot.created
         consistent = not next_scan.reconciliation.inconsistent_consumers
-        recent = time.monotonic() - self.completed_at < _COMPLETE_SCAN_SECONDS
+        recent = clock.monotonic() - self.completed_at < _COMPLETE_SCAN_SECONDS
         return same_stream and consistent and recent and self.counts is not None and self.has_all_letters
 
     @property
@@ -109,10 +183,15 @@ class QueueScan:
     def is_due(self) -> bool:
         """Return whether the pause after the last scan is over."""
         if self.error:
-            return time.monotonic() - self.ended_at >= _PAUSE_AFTER_FAILURE
-        seconds = self.counts.scan_seconds if self.counts else 0.0
+            return clock.monotonic() - self.ended_at >= _PAUSE_AFTER_FAILURE
+        seconds = self.counts.seconds if self.counts else 0.0
         pause = min(max(_SHORTEST_PAUSE, _PAUSE_FACTOR * seconds), _LONGEST_PAUSE)
-        return time.monotonic() - self.ended_at >= pause
+        return clock.monotonic() - self.ended_at >= pause
+
+
+def age_of(counts: LetterCounts) -> float:
+    """Return how old the counts are: as of the beginning of their scan."""
+    return clock.monotonic() - counts.began
 
 
 def dead_in(overview: QueueOverview) -> int | None:

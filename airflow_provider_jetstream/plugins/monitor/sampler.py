@@ -18,8 +18,6 @@ from airflow_provider_jetstream.airflow_compat import AirflowException
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import SAMPLE_STREAM
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
-from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueWatch
 from airflow_provider_jetstream.jetstream.inspection.samples import (
     SAMPLE_SECONDS,
     TAKE_OVER_SECONDS,
@@ -29,7 +27,6 @@ from airflow_provider_jetstream.jetstream.inspection.samples import (
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 
 log = logging.getLogger(__name__)
@@ -50,14 +47,12 @@ class Sampler:
         self._seconds = seconds
         self._take_over = TAKE_OVER_SECONDS * seconds / SAMPLE_SECONDS
         self._holder = f"{socket.gethostname()}:{os.getpid()}:{random.randrange(2**32):08x}"  # noqa: S311
-        self._watches: dict[str, QueueWatch] = {}
-        self._overviews: dict[str, QueueOverview] = {}
 
     async def run(self) -> None:
         """Sample until this is cancelled."""
         while True:
             try:
-                async with self._poller.connection() as connection:
+                async with self._poller.kept_connection() as connection:
                     # Then Airflow's connection is read again: it may name another server by now.
                     for _ in range(_SAMPLES_OF_A_CONNECTION):
                         pause = await self._sample(connection)
@@ -78,30 +73,20 @@ class Sampler:
         elif last.holder != self._holder:
             age = ((await ServerClock.read(connection, SAMPLE_STREAM)).now() - last.at).total_seconds()
             if age < self._take_over:
-                self._watches.clear()
                 return max(0.1, self._take_over - age + random.random() * self._seconds / 4)  # noqa: S311
+        poller = self._poller
+        await poller.shared.update(connection)
         async with asyncio.timeout(_INSPECTION_SECONDS):
-            overviews = {found.name: found for found in await inspect_all_queues(connection, self._overviews)}
-        self._overviews = overviews
+            await poller.observe(connection)
+        # Large queues are still being scanned then; the number of their dead letters isn't known.
+        await poller.scanner.settled(self._seconds / 2)
         queues: dict[str, QueueSample] = {}
-        for name, overview in overviews.items():
-            watch = self._watches.setdefault(name, QueueWatch())
-            if last is not None and name in last.queues:
-                watch.remember(last.queues[name].known)
-            watch.compare(overview)
-            if sample := QueueSample.of(overview, watch, self._dead(overview)):
+        for name, overview in poller.overviews.items():
+            if sample := QueueSample.of(overview, poller.histories[name].watch, poller.dead(name)):
                 queues[name] = sample
-        for name in self._watches.keys() - overviews.keys():
-            del self._watches[name]
         try:
             if not await stream.append(self._holder, queues, last.sequence if last else 0):
                 return self._seconds / 4
         except NotFoundError:
             await stream.make()
         return self._seconds
-
-    def _dead(self, overview: QueueOverview) -> int | None:
-        counts = self._poller.scanner.scan_of(overview.name).counts
-        if counts is not None:
-            return counts.certain
-        return overview.left_over.dead if overview.left_over else None

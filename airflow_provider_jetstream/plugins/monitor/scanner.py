@@ -16,8 +16,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterTable
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
-from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts
-from airflow_provider_jetstream.plugins.monitor.queue_scan import QueueScan, dead_in
+from airflow_provider_jetstream.plugins.monitor import clock
+from airflow_provider_jetstream.plugins.monitor.queue_scan import LetterCounts, QueueScan, dead_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -42,6 +42,8 @@ _MAX_LETTERS = 1_250_000
 _PAGE_BYTES = 8 * 2**20
 _SMALLEST_PAGE = 8
 _LONGEST_PAUSE = 1.0
+# Of deaths, which are counted for each.
+_MINUTES = 60
 
 
 class Scanner:
@@ -65,10 +67,15 @@ class Scanner:
     def request_scan(self, overview: QueueOverview) -> QueueScan:
         """Return the scan of a queue, and start the next one if it is outdated."""
         scan = self.scan_of(overview.name)
-        scan.used_at = time.monotonic()
+        scan.used_at = clock.monotonic()
         if scan.task is None and scan.is_outdated(overview, _REQUESTED_MAX_AGE, shown=True) and scan.is_due():
             scan.task = asyncio.create_task(self._run(scan, overview, self._requested_slot))
         return scan
+
+    async def settled(self, seconds: float) -> None:
+        """Wait at most so long until the scans that are due have ended."""
+        if self._background is not None and not self._background.done():
+            await asyncio.wait({self._background}, timeout=seconds)
 
     async def wait_for_result(self, scan: QueueScan, seconds: float) -> None:
         """Wait at most so long for a scan that has no result yet."""
@@ -90,10 +97,10 @@ class Scanner:
     async def _scan_in_background(self) -> None:
         """Scan one queue after the other, as long as no viewer requests a scan."""
         while not any(scan.task for scan in self._scans.values()) and (overview := self._next_outdated()) is not None:
-            started, scan = time.monotonic(), self.scan_of(overview.name)
+            started, scan = clock.monotonic(), self.scan_of(overview.name)
             scan.task = asyncio.create_task(self._run(scan, overview, self._background_slot))
             await asyncio.wait({scan.task})
-            await asyncio.sleep(min(_LONGEST_PAUSE, time.monotonic() - started))
+            await asyncio.sleep(min(_LONGEST_PAUSE, clock.monotonic() - started))
 
     def _next_outdated(self) -> QueueOverview | None:
         for name, overview in sorted(self._overviews.items(), key=lambda item: self.scan_of(item[0]).ended_at):
@@ -101,7 +108,7 @@ class Scanner:
             if overview.dead_letter_queue is None:
                 continue
             if not _may_hold_letters(overview, scan):
-                scan.counts = _counts(None)
+                scan.overview, scan.counts = overview, LetterCounts(clock.monotonic(), clock.now())
             elif scan.is_outdated(overview, _BACKGROUND_MAX_AGE, shown=False) and scan.is_due():
                 return overview
         return None
@@ -127,11 +134,11 @@ class Scanner:
             # A terminal error stays until the queue changes.
             scan.overview, scan.error = overview, error
         finally:
-            scan.ended_at, scan.task = time.monotonic(), None
+            scan.ended_at, scan.task = clock.monotonic(), None
             self._drop_tables()
 
     async def _scan(self, connection: Connection, overview: QueueOverview, queue_scan: QueueScan) -> None:
-        started, queue_scan.letters_seen = time.monotonic(), 0
+        started, queue_scan.letters_seen = clock.monotonic(), 0
         queue = await known_queue(connection, overview.name)
         # Which streams can be read ahead takes a list of all streams, so it pays only with many entries.
         letters = overview.dead_letter_queue
@@ -143,8 +150,19 @@ class Scanner:
         if table is None:
             table = await self._read_all(queue_scan, scan)
         queue_scan.table, queue_scan.scan, queue_scan.risks = table, scan, scan.risks
-        seconds, lost = time.monotonic() - started, scan.dismissed[Status.LOST]
-        queue_scan.counts = _counts(table, scan.uncertain, seconds, lost)
+        first = int(scan.now.timestamp() // 60) - _MINUTES
+        deaths = await table.deaths(datetime.fromtimestamp(first * 60, UTC), 60, _MINUTES + 1)
+        queue_scan.counts = LetterCounts(
+            began=started,
+            ended_at=clock.now(),
+            seconds=round(clock.monotonic() - started, 3),
+            certain=table.counted[False],
+            uncertain=scan.uncertain,
+            parked=table.counted[True],
+            lost=scan.dismissed[Status.LOST],
+            complete=table.complete,
+            deaths={first + minute: count for minute, count in deaths.items()},
+        )
 
     async def _read_all(self, queue_scan: QueueScan, scan: Scan) -> LetterTable:
         """Read each letter; what was known before is changed as far as it isn't the same."""
@@ -160,7 +178,7 @@ class Scanner:
                 last = page[-1].sequence
             queue_scan.letters_seen += len(page)
         await table.replace(last, HIGHEST_JOB, (), scan.snapshot)
-        queue_scan.completed_at = time.monotonic()
+        queue_scan.completed_at = clock.monotonic()
         return table
 
     async def _update_table(self, queue_scan: QueueScan, scan: Scan) -> LetterTable | None:
@@ -215,18 +233,6 @@ async def _throttled_pages(scan: Scan, selection: EveryLetter) -> AsyncGenerator
         # The other half of the core is the API server's, whose threads share one interpreter lock.
         await asyncio.sleep(time.thread_time() - worked)
         worked = time.thread_time()
-
-
-def _counts(table: LetterTable | None, uncertain: int = 0, seconds: float = 0.0, lost: int = 0) -> LetterCounts:
-    return LetterCounts(
-        certain=table.counted[False] if table else 0,
-        uncertain=uncertain,
-        parked=table.counted[True] if table else 0,
-        lost=lost,
-        complete=table is None or table.complete,
-        scanned_at=datetime.now(UTC),
-        scan_seconds=round(seconds, 3),
-    )
 
 
 def _may_hold_letters(overview: QueueOverview, scan: QueueScan) -> bool:

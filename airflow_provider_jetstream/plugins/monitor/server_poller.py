@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from contextlib import suppress
-from datetime import UTC, datetime
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.airflow_compat import AirflowException
@@ -19,18 +17,21 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.plugins.monitor import clock
 from airflow_provider_jetstream.plugins.monitor.history import SPARKLINE_POINTS, QueueHistory, sparkline
 from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, Problem, ServerState
-from airflow_provider_jetstream.plugins.monitor.queue_view import problem_of, queue_numbers
+from airflow_provider_jetstream.plugins.monitor.queue_view import LetterFigures, Reading, problem_of, queue_numbers
 from airflow_provider_jetstream.plugins.monitor.scanner import Scanner
 from airflow_provider_jetstream.plugins.monitor.shared_history import SharedHistory
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
     from contextlib import AbstractAsyncContextManager
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
+    from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
     from airflow_provider_jetstream.plugins.monitor.models.history import Point
 
 # After so long without a request, polling ends.
@@ -42,6 +43,8 @@ _POLL_SECONDS = 10.0
 _CONNECTION_CHECK_SECONDS = 0.25
 _IDLE_CHECK_SECONDS = 5.0
 _SAMPLES_SECONDS = 5.0
+# So many intervals may pass until numbers are old ones.
+_CURRENT_INTERVALS = 3
 
 
 class ServerPoller:
@@ -66,6 +69,8 @@ class ServerPoller:
         self._polled_at: datetime | None = None
         self._polled_time = 0.0
         self._requested_time = 0.0
+        self._viewed_since = 0.0
+        self._users = 0
         self._task: asyncio.Task[None] | None = None
         self._polled = asyncio.Event()
         self._requested = asyncio.Event()
@@ -78,7 +83,9 @@ class ServerPoller:
     async def refresh(self) -> None:
         """Start polling if it has stopped, and wait up to 2 seconds for a first poll, or for one after a pause."""
         was_idle = not self._has_viewers()
-        self._requested_time = time.monotonic()
+        self._requested_time = clock.monotonic()
+        if was_idle:
+            self._viewed_since = self._requested_time
         self._requested.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -87,7 +94,7 @@ class ServerPoller:
             self._polled.clear()
             if self.state != "up":
                 self.state, self.problem, self.error = "starting", None, None
-        stale = self._polled_time == 0.0 or time.monotonic() - self._polled_time > 2 * self._refresh
+        stale = self._polled_time == 0.0 or clock.monotonic() - self._polled_time > 2 * self._refresh
         if self.state not in ("away", "refused") and stale:
             try:
                 async with asyncio.timeout(FIRST_POLL_SECONDS):
@@ -114,8 +121,23 @@ class ServerPoller:
             raise ConnectionSettingsError(self.problem.message)
 
     def age(self) -> float | None:
-        """Return the age of the last poll in seconds."""
-        return round(time.monotonic() - self._polled_time, 3) if self._polled_time else None
+        """Return the age of the last numbers in seconds."""
+        return round(clock.monotonic() - self._polled_time, 3) if self._polled_time else None
+
+    def reading(self) -> Reading:
+        """Return when the last numbers were read, and whether they are those of now."""
+        age = self.age()
+        recent = age is not None and age <= max(_CURRENT_INTERVALS * self._refresh, FIRST_POLL_SECONDS)
+        return Reading(age, recent and self.state == "up")
+
+    def letters(self, queue: str) -> LetterFigures:
+        """Return what is known of a queue's dead letters."""
+        scan, overview = self.scanner.scan_of(queue), self.overviews[queue]
+        return scan.figures(overview, self._viewed_since, self.age(), self.now(queue))
+
+    def of_letters(self, queue: str, value: float) -> Figure:
+        """Return a number of letters that was counted in the table of a queue's scan."""
+        return self.scanner.scan_of(queue).figure(value, self.overviews[queue], self._viewed_since)
 
     def connection_state(self, *, with_queues: bool = True) -> ConnectionState:
         """Return the state of the connection, and the numbers of its queues."""
@@ -131,14 +153,20 @@ class ServerPoller:
                     self.conn_id,
                     overview,
                     self.histories[name],
-                    self.scanner.scan_of(name).counts,
+                    self.letters(name),
                     self.sparkline(name),
+                    self.reading(),
                 )
                 for name, overview in self.overviews.items()
             ]
             if with_queues
             else [],
         )
+
+    def dead(self, queue: str) -> int | None:
+        """Return how many letters a queue has now; ``None`` where that isn't known."""
+        found = self.scanner.scan_of(queue).figures(self.overviews[queue], 0.0, 0.0, self.now(queue)).dead
+        return None if found.value is None or found.certainty == "old" else int(found.value)
 
     def points(self, queue: str, time: timedelta) -> list[Point]:
         """Return a queue's points of the last time, up to an hour: of the shared samples where there are some."""
@@ -150,7 +178,7 @@ class ServerPoller:
     def now(self, queue: str) -> datetime:
         """Return the time of a queue's last numbers, by the server's clock."""
         health = self.overviews[queue].health
-        return health.taken_at if health else datetime.now(UTC)
+        return health.taken_at if health else clock.now()
 
     def sparkline(self, queue: str) -> list[int | None]:
         """Return a queue's pending jobs of the last hour, for a small chart."""
@@ -158,11 +186,30 @@ class ServerPoller:
             return self.shared.sparkline(queue, SPARKLINE_POINTS)
         return sparkline(self.histories[queue].points())
 
+    @asynccontextmanager
+    async def kept_connection(self) -> AsyncGenerator[Connection, None]:
+        """Open the connection for as long as letters may be scanned with it."""
+        async with self._hook.shared() as connection:
+            self._users += 1
+            self._server = ".".join(map(str, connection.server_version))
+            self.has_pauses = connection.api_level >= PAUSE_LEVEL
+            try:
+                yield connection
+            finally:
+                self._users -= 1
+                if not self._users:
+                    self.scanner.drop_connection()
+
+    async def observe(self, connection: Connection) -> None:
+        """Read the numbers of all queues, and scan the dead letters that have changed."""
+        self._set_up(await _inspect_while_connected(connection, self.overviews))
+        self.scanner.schedule_scans(self.overviews)
+
     def _has_viewers(self) -> bool:
-        return time.monotonic() - self._requested_time < IDLE_SECONDS
+        return clock.monotonic() - self._requested_time < IDLE_SECONDS
 
     def _is_kept(self) -> bool:
-        return time.monotonic() - self._requested_time < KEPT_SECONDS
+        return clock.monotonic() - self._requested_time < KEPT_SECONDS
 
     async def _wait_for_viewers(self, connection: Connection) -> None:
         self._requested.clear()
@@ -178,15 +225,12 @@ class ServerPoller:
         try:
             while self._has_viewers() or (self.state == "up" and self._is_kept()):
                 try:
-                    async with self.connection() as connection:
-                        self._server = ".".join(map(str, connection.server_version))
-                        self.has_pauses = connection.api_level >= PAUSE_LEVEL
+                    async with self.kept_connection() as connection:
                         await self._poll_repeatedly(connection)
                 except (JetStreamProviderError, AirflowException) as error:
                     self._set_away(error)
                     await asyncio.sleep(self._refresh)
         finally:
-            self.scanner.drop_connection()
             self._task = None
 
     async def _poll_repeatedly(self, connection: Connection) -> None:
@@ -194,25 +238,23 @@ class ServerPoller:
             if not self._has_viewers():
                 await self._wait_for_viewers(connection)
                 continue
-            started = time.monotonic()
+            started = clock.monotonic()
             try:
                 await self._read_samples(connection)
-                self._set_up(await _inspect_while_connected(connection, self.overviews))
+                await self.observe(connection)
             except DeadlineError as error:
                 # The connection is kept, and so is the scan that uses it.
                 self.state, self.problem, self.error = "away", problem_of(error), error
                 self._polled.set()
-            else:
-                self.scanner.schedule_scans(self.overviews)
-            await _sleep_while_connected(connection, self._refresh - (time.monotonic() - started))
+            await _sleep_while_connected(connection, self._refresh - (clock.monotonic() - started))
 
     async def _read_samples(self, connection: Connection) -> None:
-        if time.monotonic() - self._samples_time < _SAMPLES_SECONDS:
+        if clock.monotonic() - self._samples_time < _SAMPLES_SECONDS:
             return
         try:
             async with asyncio.timeout(_POLL_SECONDS):
                 await self.shared.update(connection)
-            self._samples_time = time.monotonic()
+            self._samples_time = clock.monotonic()
         except (JetStreamProviderError, TimeoutError) as error:
             # The numbers of now are shown without a history.
             self.shared.problem = str(error) or "the server took too long to answer"
@@ -225,11 +267,9 @@ class ServerPoller:
             watch.remember(self.shared.known(name))
             watch.compare(overview)
             if overview.health is not None:
-                counts = self.scanner.scan_of(name).counts
-                dead_in_queue = overview.left_over.dead if overview.left_over else None
-                self.histories[name].add(overview.health, counts.certain if counts else dead_in_queue)
+                self.histories[name].add(overview.health, self.dead(name))
         self.state, self.problem, self.error = "up", None, None
-        self._polled_time, self._polled_at = time.monotonic(), datetime.now(UTC)
+        self._polled_time, self._polled_at = clock.monotonic(), clock.now()
         self._polled.set()
 
     def _set_away(self, error: JetStreamProviderError | AirflowException) -> None:
@@ -267,8 +307,8 @@ async def _inspect_while_connected(connection: Connection, before: dict[str, Que
 
 
 async def _sleep_while_connected(connection: Connection, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while (remaining := end - time.monotonic()) > 0:
+    end = clock.monotonic() + seconds
+    while (remaining := end - clock.monotonic()) > 0:
         await asyncio.sleep(min(remaining, _CONNECTION_CHECK_SECONDS))
         _require_connected(connection)
 

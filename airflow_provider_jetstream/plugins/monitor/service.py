@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.audit.consumer_control import LONGEST_PAUSE
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.health import inspect_queue
+from airflow_provider_jetstream.jetstream.inspection.samples import SAMPLE_SECONDS
 from airflow_provider_jetstream.plugins.monitor.answers import Answers
 from airflow_provider_jetstream.plugins.monitor.background import EventLoopThread, SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.deaths import read_deaths
@@ -90,9 +91,11 @@ class MonitorService:
             overview, history = poller.overviews[queue], poller.histories[queue]
             scan, points = poller.scanner.scan_of(queue), poller.points(queue, HOUR)
             declared = await self._pollers.known_declaration(connection, queue)
-            letters = overview.dead_letter_queue
+            letters, reading = overview.dead_letter_queue, poller.reading()
             return QueueDetail(
-                numbers=queue_numbers(connection, overview, history, scan.counts, poller.sparkline(queue)),
+                numbers=queue_numbers(
+                    *(connection, overview, history, poller.letters(queue), poller.sparkline(queue)), reading
+                ),
                 state=poller.state,
                 problem=poller.problem,
                 age_seconds=poller.age(),
@@ -103,7 +106,7 @@ class MonitorService:
                 events=declared.events.name if declared and declared.events else None,
                 archive=declared.archive.name if declared and declared.archive else None,
                 audit=declared.audit.name if declared and declared.audit else None,
-                consumers=consumer_numbers(overview, history),
+                consumers=consumer_numbers(overview, history, reading),
                 history=points,
                 deaths=(await self._deaths(connection, queue, HOUR))[0],
                 max_pause_seconds=LONGEST_PAUSE if poller.has_pauses else 0.0,
@@ -200,11 +203,14 @@ class MonitorService:
 
         return await self._answers.run(read())
 
-    async def sample(self) -> None:
-        """Sample all queues of all servers, as long as no other API worker does, until this is cancelled."""
+    async def sample(self, seconds: float = SAMPLE_SECONDS) -> None:
+        """Sample all queues of all servers, as long as no other API worker does, until this is cancelled.
+
+        :param seconds: from one sample to the next
+        """
 
         async def run() -> None:
-            samplers = [Sampler(self._pollers.of(connection)) for connection in self._settings.connections]
+            samplers = [Sampler(self._pollers.of(connection), seconds) for connection in self._settings.connections]
             await asyncio.gather(*(sampler.run() for sampler in samplers))
 
         await self._answers.run(run())

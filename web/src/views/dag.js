@@ -24,7 +24,7 @@ const AT_ONCE = 4;
  */
 async function lettersOf(dagId, signal) {
   const { connections } = await getSnapshot(signal);
-  const waiting = connections.flatMap((item) => item.queues).filter((queue) => queue.declared && (queue.letters?.certain ?? 1) > 0);
+  const waiting = connections.flatMap((item) => item.queues).filter((queue) => queue.declared && (queue.dead.value ?? 1) > 0);
   const query = asQuery({ dag_id: dagId, group_by: ["task_id", "error_class"] });
   /** @type {Row[]} */
   const rows = [];

@@ -3,6 +3,7 @@
 import { getGroups } from "../api.js";
 import { ActionButtons } from "../actions.js";
 import { count, counted, exact, percent } from "../format.js";
+import { Shown, sizeOf } from "../figure.js";
 import { html } from "../html.js";
 import { Ago, Badge, Empty, Loading, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
@@ -58,7 +59,7 @@ export function GroupsView({ connection, queue, query }) {
         <${ScanNote} scan=${groups.scan} reload=${poll.reload} />
         ${
           !select.parked &&
-          groups.total > 0 &&
+          sizeOf(groups.total) > 0 &&
           html`<p class="toolbar">
             <button type="button" aria-expanded=${diagnose} onClick=${() => replaceQuery(withChanges(query, { diagnose: diagnose ? null : "yes" }))}>
               Diagnosis
@@ -74,11 +75,11 @@ export function GroupsView({ connection, queue, query }) {
 
 function GroupsPanel({ connection, queue, groups, select }) {
   const me = useMe();
-  if (!groups.total) {
+  if (!sizeOf(groups.total)) {
     return html`<${Empty} title=${select.parked ? "Nothing is parked" : "No dead letters"}>
       ${
-        groups.uncertain
-          ? `${counted(groups.uncertain, "job")} may be dead; that can't be proved while jobs are in flight.`
+        sizeOf(groups.uncertain)
+          ? `${counted(groups.uncertain.value, "job")} may be dead; that can't be proved while jobs are in flight.`
           : select.parked
             ? "Parked letters stay here until they are redriven."
             : "Every job of this queue completed, or hasn't ended yet."
@@ -91,9 +92,9 @@ function GroupsPanel({ connection, queue, groups, select }) {
   return html`
     <div class="toolbar spread">
       <p class="number">
-        <strong>${exact(groups.total)}</strong> ${groups.total === 1 ? "letter" : "letters"} in
+        <strong><${Shown} of=${groups.total} show=${exact} /></strong> ${groups.total.value === 1 ? "letter" : "letters"} in
         ${` ${counted(groups.groups.length + groups.groups_left_out, "group")}`}${
-          groups.uncertain ? html` <span class="aside">and ${exact(groups.uncertain)} that may be dead</span>` : ""
+          sizeOf(groups.uncertain) ? html` <span class="aside">and <${Shown} of=${groups.uncertain} show=${exact} dated=${false} /> that may be dead</span>` : ""
         }
       </p>
       <${ActionButtons} ...${{ connection, queue, select, actions: [...actions, ...editing] }} what="all of them" main=${true} />

@@ -3,6 +3,7 @@
 import { getLetters } from "../api.js";
 import { ActionButtons } from "../actions.js";
 import { counted, exact } from "../format.js";
+import { Shown, sizeOf } from "../figure.js";
 import { html } from "../html.js";
 import { Ago, Empty, Loading, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
@@ -64,7 +65,7 @@ export function LettersView({ connection, queue, query }) {
       letters &&
       !searching &&
       !firstScan(letters.scan) &&
-      (letters.matching
+      (sizeOf(letters.matching)
         ? html`<${Page} ...${{ ...address, letters, select, query, page, sort, to }} />`
         : html`<${Empty} title="No letter matches">
             They were redriven, or the filter is too narrow. See
@@ -93,7 +94,7 @@ export function columnsFor({ connection, queue, query }) {
 /** @param {{connection: string, queue: string, letters: LetterPage, select: object, query: URLSearchParams, page: number, sort: string, to: (query: URLSearchParams) => string}} props */
 function Page({ connection, queue, letters, select, query, page, sort, to }) {
   const chosen = new Set((query.get("chosen") ?? "").split(",").map(Number).filter((number) => Number.isSafeInteger(number) && number > 0));
-  const pages = Math.max(page, Math.ceil(letters.matching / PAGE));
+  const pages = Math.max(page, Math.ceil(sizeOf(letters.matching) / PAGE));
   const choose = (numbers) => go(to(withChanges(query, { chosen: [...numbers].sort((a, b) => a - b).join(",") })));
   const toggle = (number) => choose(chosen.has(number) ? [...chosen].filter((item) => item !== number) : [...chosen, number]);
   const shown = letters.letters.map((letter) => letter.sequence);
@@ -113,12 +114,12 @@ function Page({ connection, queue, letters, select, query, page, sort, to }) {
   const actions = [...(select.parked ? ["redrive"] : ["redrive", "park"]), ...(me.payloads ? ["edit"] : [])];
   const [acting, what] = chosen.size
     ? [{ sequences: [...chosen], ...(select.parked ? { parked: true } : {}) }, `${counted(chosen.size, "chosen letter")}`]
-    : [ranged ? null : select, `all ${counted(letters.matching, "matching letter")}`];
+    : [ranged ? null : select, `all ${counted(letters.matching.value, "matching letter")}`];
   return html`
     <div class="toolbar spread">
       <p class="number">
-        <strong>${exact(letters.matching)}</strong>
-        ${` ${letters.matching === 1 ? "letter matches" : "letters match"}`}${letters.scan.complete ? "" : " at least"}
+        <strong><${Shown} of=${letters.matching} show=${exact} /></strong>
+        ${` ${letters.matching.value === 1 ? "letter matches" : "letters match"}`}
         ${
           chosen.size > 0 &&
           html` <span class="aside">${exact(chosen.size)} chosen</span>

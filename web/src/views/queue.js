@@ -2,14 +2,16 @@
 
 import { deathsOf } from "../chart_data.js";
 import { Trend } from "../charts.js";
-import { bytes, count, counted, duration, exact, percent, rate } from "../format.js";
+import { bytes, counted, duration, exact, isLow, percent, rate } from "../format.js";
+import { Shown, sizeOf } from "../figure.js";
 import { html, useMemo } from "../html.js";
 import { Ago, Facts, Loading, Meter, Notice } from "../components.js";
-import { State, deadOf, toneOf, wordOf } from "../queue_state.js";
+import { State, toneOf, wordOf } from "../queue_state.js";
 import { AccountPanel } from "./account.js";
 import { ConsumerButtons } from "./consumer_pause.js";
 import { Table } from "../table.js";
 import { QueueHead, useQueue } from "./queue_head.js";
+import { DeadNote } from "./tiles.js";
 
 /** @import { ConsumerNumbers, Limit, QueueDetail, QueueNumbers, StateFinding } from "../api_types" */
 
@@ -81,21 +83,23 @@ const Risks = ({ risks }) => html`
 
 /** @param {{numbers: QueueNumbers}} props */
 const Numbers = ({ numbers }) => {
-  const uncertain = numbers.letters?.uncertain;
-  const dead = deadOf(numbers);
+  const { dead, uncertain, in_per_second: into, out_per_second: out } = numbers;
+  const low = isLow(Math.max(sizeOf(into), sizeOf(out)));
+  const flow = (value) => rate(value, low);
   return html`
     <dl class="tiles">
-      <${Tile} name="Pending" value=${count(numbers.pending)} note="never delivered" />
-      <${Tile} name="In flight" value=${count(numbers.in_flight)} note=${`${exact(numbers.redelivered)} redelivered`} />
-      <${Tile} name="Dead" value=${count(dead)} note=${uncertain ? `${exact(uncertain)} more may be dead` : "proved"} bad=${(dead ?? 0) > 0} />
-      <${Tile} name="Flow" value=${rate(numbers.out_per_second)} note=${`${rate(numbers.in_per_second)} in`} />
-      <${Tile} name="Oldest" value=${duration(numbers.oldest_seconds)} note=${`${exact(numbers.stored)} stored, ${bytes(numbers.bytes)}`} />
+      <${Tile} name="Pending" of=${numbers.pending} note="never delivered" />
+      <${Tile} name="In flight" of=${numbers.in_flight} note=${html`<${Shown} of=${numbers.redelivered} dated=${false} /> redelivered`} />
+      <${Tile} name="Dead" of=${dead} note=${html`<${DeadNote} ...${{ dead, uncertain, died: numbers.deaths_per_minute }} />`} bad=${sizeOf(dead) > 0} />
+      <${Tile} name="Flow" of=${out} show=${flow} note=${html`<${Shown} of=${into} show=${flow} dated=${false} /> in`} />
+      <${Tile} name="Oldest" of=${numbers.oldest_seconds} show=${duration}
+        note=${html`<${Shown} of=${numbers.stored} show=${exact} dated=${false} /> stored, <${Shown} of=${numbers.bytes} show=${bytes} dated=${false} />`} />
     </dl>
   `;
 };
 
-const Tile = ({ name, value, note, bad = false }) => html`
-  <div class="tile ${bad ? "bad" : ""}"><dt>${name}</dt><dd><strong>${value}</strong><span>${note}</span></dd></div>
+const Tile = ({ name, of, show, note, bad = false }) => html`
+  <div class="tile ${bad ? "bad" : ""}"><dt>${name}</dt><dd><strong><${Shown} of=${of} show=${show} what=${name} /></strong><span>${note}</span></dd></div>
 `;
 
 /** @returns {import("../table.js").Column[]} */
@@ -112,14 +116,14 @@ const columnsFor = ({ connection, queue, detail, reload }) => [
       <span class="evidence hint">${item.evidence}${item.since && html`, since <${Ago} time=${item.since} />`}</span>`,
   },
   { key: "filters", label: "Filters", cell: (item) => html`<code>${item.filters.join(", ")}</code>` },
-  { key: "pending", label: "Pending", numeric: true, cell: (item) => exact(item.pending) },
+  { key: "pending", label: "Pending", numeric: true, cell: (item) => html`<${Shown} of=${item.pending} show=${exact} dated=${false} />` },
   {
     key: "in_flight", label: "In flight", numeric: true, hint: "Delivered and not ended, and the limit",
-    cell: (item) => `${exact(item.in_flight)}${item.max_in_flight ? ` of ${exact(item.max_in_flight)}` : ""}`,
+    cell: (item) => html`<${Shown} of=${item.in_flight} show=${exact} dated=${false} />${item.max_in_flight ? ` of ${exact(item.max_in_flight)}` : ""}`,
   },
-  { key: "redelivered", label: "Redelivered", numeric: true, cell: (item) => exact(item.redelivered) },
-  { key: "lag", label: "Lag", numeric: true, hint: "How far the last delivered job is behind the last stored one", cell: (item) => exact(item.lag) },
-  { key: "rate", label: "Deliveries", numeric: true, cell: (item) => rate(item.deliveries_per_second) },
+  { key: "redelivered", label: "Redelivered", numeric: true, cell: (item) => html`<${Shown} of=${item.redelivered} show=${exact} dated=${false} />` },
+  { key: "lag", label: "Lag", numeric: true, hint: "How far the last delivered job is behind the last stored one", cell: (item) => html`<${Shown} of=${item.lag} show=${exact} dated=${false} />` },
+  { key: "rate", label: "Deliveries", numeric: true, cell: (item) => html`<${Shown} of=${item.deliveries_per_second} show=${(value) => rate(value)} dated=${false} />` },
   { key: "pulls", label: "Workers", hint: "Open pull requests of workers", cell: (item) => workers(item) },
   {
     key: "act", label: "Act", wide: true,
@@ -129,8 +133,8 @@ const columnsFor = ({ connection, queue, detail, reload }) => [
 
 /** @param {ConsumerNumbers} consumer */
 function workers(consumer) {
-  if (consumer.open_pulls) return counted(consumer.open_pulls, "open pull");
-  return consumer.in_flight ? "busy" : "no open pull";
+  const words = (value) => (value ? counted(value, "open pull") : sizeOf(consumer.in_flight) ? "busy" : "no open pull");
+  return html`<${Shown} of=${consumer.open_pulls} show=${words} dated=${false} />`;
 }
 
 /** @param {{connection: string, queue: string, detail: QueueDetail, reload: () => void}} props */
@@ -169,8 +173,8 @@ const Stream = ({ detail }) => html`
         ["Events", detail.events],
         ["Archive", detail.archive],
         ["Audit", detail.audit],
-        ["Matching no filter", detail.numbers.undeliverable ? counted(detail.numbers.undeliverable, "job") : null],
-        ["Scheduled", detail.numbers.schedules ? counted(detail.numbers.schedules, "job") : null],
+        ["Matching no filter", sizeOf(detail.numbers.undeliverable) > 0 && html`<${Shown} of=${detail.numbers.undeliverable} show=${(value) => counted(value, "job")} />`],
+        ["Scheduled", sizeOf(detail.numbers.schedules) > 0 && html`<${Shown} of=${detail.numbers.schedules} show=${(value) => counted(value, "job")} />`],
       ]}
     />
   </div>

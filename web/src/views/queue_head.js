@@ -1,13 +1,15 @@
 /** The head of all views of a queue: its name, its state, and tabs. */
 
 import { getQueue } from "../api.js";
-import { count } from "../format.js";
+import { Shown, sizeOf, sumOf } from "../figure.js";
 import { html } from "../html.js";
 import { ServerState, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress, queueAddress, redrivesAddress, storedJobsAddress } from "../routing.js";
 import { useMe } from "../session.js";
-import { StateBadge, deadOf } from "../queue_state.js";
+import { StateBadge } from "../queue_state.js";
+
+/** @import { Figure } from "../api_types" */
 
 /** One queue, polled. */
 export function useQueue(connection, queue) {
@@ -24,12 +26,13 @@ export function useQueue(connection, queue) {
  */
 export function QueueHead({ connection, queue, poll, tab }) {
   const numbers = poll.data?.numbers;
+  /** @type {[string, string, string, Figure | null | undefined][]} */
   const tabs = [
     ["overview", "Overview", queueAddress(connection, queue), null],
-    ["dead", "Dead letters", groupsAddress(connection, queue), numbers && deadOf(numbers)],
-    ["parked", "Parked", groupsAddress(connection, queue, { parked: "true" }), numbers?.letters?.parked],
+    ["dead", "Dead letters", groupsAddress(connection, queue), numbers?.dead],
+    ["parked", "Parked", groupsAddress(connection, queue, { parked: "true" }), numbers?.parked],
     ["redrives", "Redrives", redrivesAddress(connection, queue), null],
-    ["jobs", "Jobs", storedJobsAddress(connection, queue), numbers && numbers.pending + numbers.in_flight],
+    ["jobs", "Jobs", storedJobsAddress(connection, queue), numbers && sumOf([numbers.pending, numbers.in_flight])],
   ];
   return html`
     <div class="queue-head">
@@ -39,7 +42,7 @@ export function QueueHead({ connection, queue, poll, tab }) {
     <nav class="tabs" aria-label="Parts of the queue">
       ${tabs.map(
         ([name, label, to, amount]) => html`<a key=${name} href=${to} aria-current=${name === tab ? "page" : undefined}>
-          ${label}${amount != null && html` <span class="pill ${amount && name === "dead" ? "bad" : ""}">${count(amount)}</span>`}
+          ${label}${amount?.value != null && html` <span class="pill ${sizeOf(amount) && name === "dead" ? "bad" : ""}"><${Shown} of=${amount} dated=${false} /></span>`}
         </a>`,
       )}
     </nav>

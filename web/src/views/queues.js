@@ -2,15 +2,18 @@
 
 import { getSnapshot } from "../api.js";
 import { Sparkline } from "../charts.js";
-import { NONE, count, counted, duration, exact, percent, rate } from "../format.js";
+import { counted, duration, exact, isLow, percent, rate } from "../format.js";
+import { Shown, sizeOf } from "../figure.js";
 import { html, useMemo, useRef } from "../html.js";
 import { Empty, Loading, Meter, PollError, ServerState } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress, queueAddress, replaceQuery, withChanges } from "../routing.js";
 import { useMe } from "../session.js";
-import { StateBadge, attention, deadOf } from "../queue_state.js";
+import { StateBadge, attention } from "../queue_state.js";
 import { Table } from "../table.js";
 import { Tiles } from "./tiles.js";
+
+/** @import { QueueNumbers } from "../api_types" */
 
 const columns = [
   { key: "state", label: "State", sortable: true, cell: (row) => html`<${StateBadge} numbers=${row} />` },
@@ -18,23 +21,23 @@ const columns = [
   {
     key: "pending", label: "Pending", sortable: true, wide: true, numeric: true, hint: "Never delivered; the line is the last hour",
     cell: (row) => html`<span class="with-spark">
-      <${Sparkline} values=${row.pending_history} what="Pending" /><span>${count(row.pending)}</span>
+      <${Sparkline} values=${row.pending_history} what="Pending" /><${Shown} of=${row.pending} dated=${false} />
     </span>`,
   },
   {
     key: "in_flight", label: "In flight", sortable: true, numeric: true, hint: "Delivered and not ended; redelivered ones in brackets",
-    cell: (row) => html`${count(row.in_flight)}${
-      row.redelivered ? html` <span class="aside" title="${exact(row.redelivered)} redelivered">(${count(row.redelivered)})</span>` : ""
+    cell: (row) => html`<${Shown} of=${row.in_flight} dated=${false} />${
+      sizeOf(row.redelivered) ? html` <span class="aside">(<${Shown} of=${row.redelivered} what="Redelivered" dated=${false} />)</span>` : ""
     }`,
   },
   { key: "dead", label: "Dead", sortable: true, numeric: true, hint: "Proved dead letters, and those that may be dead", cell: (row) => html`<${Dead} row=${row} />` },
   { key: "parked", label: "Parked", numeric: true, hint: "Taken out of circulation", cell: (row) => html`<${Parked} row=${row} />` },
-  { key: "in", label: "In", numeric: true, hint: "Jobs stored", cell: (row) => rate(row.in_per_second) },
-  { key: "out", label: "Out", numeric: true, hint: "Jobs gone", cell: (row) => rate(row.out_per_second) },
-  { key: "oldest", label: "Oldest", sortable: true, numeric: true, hint: "Age of the oldest message, dead letters included", cell: (row) => duration(row.oldest_seconds) },
+  { key: "in", label: "In", numeric: true, hint: "Jobs stored", cell: (row) => html`<${Flow} row=${row} of=${row.in_per_second} />` },
+  { key: "out", label: "Out", numeric: true, hint: "Jobs gone", cell: (row) => html`<${Flow} row=${row} of=${row.out_per_second} />` },
+  { key: "oldest", label: "Oldest", sortable: true, numeric: true, hint: "Age of the oldest message, dead letters included", cell: (row) => html`<${Shown} of=${row.oldest_seconds} show=${duration} dated=${false} />` },
   {
     key: "workers", label: "Pulls", numeric: true, hint: "Open pull requests of workers, over all consumers",
-    cell: (row) => html`<span title=${counted(row.consumers, "consumer")}>${count(row.open_pulls)}</span>`,
+    cell: (row) => html`<${Shown} of=${row.open_pulls} what=${counted(row.consumers.value, "consumer")} dated=${false} />`,
   },
   { key: "limit", label: "Limit", hint: "The nearest limit of the stream", cell: (row) => html`<${Limit} limits=${row.limits} />` },
 ];
@@ -42,10 +45,10 @@ const columns = [
 const SORTS = {
   state: (row) => attention(row),
   queue: () => 0,
-  pending: (row) => -row.pending,
-  in_flight: (row) => -row.in_flight,
-  dead: (row) => -(deadOf(row) ?? 0),
-  oldest: (row) => -(row.oldest_seconds ?? 0),
+  pending: (row) => -sizeOf(row.pending),
+  in_flight: (row) => -sizeOf(row.in_flight),
+  dead: (row) => -sizeOf(row.dead),
+  oldest: (row) => -sizeOf(row.oldest_seconds),
 };
 
 /** The start view; search, filter and order are in the address. */
@@ -125,21 +128,29 @@ const Name = ({ row }) => html`
   <span class="aside">${row.connection}</span>
 `;
 
-function Dead({ row }) {
-  const dead = deadOf(row);
-  if (dead == null) return html`<span title="Not counted yet">${NONE}</span>`;
-  const uncertain = row.letters?.uncertain;
-  const more = uncertain ? html` <span class="aside" title="${exact(uncertain)} may be dead; that isn't proved yet">+${count(uncertain)}?</span>` : "";
-  if (!row.declared) return html`<span title="This queue has no dead letter queue">${count(dead)}</span>`;
-  return html`<a class=${dead ? "number-bad" : "number-none"} href=${groupsAddress(row.connection, row.queue)}
-    aria-label=${`${counted(dead, "dead letter")} of ${row.queue}`}>${count(dead)}</a>${more}`;
+/** Both rates of a row have the same unit. */
+function Flow({ row, of }) {
+  const low = isLow(Math.max(sizeOf(row.in_per_second), sizeOf(row.out_per_second)));
+  return html`<${Shown} of=${of} show=${(value) => rate(value, low)} dated=${false} />`;
 }
 
+/** @param {{row: QueueNumbers}} props */
+function Dead({ row }) {
+  const { dead, uncertain } = row;
+  const number = html`<${Shown} of=${dead} what=${row.declared ? "Dead letters" : "This queue has no dead letter queue"} />`;
+  if (!row.declared || dead.value == null) return number;
+  return html`<a class=${dead.value ? "number-bad" : "number-none"} href=${groupsAddress(row.connection, row.queue)}
+    aria-label=${`${counted(dead.value, "dead letter")} of ${row.queue}`}>${number}</a>${
+      sizeOf(uncertain) > 0 && html` <span class="aside">+<${Shown} of=${uncertain} what="May be dead; that isn't proved yet" dated=${false} />?</span>`
+    }${sizeOf(row.deaths_per_minute) > 0 && html` <span class="aside"><${Shown} of=${row.deaths_per_minute} show=${(value) => `${exact(value)}/min`} what="Died in the last five minutes" dated=${false} /></span>`}`;
+}
+
+/** @param {{row: QueueNumbers}} props */
 function Parked({ row }) {
-  if (!row.letters) return NONE;
-  if (!row.letters.parked) return "0";
+  const number = html`<${Shown} of=${row.parked} dated=${false} />`;
+  if (!row.parked.value) return number;
   return html`<a href=${groupsAddress(row.connection, row.queue, { parked: "true" })}
-    aria-label=${`${counted(row.letters.parked, "parked letter")} of ${row.queue}`}>${count(row.letters.parked)}</a>`;
+    aria-label=${`${counted(row.parked.value, "parked letter")} of ${row.queue}`}>${number}</a>`;
 }
 
 function Limit({ limits }) {

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field
 
 from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
+from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
 from airflow_provider_jetstream.plugins.monitor.models.queues import Problem
 
 
@@ -65,8 +66,8 @@ class Groups(MonitorModel):
 
     scan: ScanState
     group_by: list[str]
-    total: int
-    uncertain: int
+    total: Figure
+    uncertain: Figure
     groups: list[Group]
     groups_left_out: int
     not_shown: int
@@ -133,7 +134,7 @@ class LetterPage(MonitorModel):
     """
 
     scan: ScanState
-    matching: int
+    matching: Figure
     letters: list[LetterLine]
     next_after: int | None
     next_offset: int | None = None

@@ -5,9 +5,13 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from airflow_provider_jetstream.jetstream.inspection.queue_state import QueueState
 from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
+from airflow_provider_jetstream.plugins.monitor.models.figure import UNKNOWN, Figure
 from airflow_provider_jetstream.plugins.monitor.models.history import Deaths, Point
+
+QueueStateName: TypeAlias = Literal[
+    "no_consumer", "stuck", "unserved", "full", "dying", "paused", "waiting", "working", "dead", "idle", "unknown"
+]
 
 
 class Problem(MonitorModel):
@@ -34,27 +38,6 @@ class Limit(MonitorModel):
     share: float
 
 
-class LetterCounts(MonitorModel):
-    """The counts of the last scan of a queue's dead letters.
-
-    :param certain: proved dead letters in circulation
-    :param uncertain: jobs that may be dead but aren't proved yet
-    :param parked: taken out of circulation
-    :param lost: dead letters whose body wasn't preserved, so that they can't be redriven
-    :param complete: whether the page's index holds all of them; the counts are right in any case
-    :param scanned_at: when the scan ended
-    :param scan_seconds: how long the scan took
-    """
-
-    certain: int
-    uncertain: int
-    parked: int
-    lost: int = 0
-    complete: bool = True
-    scanned_at: datetime
-    scan_seconds: float
-
-
 class StateFinding(MonitorModel):
     """A state of a part of a queue, and what shows it.
 
@@ -66,7 +49,7 @@ class StateFinding(MonitorModel):
     :param pending: jobs that wait because of it
     """
 
-    state: QueueState
+    state: QueueStateName
     part: Literal["queue", "consumer", "subject"]
     name: str
     evidence: str
@@ -98,14 +81,14 @@ class ConsumerNumbers(MonitorModel):
 
     name: str
     filters: list[str]
-    pending: int
-    in_flight: int
-    redelivered: int
-    open_pulls: int
-    lag: int
+    pending: Figure
+    in_flight: Figure
+    redelivered: Figure
+    open_pulls: Figure
+    lag: Figure
     paused: bool
-    deliveries_per_second: float | None
-    state: QueueState = QueueState.UNKNOWN
+    deliveries_per_second: Figure
+    state: QueueStateName = "unknown"
     evidence: str = ""
     since: datetime | None = None
     partition: int | None = None
@@ -124,23 +107,27 @@ class QueueNumbers(MonitorModel):
     :param pending: jobs never delivered
     :param in_flight: delivered and not ended
     :param redelivered: of those, delivered more than once
-    :param dead_in_queue: stored jobs that will never be delivered again, by counting; exact while no job comes or
-        goes. ``null`` where the queue has too many subjects to count
+    :param dead: proved dead letters in circulation, of the last scan. Before the first one, and in a queue without a
+        dead letter queue, the stored jobs that will never be delivered again, by counting
+    :param uncertain: jobs that may be dead but aren't proved yet
+    :param parked: dead letters that were taken out of circulation
+    :param lost: dead letters whose body wasn't preserved, so that they can't be redriven
+    :param deaths_per_minute: of the last five minutes' dead letters
     :param undeliverable: stored jobs that match no consumer's filter; ``null`` likewise
     :param schedules: scheduled jobs; ``null`` likewise
-    :param letters: the counts of the last scan; ``null`` until the first one has ended
     :param stored: messages in the stream
     :param bytes: their bytes
     :param oldest_seconds: age of the oldest message; ``null`` where there is none
-    :param in_per_second: messages stored a second, between the last two polls; ``null`` after the first one
+    :param in_per_second: messages stored a second, between the last two polls; unknown after the first one
     :param out_per_second: messages gone a second, likewise
     :param consumers: the number of consumers
     :param open_pulls: of all consumers
     :param limits: limits that are set, nearest first
     :param state: the most urgent of its findings, in this order: ``no_consumer`` jobs are stored, there is no consumer;
         ``stuck`` jobs are pending, and nobody pulls or none ends; ``unserved`` some jobs have no consumer, or their
-        consumer has no worker while others have; ``full`` the stream takes no more jobs; ``paused``; ``waiting`` jobs
-        are pending or in flight, and none has ended yet; ``working`` jobs end; ``idle`` no jobs; ``unknown``
+        consumer has no worker while others have; ``full`` the stream takes no more jobs; ``dying`` jobs died in the
+        last minutes; ``paused``; ``waiting`` jobs are pending or in flight, and none has ended yet; ``working`` jobs
+        end; ``dead`` no jobs but dead letters; ``idle`` no jobs; ``unknown``
     :param findings: what shows the state, most urgent first; without those that are idle or working
     :param problem: why the numbers are missing, if they are
     :param pending_history: pending jobs over the last hour, oldest first, at most 60 points for a sparkline; ``null``
@@ -150,22 +137,25 @@ class QueueNumbers(MonitorModel):
     connection: str
     queue: str
     declared: bool
-    pending: int = 0
-    in_flight: int = 0
-    redelivered: int = 0
-    dead_in_queue: int | None = None
-    undeliverable: int | None = None
-    schedules: int | None = None
-    letters: LetterCounts | None = None
-    stored: int = 0
-    bytes: int = 0
-    oldest_seconds: float | None = None
-    in_per_second: float | None = None
-    out_per_second: float | None = None
-    consumers: int = 0
-    open_pulls: int = 0
+    pending: Figure = UNKNOWN
+    in_flight: Figure = UNKNOWN
+    redelivered: Figure = UNKNOWN
+    dead: Figure = UNKNOWN
+    uncertain: Figure = UNKNOWN
+    parked: Figure = UNKNOWN
+    lost: Figure = UNKNOWN
+    deaths_per_minute: Figure = UNKNOWN
+    undeliverable: Figure = UNKNOWN
+    schedules: Figure = UNKNOWN
+    stored: Figure = UNKNOWN
+    bytes: Figure = UNKNOWN
+    oldest_seconds: Figure = UNKNOWN
+    in_per_second: Figure = UNKNOWN
+    out_per_second: Figure = UNKNOWN
+    consumers: Figure = UNKNOWN
+    open_pulls: Figure = UNKNOWN
     limits: list[Limit] = Field(default_factory=list)
-    state: QueueState = QueueState.UNKNOWN
+    state: QueueStateName = "unknown"
     findings: list[StateFinding] = Field(default_factory=list)
     problem: Problem | None = None
     pending_history: list[int | None] = Field(default_factory=list)

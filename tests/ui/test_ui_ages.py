@@ -1,0 +1,123 @@
+"""What the page says to whoever opens it after hours, in a browser: nothing old looks like a number of now."""
+
+from __future__ import annotations
+
+import asyncio
+import pkgutil
+import re
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import expect
+from ui_browsing import cell, tile
+from ui_served import served_page
+from ui_steps import blocking, with_connection
+
+from airflow_provider_jetstream.jetstream import connection_settings
+from testbed import seams
+from testbed.dead_letters import make_terminated_letters
+from testbed.nats_server import NatsServer
+from testbed.queues import make_queue, publish_jobs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from playwright.sync_api import Browser, Page
+
+    from airflow_provider_jetstream.jetstream import ConnectionSettings
+
+HOURS = 3 * 3600.0
+AS_OF = re.compile(r"as of \d\d:\d\d")
+
+
+@pytest.fixture(scope="module")
+def own_nats() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def server_settings(own_nats: NatsServer) -> ConnectionSettings:
+    return connection_settings({"servers": (own_nats.url,), "timeout": 5})
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield context.new_page()
+    context.close()
+
+
+@contextmanager
+def held_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hold each scan until the block ends."""
+    go_on, pages = threading.Event(), pkgutil.resolve_name(seams.SCANNER_PAGES)
+
+    async def held(*arguments: Any) -> AsyncIterator[Any]:
+        await asyncio.to_thread(go_on.wait)
+        async for page in pages(*arguments):
+            yield page
+
+    with monkeypatch.context() as patch:
+        patch.setattr(seams.SCANNER_PAGES, held)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+
+def test_after_hours_the_first_view_shows_what_is_old_as_of_its_time(
+    own_nats: NatsServer, server_settings: ConnectionSettings, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = blocking(with_connection(server_settings, make_queue, "night"))
+    blocking(with_connection(server_settings, make_terminated_letters, queue, ["a", "b"]))
+    with served_page(own_nats) as url:
+        page.goto(url)
+        expect(cell(page, "night", "Dead")).to_have_text(re.compile(r"^2"))
+        expect(cell(page, "night", "State")).to_have_text("Dying")
+        expect(tile(page, "Dead letters")).to_have_text("2")
+        expect(page.locator(".tile").filter(has_text="Dead letters")).to_contain_text("all proved")
+        page.goto("about:blank")
+        # Nobody looks for three hours; another job dies, and the scan of it takes its time.
+        blocking(with_connection(server_settings, make_terminated_letters, queue, ["c"]))
+        with held_scans(monkeypatch):
+            monkeypatch.setattr(seams.CLOCK_MOVED, HOURS)
+            page.goto(url)
+            expect(cell(page, "night", "Dead").locator(".old")).to_have_text(AS_OF)
+            expect(tile(page, "Dead letters").locator(".old")).to_have_text(AS_OF)
+            expect(page.locator(".tile").filter(has_text="Dead letters")).not_to_contain_text("all proved")
+            # What was read just now is no old number.
+            expect(cell(page, "night", "Pending").locator(".old")).to_have_count(0)
+        expect(tile(page, "Dead letters")).to_have_text("3", timeout=60_000)
+        expect(page.locator(".old")).to_have_count(0)
+
+
+def test_a_server_that_is_away_has_no_live_numbers(
+    own_nats: NatsServer, server_settings: ConnectionSettings, page: Page
+) -> None:
+    queue = blocking(with_connection(server_settings, make_queue, "away"))
+    blocking(with_connection(server_settings, publish_jobs, queue, ["a"]))
+    with served_page(own_nats) as url:
+        page.goto(url)
+        expect(page.get_by_role("button", name="Live")).to_be_visible()
+        expect(cell(page, "away", "State")).to_have_text("Stuck")
+        own_nats.stop()
+        try:
+            expect(page.get_by_role("button", name="No new numbers")).to_be_visible(timeout=60_000)
+            expect(page.get_by_role("button", name="Live")).to_have_count(0)
+            expect(cell(page, "away", "State")).to_have_text(AS_OF)
+        finally:
+            own_nats.start()
+        expect(page.get_by_role("button", name="Live")).to_be_visible(timeout=60_000)
+
+
+def test_a_flow_that_was_not_measured_is_not_shown_as_none(
+    own_nats: NatsServer, server_settings: ConnectionSettings, page: Page
+) -> None:
+    blocking(with_connection(server_settings, make_queue, "still"))
+    with served_page(own_nats, refresh_seconds=60) as url:
+        page.goto(url)
+        expect(tile(page, "Flowing")).to_have_text("\N{EN DASH}")
+        expect(cell(page, "still", "Out")).to_have_text("\N{EN DASH}")
