@@ -144,8 +144,12 @@ async def test_letters_that_die_while_nobody_looks_are_in_the_samples(
         first = await numbers(page)
         assert (first["dead"]["value"], first["dead"]["certainty"]) == (3, "exact")
         assert first["out_per_second"]["certainty"] == "exact"
-        detail = (await page.get(f"queues/{CONNECTION}/{name}")).json()
-        assert {1, 2, 3} <= {point["dead"] for point in detail["history"]}
+
+        async def charted() -> bool:
+            detail = (await page.get(f"queues/{CONNECTION}/{name}")).json()
+            return {1, 2, 3} <= {point["dead"] for point in detail["history"]}
+
+        await eventually(charted, 30)
 
 
 async def sampled_dead(connection: NatsPyConnection, name: str) -> int | None:

@@ -146,7 +146,7 @@ export interface EditResult {
 }
 
 export interface Figure {
-  value: number | null;
+  value: number | number | null;
   age: number | null;
   certainty: "exact" | "about" | "at_least" | "old" | "unknown";
 }
@@ -253,6 +253,7 @@ export interface LetterLine {
   size: number | null;
   parked: string | null;
   origin: OriginOfLetter | null;
+  origin_known: boolean;
 }
 
 export interface LetterPage {

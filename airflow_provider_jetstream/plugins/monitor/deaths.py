@@ -10,9 +10,9 @@ from airflow_provider_jetstream.jetstream.audit.records import (
     LetterRecord,
     parse_record,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
+from airflow_provider_jetstream.plugins.monitor.job_ends import first_since
 from airflow_provider_jetstream.plugins.monitor.models.history import Deaths
 
 if TYPE_CHECKING:
@@ -63,25 +63,9 @@ async def _redriven(
     connection: Connection, audit: AuditLog, since: datetime
 ) -> AsyncGenerator[tuple[int, datetime], None]:
     """Read which letters the audit has records about that are younger than a time, and when these letters died."""
-    start = await _first_since(connection, audit.stream, since)
+    start = await first_since(connection, audit.stream, since)
     one = letter_audit_subject(audit.queue, 0).removesuffix("0") + "*"
     async for message in read_range(connection, audit.stream, one, start):
         record = parse_record(LetterRecord, message)
         if record and record.created == audit.created and record.died_at:
             yield record.sequence, record.died_at
-
-
-async def _first_since(connection: Connection, stream: str, since: datetime) -> int:
-    """Return a sequence below which a stream stores nothing that is younger than a time."""
-    state = (await stream_info(connection, stream))["state"]
-    low, high = int(state["first_seq"]), int(state["last_seq"]) + 1
-    if not state["messages"] or datetime.fromisoformat(state["first_ts"]) >= since:
-        return low
-    while low < high:
-        middle = (low + high) // 2
-        message = await next_message(connection, stream, middle, ">")
-        if message is None or message.stored_at >= since - timedelta(seconds=1):
-            high = middle
-        else:
-            low = message.sequence + 1
-    return low

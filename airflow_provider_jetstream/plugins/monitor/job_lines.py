@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import origin_of, task_key_of
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.job import job_id_of, redrives_of
-from airflow_provider_jetstream.plugins.monitor.models.letters import OriginOfLetter
+from airflow_provider_jetstream.plugins.monitor.letter_view import origin_view
 from airflow_provider_jetstream.plugins.monitor.models.stored_jobs import JobDetail, JobLine, JobPage
 from airflow_provider_jetstream.plugins.monitor.payload import payload_of
 
@@ -132,14 +132,7 @@ def _line(health: QueueHealth, message: StoredMessage) -> JobLine:
         stored_at=message.stored_at,
         size=len(message.data),
         redrives=redrives_of(message.headers),
-        origin=OriginOfLetter(
-            dag_id=readable_text(origin.dag_id),
-            run_id=readable_text(origin.run_id),
-            task_id=readable_text(origin.task_id),
-            map_index=origin.map_index,
-        )
-        if origin
-        else None,
+        origin=origin_view(origin),
     )
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from, origin_of, task_key_of
+from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import resolve_origins
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.plugins.monitor.job_ends import gone_among, read_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from airflow_provider_jetstream.jetstream.origin import Origin
 
 # Redrives of one job in either direction; a queue that parks letters has far fewer.
 _MOST = 20
@@ -27,12 +32,16 @@ class LetterHistory:
     :param own: about the letter itself, oldest first
     :param records: about it, the letters that it was redriven from and the jobs that it became, oldest first
     :param outcome: what is known now of the last job that it became, or of itself, a sentence
+    :param job: the letter's job as the archive has it, where it is a letter no more
+    :param origin: the task that published it, where that is known
     """
 
     sequence: int
     own: list[LetterRecord] = field(default_factory=list)
     records: list[LetterRecord] = field(default_factory=list)
     outcome: str | None = None
+    job: StoredMessage | None = None
+    origin: Origin | None = None
 
     def leave_out_unseen(self, sees: Callable[[str], bool]) -> None:
         """Leave out who acted, and why, where that names a DAG that the user may not see.
@@ -59,6 +68,8 @@ async def read_history(scan: Scan, found: DeadLetter | NotDead) -> LetterHistory
     history.own = await _records_of(audit, found.sequence)
     if not history.own:
         return history
+    history.job = await _archived(scan, history.own[-1])
+    history.origin = await _origin(scan, history.job) if history.job else None
     before = await _read_before(audit, next((record.copy_of for record in history.own if record.copy_of), None))
     history.records = [*before, *history.own]
     last = history.own[-1]
@@ -70,8 +81,21 @@ async def read_history(scan: Scan, found: DeadLetter | NotDead) -> LetterHistory
         if isinstance(result, DeadLetter) or not records:
             break
         last = records[-1]
-    history.outcome = _outcome(result, last)
+    history.outcome = await _outcome(scan, result, last)
     return history
+
+
+async def _archived(scan: Scan, record: LetterRecord) -> StoredMessage | None:
+    """Return the job of a record as the archive has it, unless the copy is of another job of its sequence."""
+    job = await scan.archive.find(record.sequence) if scan.archive else None
+    return job if job and record.stored_at in (None, job.time) else None
+
+
+async def _origin(scan: Scan, job: StoredMessage) -> Origin | None:
+    if (origin := origin_of(job.headers)) or (key := task_key_of(job.headers)) is None:
+        return origin
+    events = scan.queue.events
+    return (await resolve_origins(scan.connection, scan.queue.name, events.name if events else None, [key])).get(key)
 
 
 async def read_records(letter: DeadLetter, audit: AuditLog | None) -> list[LetterRecord]:
@@ -117,11 +141,23 @@ def _next_job(record: LetterRecord) -> int | None:
     return record.new_sequence
 
 
-def _outcome(result: DeadLetter | NotDead, last: LetterRecord) -> str:
+async def _outcome(scan: Scan, result: DeadLetter | NotDead, last: LetterRecord) -> str:
+    """Return what is known now of the last job, a sentence.
+
+    :param result: that job
+    :param last: the last record about it, or about the letter that it was redriven from
+    """
+    job = result.sequence
     if isinstance(result, DeadLetter):
-        return f"job {result.sequence} is a dead letter again since {result.death.died_at:%Y-%m-%dT%H:%M:%SZ}"
+        return f"job {job} is a dead letter again since {result.death.died_at:%Y-%m-%dT%H:%M:%SZ}"
     if last.new_stream:
         return f"it is job {last.new_sequence} of {last.new_stream} now"
-    if result.stored:
-        return f"job {result.sequence} is pending or in flight: {result.status.meaning}"
-    return f"job {result.sequence}: {result.status.meaning}"
+    if last.action == "handled":
+        return f"job {job}: {Status.HANDLED.meaning}"
+    report = await read_ends(scan.connection, scan.queue, [job], last.at)
+    if report.last_end_at and not report.awaited:
+        word = "was cancelled" if report.cancelled else "completed" if report.completed else "died again"
+        return f"job {job} {word} {report.last_end_at:%Y-%m-%dT%H:%M:%SZ}"
+    if await gone_among(scan.connection, scan.queue.name, [job]):
+        return f"job {job} isn't stored any more; nothing that is stored tells how it ended"
+    return f"job {job} is pending or in flight"

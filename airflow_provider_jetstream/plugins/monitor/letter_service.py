@@ -249,5 +249,5 @@ class LetterService:
                 f"expected job {sequence} of {queue} to be a dead letter, or the audit to know of it, found otherwise:"
                 f" {found.status.meaning}"
             )
-        detail = ended_detail(history, scan.dead_letter_queue, hidden=hiding.all)
+        detail = ended_detail(history, scan.dead_letter_queue, self._settings.payload_bytes, hidden=hiding.all)
         return LetterAnswer(None, detail.model_dump_json().encode())

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
+    from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.plugins.monitor.letter_history import LetterHistory
 
 _ACTION_TEXTS = {
@@ -72,15 +74,17 @@ def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
         redrives=letter.redrives,
         size=len(letter.body),
         parked=letter.parked and readable_text(letter.parked),
-        origin=OriginOfLetter(
-            dag_id=readable_text(origin.dag_id),
-            run_id=readable_text(origin.run_id),
-            task_id=readable_text(origin.task_id),
-            map_index=origin.map_index,
-        )
-        if origin
-        else None,
+        origin=origin_view(origin),
+        origin_known=not is_of_unknown_task(letter),
     )
+
+
+def origin_view(origin: Origin | None) -> OriginOfLetter | None:
+    """Return the task that published a job, for the page."""
+    if origin is None:
+        return None
+    names = (readable_text(name) for name in (origin.dag_id, origin.run_id, origin.task_id))
+    return OriginOfLetter(**dict(zip(("dag_id", "run_id", "task_id"), names, strict=True)), map_index=origin.map_index)
 
 
 def letter_detail(
@@ -101,7 +105,7 @@ def letter_detail(
         explanation=None if hidden or death.explanation is None else readable_text(death.explanation),
         hidden=hidden,
         payload=None if hidden else payload_of(letter.body, max_bytes),
-        headers=[] if hidden else [(readable_text(name), readable_text(value)) for name, value in letter.headers],
+        headers=[] if hidden else _headers(letter.headers),
         entries=list(letter.entries),
         dead_letter_queue=dead_letter_queue,
         attempts=_attempts(letter, history.records),
@@ -109,29 +113,33 @@ def letter_detail(
     )
 
 
-def ended_detail(history: LetterHistory, dead_letter_queue: str, *, hidden: bool) -> LetterDetail:
-    """Return what the audit holds of a job that was a dead letter and is none any more.
+def ended_detail(history: LetterHistory, dead_letter_queue: str, max_bytes: int, *, hidden: bool) -> LetterDetail:
+    """Return what audit and archive hold of a job that was a dead letter and is none any more.
 
+    :param max_bytes: how much of its body is shown
     :param hidden: whether texts that may quote bodies are left out
     """
     last = history.own[-1]
     attempts = [_action(record, history.sequence) for record in history.records]
     if last.died_at:
         attempts.append(Attempt(at=last.died_at, what="death", text=_death_text(last.reason, None, last.consumer)))
-    is_copy = last.action == "redriven"
+    is_copy, job = last.action == "redriven", history.job
+    if job and job.time:
+        stored = Attempt(at=job.stored_at, what="stored", text=f"stored as job {history.sequence}")
+        attempts.append(stored)
     return LetterDetail(
-        letter=recorded_line(last),
+        letter=recorded_line(last, history),
         state=last.action,
         now=history.outcome,
         next=last.new_sequence if is_copy else None,
         next_queue=last.new_stream if is_copy else None,
-        source=None,
-        stored_at=None,
+        source="archive" if job else None,
+        stored_at=job.stored_at if job else None,
         first_failed_at=None,
         explanation=None,
         hidden=hidden,
-        payload=None,
-        headers=[],
+        payload=payload_of(job.data, max_bytes) if job and not hidden else None,
+        headers=_headers(job.headers) if job and not hidden else [],
         entries=[],
         dead_letter_queue=dead_letter_queue,
         attempts=sorted(attempts, key=lambda attempt: attempt.at or last.at),
@@ -139,8 +147,16 @@ def ended_detail(history: LetterHistory, dead_letter_queue: str, *, hidden: bool
     )
 
 
-def recorded_line(record: LetterRecord) -> LetterLine:
-    """Return the line of a letter of which only the audit knows."""
+def _headers(headers: Pairs) -> list[tuple[str, str]]:
+    return [(readable_text(name), readable_text(value)) for name, value in headers]
+
+
+def recorded_line(record: LetterRecord, history: LetterHistory | None = None) -> LetterLine:
+    """Return the line of a letter of which only the audit knows, and perhaps the archive.
+
+    :param history: what else is known of it
+    """
+    job, origin = (history.job, history.origin) if history else (None, None)
     return LetterLine(
         sequence=record.sequence,
         job_id=readable_text(record.job_id or str(record.sequence)),
@@ -155,9 +171,10 @@ def recorded_line(record: LetterRecord) -> LetterLine:
         died_at=record.died_at or record.at,
         deliveries=None,
         redrives=record.redrives,
-        size=None,
+        size=len(job.data) if job else None,
         parked=record.why or "parked" if record.action == "parked" else None,
-        origin=None,
+        origin=origin_view(origin),
+        origin_known=origin is not None or (job is not None and first(job.headers, AIRFLOW_TASK) is None),
     )
 
 

@@ -6,6 +6,7 @@ Every method returns JSON of the model that it names.
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.consumer_control import pause_consumer, resume_consumer
@@ -19,11 +20,17 @@ from airflow_provider_jetstream.jetstream.audit.redrives import (
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import ranges_text
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.account import account_for_jobs, last_account
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadlineError,
+    JetStreamProviderError,
+    NotFoundError,
+    RedriveRequestError,
+)
 from airflow_provider_jetstream.jetstream.redrive.target import own_queue
 from airflow_provider_jetstream.plugins.monitor import clock
 from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
 from airflow_provider_jetstream.plugins.monitor.dry_run import dry_run
+from airflow_provider_jetstream.plugins.monitor.job_ends import read_outcomes
 from airflow_provider_jetstream.plugins.monitor.letter_edit import edited, person, redrive_edited
 from airflow_provider_jetstream.plugins.monitor.letter_service import LetterAnswer
 from airflow_provider_jetstream.plugins.monitor.letter_view import dag_of
@@ -31,9 +38,11 @@ from airflow_provider_jetstream.plugins.monitor.models.queues import Account
 from airflow_provider_jetstream.plugins.monitor.models.redrives import ConsumerPaused, PauseRequest
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive
+    from airflow_provider_jetstream.jetstream.audit.redrives import Redrive, RedriveOutcomes
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
     from airflow_provider_jetstream.plugins.monitor.answers import Answers
     from airflow_provider_jetstream.plugins.monitor.letter_service import LetterService
@@ -48,6 +57,11 @@ Steer: TypeAlias = Literal["pause", "resume", "abort"]
 _COUNT_SECONDS = 25.0
 _MOST_QUEUES = 64
 _REDRIVES_SECONDS = 0.5
+# The ends of jobs are read again after some seconds, as long as some of a redrive's haven't ended.
+_OUTCOMES_SECONDS = 2.0
+_MOST_FINAL = 1_000
+# In a list, of redrives of at most so many letters, and of so many redrives.
+_FEW_JOBS, _REDRIVES_READ = 1_000, 20
 
 
 class QueueActions:
@@ -57,6 +71,8 @@ class QueueActions:
         self._pollers = pollers
         self._answers = answers
         self._letters = letters
+        self._outcomes: SingleFlightCache[RedriveOutcomes] = SingleFlightCache(_MOST_QUEUES, _OUTCOMES_SECONDS)
+        self._final: dict[tuple[str, str, str, int], RedriveOutcomes] = {}
         self._redrives: SingleFlightCache[tuple[Redrive, ...]] = SingleFlightCache(_MOST_QUEUES, _REDRIVES_SECONDS)
 
     async def redrives(self, connection: str, queue: str) -> tuple[Redrive, ...]:
@@ -68,7 +84,10 @@ class QueueActions:
             if declared.audit is None:
                 return ()
             async with poller.connection() as opened:
-                return tuple(await list_redrives(opened, declared))
+                found = await list_redrives(opened, declared)
+                few = [redrive for redrive in found if redrive.redriven <= _FEW_JOBS][:_REDRIVES_READ]
+                read = {redrive.id: await self._with_outcomes(opened, declared, redrive) for redrive in few}
+                return tuple(read.get(redrive.id, redrive) for redrive in found)
 
         return await self._answers.run(self._redrives.get((connection, queue), read))
 
@@ -82,9 +101,23 @@ class QueueActions:
             poller = await self._pollers.of_queue(connection, queue)
             declared = await self._pollers.declaration(connection, queue)
             async with poller.connection() as opened:
-                return await read_redrive(opened, declared, redrive)
+                return await self._with_outcomes(opened, declared, await read_redrive(opened, declared, redrive))
 
         return await self._answers.run(read())
+
+    async def _with_outcomes(self, connection: Connection, queue: WorkQueue, redrive: Redrive) -> Redrive:
+        """Return a redrive with what became of its letters by now; final outcomes are read once."""
+        key = (queue.name, redrive.created, redrive.id, redrive.revision)
+        if (outcomes := self._final.get(key)) is None:
+            try:
+                outcomes = await self._outcomes.get(key, lambda: read_outcomes(connection, queue, redrive))
+            except JetStreamProviderError:
+                # Its record is shown all the same; the others count as unknown.
+                return redrive
+            if redrive.state.is_over and not outcomes.still_running:
+                self._final[key] = outcomes
+                self._final = dict(islice(self._final.items(), max(0, len(self._final) - _MOST_FINAL), None))
+        return redrive.model_copy(update={"outcomes": outcomes})
 
     async def steer(
         self, connection: str, queue: str, redrive: str, action: Steer, request: SteerRequest, user: str

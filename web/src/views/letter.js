@@ -90,8 +90,8 @@ function Letter({ connection, queue, detail, reload }) {
           <h2>Payload</h2>
           ${
             detail.source === null
-              ? html`<p class="hint panel padded">Its body isn't stored any more.</p>`
-              : html`<${Payload} payload=${detail.payload} whole=${detail.payload && bodyAddress(connection, queue, letter.sequence)} />`
+              ? html`<p class="hint panel padded">Neither queue nor archive stores its body.</p>`
+              : html`<${Payload} payload=${detail.payload} whole=${detail.payload && here && bodyAddress(connection, queue, letter.sequence)} />`
           }
         </section>
         ${!detail.hidden && html`<section><h2>Headers</h2><${Headers} headers=${detail.headers} /></section>`}
@@ -113,25 +113,27 @@ function EditButton({ detail, open }) {
   `;
 }
 
-function why({ letter, explanation }) {
+function why({ letter, state, explanation }) {
   const text = letter.error_message ?? explanation;
   const name = letter.error_class && html`<strong>${letter.error_class}</strong>`;
   if (name && text) return html`${name}: ${text}`;
-  return name || text || `It ${REASONS[letter.reason] ?? "died"}; no error was recorded.`;
+  const died = REASONS[letter.reason] ?? "died";
+  const gone = state !== "dead" && state !== "parked";
+  return name || text || `It ${died}; ${gone ? "its error text was removed with its entry in the dead letter queue" : "no error was recorded"}.`;
 }
 
 const LetterFacts = ({ detail }) => {
   const { letter } = detail;
   return html`<${Facts}
     pairs=${[
-      ["Published by", html`<${Origin} origin=${letter.origin} full=${true} />`],
+      ["Published by", html`<${Origin} origin=${letter.origin} known=${letter.origin_known} full=${true} />`],
       ["Job id", html`<code>${letter.job_id}</code>`],
       ["Subject", html`<code>${letter.subject}</code>`],
       ["Consumer", letter.consumer],
       ["Stored", detail.stored_at && clock(detail.stored_at)],
       ["First failure", detail.first_failed_at && clock(detail.first_failed_at)],
       ["Died", html`${clock(letter.died_at)}, <${Ago} time=${letter.died_at} />`],
-      ["Deliveries", exact(letter.deliveries)],
+      ["Deliveries", letter.deliveries && exact(letter.deliveries)],
       ["Redriven before", letter.redrives ? exact(letter.redrives) : "never"],
       ["Parked because", letter.parked],
       ["Failed at", letter.error_place && html`<code>${letter.error_place}</code>`],

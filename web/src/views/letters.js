@@ -85,7 +85,7 @@ export function columnsFor({ connection, queue, query }) {
     { key: "reason", label: "Reason", cell: (letter) => html`<${Reason} reason=${letter.reason} />` },
     { key: "error", label: "Error", wide: true, cell: (letter) => html`<${LetterError} letter=${letter} />` },
     { key: "subject", label: "Subject", wide: true, cell: (letter) => html`<code class="long" title=${letter.subject}>${letter.subject}</code>` },
-    { key: "origin", label: "Published by", cell: (letter) => html`<span class="long"><${Origin} origin=${letter.origin} /></span>` },
+    { key: "origin", label: "Published by", cell: (letter) => html`<span class="long"><${Origin} origin=${letter.origin} known=${letter.origin_known} /></span>` },
     { key: "deliveries", label: "Tries", numeric: true, hint: "Deliveries; redrives before in brackets", cell: tries },
     { key: "died", label: "Died", sortable: true, cell: (letter) => html`<${Ago} time=${letter.died_at} />` },
   ];

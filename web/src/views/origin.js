@@ -5,9 +5,9 @@ import { html } from "../html.js";
 
 /** @import { LetterLine, OriginOfLetter } from "../api_types" */
 
-/** @param {{origin: OriginOfLetter | null, full?: boolean}} props `full` shows the run too */
-export function Origin({ origin, full = false }) {
-  if (!origin) return html`<span class="aside">not by Airflow</span>`;
+/** @param {{origin: OriginOfLetter | null, known?: boolean, full?: boolean}} props `known` whether it is known who did; `full` shows the run too */
+export function Origin({ origin, known = true, full = false }) {
+  if (!origin) return html`<span class="aside">${known ? "not by Airflow" : "not known any more"}</span>`;
   const index = origin.map_index >= 0 ? `[${origin.map_index}]` : "";
   return html`
     <${AirflowLink} to=${taskAddress(origin)} title=${`Run ${origin.run_id}`}>${origin.dag_id}.${origin.task_id}${index}<//>

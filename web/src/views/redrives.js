@@ -10,6 +10,7 @@ import { describe } from "../selection.js";
 import { useMe } from "../session.js";
 import { Table } from "../table.js";
 import { Actor } from "./actor.js";
+import { planOf } from "./plan.js";
 import { QueueHead, useQueue } from "./queue_head.js";
 
 /** @import { RedriveView as Redrive, WaveView as Wave, OutcomesView as Outcomes } from "../api_types" */
@@ -42,7 +43,7 @@ const MEANINGS = {
   abort: "It ends. What was redriven stays redriven; the other letters stay dead letters.",
 };
 
-/** @param {Outcomes} outcomes @returns {boolean} whether anybody watched what became of the jobs */
+/** @param {Outcomes} outcomes @returns {boolean} whether anything is known of what became of the jobs */
 export const watched = ({ completed, died_again, still_running, unknown }) => completed + died_again + still_running + unknown > 0;
 
 /** @param {Redrive} redrive @returns {number} how many letters became jobs: one that died again and was brought back counts once */
@@ -78,7 +79,7 @@ export function RedrivesView({ connection, queue, query }) {
     { key: "redriven", label: "Redriven", numeric: true, cell: (item) => exact(item.redriven) },
     { key: "completed", label: "Completed", numeric: true, hint: "Of the redriven ones, since", cell: (item) => seen(item.outcomes, "completed") },
     { key: "died", label: "Died again", numeric: true, cell: (item) => html`<${Died} outcomes=${item.outcomes} />` },
-    { key: "running", label: "Running", numeric: true, hint: "Neither has been seen yet", cell: (item) => seen(item.outcomes, "still_running") },
+    { key: "running", label: "Running", numeric: true, hint: "Pending or in flight", cell: (item) => seen(item.outcomes, "still_running") },
     { key: "parked", label: "Parked", numeric: true, cell: (item) => exact(item.parked) },
     { key: "failed", label: "Stayed dead", numeric: true, cell: (item) => exact(item.failed) },
   ];
@@ -119,7 +120,7 @@ const Died = ({ outcomes }) => html`<span class=${outcomes.died_again ? "number-
 function Details({ connection, queue, redrive, reload }) {
   const { outcomes } = redrive;
   const failures = Object.entries(redrive.failures);
-  const note = (name) => (watched(outcomes) ? shareOf(outcomes[name], lettersOf(redrive)) : "nobody watched");
+  const note = (name) => (watched(outcomes) ? shareOf(outcomes[name], lettersOf(redrive)) : "not known");
   return html`
     <div class="toolbar spread">
       <h2 class="redrive-title">Redrive <span class="aside">${redrive.id}</span> <${StateOf} redrive=${redrive} /></h2>
@@ -148,9 +149,7 @@ function Details({ connection, queue, redrive, reload }) {
               ["Selected", redrive.letters == null ? null : `about ${counted(redrive.letters, "letter")}`],
               ["Letters", redrive.hidden ? "not shown: some may be of DAGs that you may not see" : describe(redrive.selection)],
               ["Gone before", redrive.gone ? counted(redrive.gone, "letter") : null],
-              ...Object.entries(redrive.plan)
-                .filter(([, value]) => value != null)
-                .map(([name, value]) => [name.replaceAll("_", " "), typeof value === "string" ? value : JSON.stringify(value)]),
+              ...planOf(redrive.plan),
             ]}
           />
         </div>

@@ -102,7 +102,8 @@ class LetterLine(MonitorModel):
     :param redrives: how often it was redriven before
     :param size: bytes of its body; ``null`` where only the audit knows of it
     :param parked: why it was parked, if it was
-    :param origin: the task that published it
+    :param origin: the task that published it; ``null`` where none did, or where that isn't known
+    :param origin_known: whether it is known who published it
     """
 
     sequence: int
@@ -121,6 +122,7 @@ class LetterLine(MonitorModel):
     size: int | None
     parked: str | None
     origin: OriginOfLetter | None
+    origin_known: bool = True
 
 
 class LetterPage(MonitorModel):
