@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import RedriveRequest, connect, connection_settings, redrive_dead_letters
+from airflow_provider_jetstream.jetstream import (
+    Protocol,
+    RedriveRequest,
+    connect,
+    connection_settings,
+    redrive_dead_letters,
+)
 from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
 from testbed.page import running_page
@@ -128,7 +134,7 @@ async def test_the_outcomes_of_letters_that_were_requeued_in_place_are_read(
     page: httpx.AsyncClient, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"sample_freq": "100%"}, dead=["a", "b"])
-    await redrive_dead_letters(connection, queue, RedriveRequest(protocol="in_place"))
+    await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
     assert (await outcomes(page, name))["still_running"] == 2
     (job,) = await pull_jobs(connection, queue, 1)
     await job.ack_sync()
