@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import Selection, discover_queue
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.inspection.samples import SampleStream
 from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream import Connection, WorkQueue
 
-__all__ = ["count_letters_as_spark", "read_ahead", "take_samples"]
+__all__ = ["count_letters_as_spark", "take_samples"]
 
 
 async def take_samples(connection: Connection, admin: Connection) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream import Selection, connect, connection_settings, redrive_dead_letters
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
+from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader
@@ -74,10 +74,10 @@ async def classify_twice(
     orphans: Collection[int] = (),
     inconsistent: Collection[str] = (),
 ) -> tuple[list[DeadLetter | NotDead], list[DeadLetter | NotDead]]:
-    """Classify jobs one by one, and with what was read at once."""
+    """Classify jobs by what the streams' leaders answer, and by batches of direct gets."""
     streams = {context.snapshot.queue, *context.snapshot.companions}
     async with connect(connection_settings({"servers": (queue.options["servers"],), "timeout": 10})) as connection:
-        at_once = await read_announced(connection, streams, batches=True)
+        at_once = await find_exact_streams(connection, streams)
         alone = await classify(connection, context, entries, orphans, inconsistent)
         return alone, await classify(at_once, context, entries, orphans, inconsistent)
 

@@ -11,7 +11,6 @@ import pytest
 from airflow_provider_jetstream.jetstream import (
     Origin,
 )
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK
 from airflow_provider_jetstream.jetstream.dead_letters import letter_origins
 from testbed.dead_letters import store_task, task_key
@@ -43,14 +42,12 @@ async def make_letters_of(
 
 
 @pytest.mark.slow
-async def test_a_view_that_reads_ahead_and_letters_proved_again_have_the_origins_too(
-    connection: NatsPyConnection, name: str
-) -> None:
+async def test_letters_proved_again_have_the_origins_too(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     for origin in (SHOP, PRINTS):
         await store_task(connection, queue, origin)
     await make_letters_of(connection, queue, SHOP, PRINTS)
-    scan = await Scan.begin(await read_ahead(connection, name, queue.companion_names()), queue)
+    scan = await Scan.begin(connection, queue)
     found = [letter async for letter in scan.letters()]
     assert [letter.origin for letter in found] == [SHOP, PRINTS]
     again = await scan.classify([letter.sequence for letter in found], refresh=True)

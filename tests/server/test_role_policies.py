@@ -13,7 +13,7 @@ from unittest.mock import patch
 from uuid import uuid4
 
 import pytest
-from role_flows import count_letters_as_spark, read_ahead, take_samples
+from role_flows import count_letters_as_spark, take_samples
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
@@ -375,10 +375,9 @@ async def monitors(settings: ConnectionSettings, admin: NatsPyConnection) -> Non
         overviews = await inspect_all_queues(connection)
         raise_for([overview.problem for overview in overviews if overview.name == "orders" and overview.problem])
         queue = await discover_queue(connection, "orders")
-        for reader in (connection, await read_ahead(connection, queue.name, queue.companion_names())):
-            scan = await Scan.begin(reader, queue)
-            async for _ in scan.pages(Selection()):
-                await find_dead_letters(connection, queue)
+        scan = await Scan.begin(connection, queue)
+        async for _ in scan.pages(Selection()):
+            await find_dead_letters(connection, queue)
         redrive = await record_redrive(admin, queue)
         assert redrive in {found.id for found in await list_redrives(connection, queue)}
         report = await publish(admin, QUEUE, ["deleted"], subject=SUBJECT)
@@ -438,7 +437,10 @@ async def reports_on_spark(settings: ConnectionSettings, admin: NatsPyConnection
     await make_letters(settings, admin)
     options = {"servers": settings.servers[0], "user": settings.user or "", "password": _SECRET}
     options["inboxPrefix"] = settings.inbox_prefix
-    assert await count_letters_as_spark(options, QUEUE) == 3
+    for is_direct in (False, True):
+        config = (await admin.api("STREAM.INFO.orders-audit"))["config"]
+        await admin.api("STREAM.UPDATE.orders-audit", {**config, "allow_direct": is_direct})
+        assert await count_letters_as_spark(options, QUEUE) == 3
 
 
 async def schedules(settings: ConnectionSettings, admin: NatsPyConnection) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import connect, get_message
+from airflow_provider_jetstream.jetstream import connect
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_concurrently
-from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.streams import Streams
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from testbed.face import Headers
@@ -73,7 +73,7 @@ async def test_every_reader_reads_the_same_range(
     blocking: BlockingConnection, settings: ConnectionSettings, name: str, *, direct: bool
 ) -> None:
     await run(blocking, make_stream(blocking, name, allow_direct=direct))
-    assert set(blocking.batch_readers) == ({name} if direct else set())
+    assert set(blocking.exact_streams) == ({name} if direct else set())
     whole = await read_on_event_loop(settings, name)
     assert len(whole) == COUNT - 2 - 260 - 1
     assert await run(blocking, read(blocking, name)) == whole
@@ -87,25 +87,15 @@ async def test_every_reader_reads_the_same_range(
 @pytest.mark.slow
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("sequences", [range(200, 400), range(1, COUNT + 10, 17)])
-async def test_prefetched_messages_equal_the_stored_ones_and_are_dropped_afterwards(
+async def test_messages_that_are_read_together_equal_the_stored_ones(
     blocking: BlockingConnection, settings: ConnectionSettings, name: str, sequences: range, *, direct: bool
 ) -> None:
     await run(blocking, make_stream(blocking, name, allow_direct=direct))
     whole = {message.sequence: message for message in await read_on_event_loop(settings, name)}
-    subjects = [f"{name}.{number}" for number in (3, 0, 99)]
-
-    async def read_prefetched() -> None:
-        async with blocking.prefetch([ReadPlan(name, sequences, subjects), ReadPlan(f"{name}-unknown", [1])]):
-            await blocking.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequences[10], "no_erase": True})
-            messages = [await get_message(blocking, name, sequence) for sequence in sequences]
-            assert messages == [whole.get(sequence) for sequence in sequences]
-            last = [await last_message(blocking, name, subject) for subject in subjects]
-            # Those with an empty body are passed by: they may be answers of the server.
-            assert [message and message.sequence for message in last] == [689, 686, None]
-        # After the block, messages are read anew.
-        assert await get_message(blocking, name, sequences[10]) is None
-
-    await run(blocking, read_prefetched())
+    streams, subjects = Streams(blocking), [f"{name}.{number}" for number in (3, 0, 99)]
+    assert await run(blocking, streams.get_many(name, sequences)) == {each: whole.get(each) for each in sequences}
+    last = await run(blocking, streams.last_many(name, subjects))
+    assert [message and message.sequence for message in last.values()] == [696, 693, None]
 
 
 @pytest.mark.slow

@@ -113,7 +113,12 @@ class AuditLog:
 
         :param sequence: the job's stream sequence
         """
-        message = await last_message(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
+        return self.record_of(
+            await last_message(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
+        )
+
+    def record_of(self, message: StoredMessage | None) -> LetterRecord | None:
+        """Parse the last action on a job, of the message that records it."""
         return parse_record(LetterRecord, message, self.created)
 
     async def history(self, sequence: int) -> AsyncGenerator[LetterRecord, None]:

@@ -56,7 +56,7 @@ async def gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     if not _in_event_loop():
         return await Gather(coroutines)
     tasks = await _start_all(coroutines)
-    # Many end without having to wait, as where what they read was announced.
+    # Some end without having to wait.
     if waiting := [task for task in tasks if not task.done()]:
         await asyncio.gather(*waiting, return_exceptions=True)
     return [_outcome(task) for task in tasks]

@@ -7,20 +7,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.wire import FrameForm
     from airflow_provider_jetstream.jetstream.errors import (
         JetStreamProviderError,
@@ -32,24 +28,6 @@ if TYPE_CHECKING:
 RawMessage: TypeAlias = tuple[bytes, bytes]
 # Takes subject, reply, headers and body of a message as they are on the wire; without headers ``None``.
 OnMessage: TypeAlias = "Callable[[bytes, bytes, bytes | None, bytes], None]"
-# What was read at once: by stream, and there by sequence or subject; ``None`` where no such message is stored.
-Announced: TypeAlias = "Mapping[str, Mapping[int | str, StoredMessage | None]]"
-
-_NOTHING: Final[Announced] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
-    """The single messages of one stream that are about to be read.
-
-    :param stream: the stream
-    :param sequences: sequences of messages, in order
-    :param subjects: subjects whose last messages are read
-    """
-
-    stream: str
-    sequences: Sequence[int] = ()
-    subjects: Sequence[str] = ()
 
 
 class Subscription(Protocol):
@@ -75,10 +53,8 @@ class Connection(Protocol):
     """The JetStream domain of the server; empty where it has none."""
     last_error: Exception | None = None
     """What the connection last reported about itself."""
-    message_readers: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[StoredMessage | None]]] = MappingProxyType({})
-    """By stream: functions that take a MSG.GET request and replace that call."""
-    batch_readers: Mapping[str, Callable[[int, str], Awaitable[list[StoredMessage]]]] = MappingProxyType({})
-    """By stream: functions that read many messages in one request, from a sequence on, with a filter subject."""
+    exact_streams: frozenset[str] = frozenset()
+    """Streams whose direct gets are as exact as their leader's answers, as far as that was asked."""
 
     @property
     def server_version(self) -> tuple[int, int, int]:
@@ -237,10 +213,3 @@ class Connection(Protocol):
 
     def discard_inbox(self) -> AbstractAsyncContextManager[str]:
         """Open an inbox whose messages are dropped."""
-
-    def prefetch(self, plans: Iterable[ReadPlan]) -> AbstractAsyncContextManager[Announced]:
-        """Announce the single messages that the block is about to read, so that a connection may read them at once.
-
-        The block gets what was read, which may be nothing: single reads in it return the same messages.
-        """
-        return nullcontext(_NOTHING)

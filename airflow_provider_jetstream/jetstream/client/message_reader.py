@@ -1,8 +1,8 @@
 """Reads stored messages: one by sequence or subject, a range, or all that are stored from now on.
 
 Reading without a consumer works with every retention policy, takes no job away from a worker, and leaves nothing behind
-on the server. Messages are read by ``MSG.GET``, which the stream's leader answers: a direct get may be behind. A
-connection that can read some streams faster and as exactly provides readers for them.
+on the server. Messages are read by ``MSG.GET``, which the stream's leader answers: a direct get may be behind. Ranges
+of streams of which the connection knows that their direct gets are as exact are read in batches.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import json
 import logging
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
-from airflow_provider_jetstream.jetstream.client.direct_get import with_exact_subject
+from airflow_provider_jetstream.jetstream.client.direct_get import get_limited_batch, with_exact_subject
 from airflow_provider_jetstream.jetstream.client.message import parse_msg_get
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covers
-from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError, WireError
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _STORE_DELAYS = (0.0, 0.005, 0.02, 0.1)
 _POLL_SECONDS = 2.0
 _RETRY_PAUSE = 1.0
 
+# The stream may allow no direct gets any more. If it is away, the requests to its leader raise the error.
+REFUSALS: Final = (ApiError, TransientError, WireError)
 # Before other tasks of the event loop may run.
 _READ_AT_ONCE = 32
 _FIRST_WIDTH = 32
@@ -50,7 +52,7 @@ async def get_message(connection: Connection, stream: str, sequence: int) -> Sto
     :param sequence: the message's stream sequence
     :raises NotFoundError: the stream doesn't exist
     """
-    return await read_message(connection, stream, {"seq": sequence})
+    return await msg_get(connection, stream, {"seq": sequence})
 
 
 async def next_message(connection: Connection, stream: str, start: int, subject: str) -> StoredMessage | None:
@@ -58,7 +60,7 @@ async def next_message(connection: Connection, stream: str, start: int, subject:
 
     :raises NotFoundError: the stream doesn't exist
     """
-    return await read_message(connection, stream, {"seq": start, "next_by_subj": subject})
+    return await msg_get(connection, stream, {"seq": start, "next_by_subj": subject})
 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
@@ -78,7 +80,7 @@ async def last_with_position(connection: Connection, stream: str, subject: str) 
 
     :raises NotFoundError: the stream doesn't exist
     """
-    message = await read_message(connection, stream, {"last_by_subj": subject})
+    message = await msg_get(connection, stream, {"last_by_subj": subject})
     if message is None:
         return None, 0
     if not proves_nothing(message):
@@ -89,18 +91,8 @@ async def last_with_position(connection: Connection, stream: str, subject: str) 
     return found, message.sequence
 
 
-async def read_message(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
-    """Read one message by a request as ``MSG.GET`` takes it, through the connection's own reader where it has one.
-
-    :raises NotFoundError: the stream doesn't exist
-    """
-    if read := connection.message_readers.get(stream):
-        return await read(request)
-    return await msg_get(connection, stream, request)
-
-
 async def msg_get(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
-    """Read one message from the stream's leader.
+    """Read one message from the stream's leader by a request as ``MSG.GET`` takes it.
 
     :raises NotFoundError: the stream doesn't exist
     """
@@ -121,20 +113,34 @@ async def read_range(
     """
     if stop is None:
         stop = int((await stream_info(connection, stream))["state"]["last_seq"])
-    read = _read_batches if stream in connection.batch_readers else _read_concurrently
-    async for message in read(connection, stream, subject, start, stop):
+    if stream in connection.exact_streams:
+        with suppress(*REFUSALS):
+            async for message in read_batches(connection, stream, subject, start, stop):
+                yield message
+                start = message.sequence + 1
+            return
+    async for message in _read_concurrently(connection, stream, subject, start, stop):
         yield message
 
 
-async def _read_batches(
+async def read_batches(
     connection: Connection, stream: str, subject: str, start: int, stop: int
 ) -> AsyncGenerator[StoredMessage, None]:
-    while start <= stop and (messages := await connection.batch_readers[stream](start, subject)):
+    """Read in order a range of a stream whose direct gets are exact.
+
+    :raises ApiError: the stream allows no direct gets any more, as for the other :data:`REFUSALS`
+    """
+    while start <= stop:
+        request = {"seq": start, "next_by_subj": subject}
+        messages = await get_limited_batch(connection, stream, request, stop - start + 1)
         for number, message in enumerate(messages):
-            if message.sequence <= stop:
-                yield message
+            if message.sequence > stop:
+                return
+            yield message
             if number % _READ_AT_ONCE == 0:
                 await pause_if_due()
+        if not messages:
+            return
         start = messages[-1].sequence + 1
 
 

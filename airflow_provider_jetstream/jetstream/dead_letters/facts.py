@@ -10,12 +10,15 @@ import asyncio
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric
-from airflow_provider_jetstream.jetstream.client.bulk_read import first_since
-from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, pause_if_due
-from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
+from airflow_provider_jetstream.jetstream.client.concurrency import (
+    MAX_CONCURRENT,
+    gather,
+    map_concurrently,
+    pause_if_due,
+)
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import (
     get_message,
@@ -24,6 +27,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import (
     read_range,
 )
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import Streams, first_since
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
     companion_filter,
@@ -45,13 +49,13 @@ from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothi
 from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
     from datetime import datetime
     from typing import TypeAlias
 
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-    from airflow_provider_jetstream.jetstream.client.connection import Announced, Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
@@ -63,7 +67,6 @@ if TYPE_CHECKING:
 _JUDGED_AT_ONCE = 32
 # Acknowledgements of jobs are read together whose times are so near.
 _NEAR = timedelta(minutes=1)
-_UNREAD: Final = object()
 
 
 class FactReader:
@@ -95,6 +98,7 @@ class FactReader:
         self.queue = queue
         self.acknowledgements = acknowledgements
         self._connection = connection
+        self._streams = Streams(connection)
         self._dead_letter_queue = dead_letter_queue
         self._origins = origins
         self._events = events
@@ -156,39 +160,29 @@ class FactReader:
             and await next_message(self._connection, self._reports, 1, handled_filter(self.queue.snapshot.queue))
             is not None
         )
-        async with self._connection.prefetch(self._read_plans(jobs, empty, has_reports=has_reports)) as announced:
-            facts = [JobFacts(*job) for job in jobs]
-            await self._read_stored(facts, announced)
-            gone = [job for job in facts if job.stored is None]
-            # A job that is gone may have ended, and its end been stored, after the streams were found empty.
-            of_events = gone if self._events in empty else facts
-            of_audit = gone if self._audit and self._audit.stream in empty else facts
-            if self._events and of_events:
-                await self._read_ends(of_events, announced)
-            if self._audit and of_audit:
-                await self._read_audit(self._audit, of_audit, announced)
-            if has_reports and self._reports:
-                reports = await self._last(
-                    self._reports, [self._handled_subject(job.sequence) for job in facts], announced
-                )
-                for job, report in zip(facts, reports, strict=True):
-                    job.reported_at = report.stored_at if report else None
-            with_records = [job for job in facts if _records(job.entries)]
-            await self._read_records(with_records, announced)
+        # What ends a job is stored before the job is removed, so the others are read after it.
+        stored = await self._streams.get_many(self.queue.snapshot.queue, [sequence for sequence, _ in jobs])
+        facts = [JobFacts(*job) for job in jobs]
+        for job in facts:
+            job.stored = stored[job.sequence]
+        gone = [job for job in facts if job.stored is None]
+        # A job that is gone may have ended, and its end been stored, after the streams were found empty.
+        reads = [
+            self._read_ends(gone if self._events in empty else facts),
+            self._read_audit(gone if self._audit and self._audit.stream in empty else facts),
+            self._read_records([job for job in facts if _records(job.entries)]),
+        ]
+        if has_reports and self._reports:
+            reads.append(self._read_reports(self._reports, facts))
+        for failure in await gather(reads):
+            if failure:
+                raise failure
         return facts
 
-    def _read_plans(self, jobs: Sequence[Job], empty: Collection[str], *, has_reports: bool) -> Iterator[ReadPlan]:
-        """Return the messages that :meth:`_read` reads, in its order."""
-        queue, sequences = self.queue.snapshot.queue, [sequence for sequence, _ in jobs]
-        yield ReadPlan(queue, sequences)
-        if self._events and self._events not in empty:
-            ends = {(entry.consumer, sequence): 0 for sequence, entries in jobs for entry in entries if entry.consumer}
-            yield ReadPlan(self._events, subjects=[completion_subject(queue, *pair) for pair in ends])
-        if self._audit and self._audit.stream not in empty:
-            records = [letter_audit_subject(queue, sequence) for sequence in sequences]
-            reports = [self._handled_subject(sequence) for sequence in sequences] if has_reports else []
-            yield ReadPlan(self._audit.stream, subjects=[*records, *reports])
-        yield ReadPlan(self._dead_letter_queue, sorted(entry for _, entries in jobs for entry in _records(entries)))
+    async def _read_reports(self, stream: str, jobs: Sequence[JobFacts]) -> None:
+        reports = await self._last(stream, [self._handled_subject(job.sequence) for job in jobs])
+        for job, report in zip(jobs, reports, strict=True):
+            job.reported_at = report.stored_at if report else None
 
     def _handled_subject(self, sequence: int) -> str:
         return handled_subject(self.queue.snapshot.queue, sequence)
@@ -206,34 +200,18 @@ class FactReader:
         infos = await list_streams(self._connection, companion_filter(snapshot.queue))
         return frozenset({info["config"]["name"] for info in infos if not info["state"]["messages"]} & candidates)
 
-    async def _last(self, stream: str, subjects: Sequence[str], announced: Announced) -> list[StoredMessage | None]:
+    async def _last(self, stream: str, subjects: Sequence[str]) -> list[StoredMessage | None]:
         """Return the last message of each subject that is what the subject is for."""
-        known = announced.get(stream, {})
-        # Nearly all are known, and none stored.
-        unread = [
-            subject
-            for subject in subjects
-            if subject not in known or ((message := known[subject]) is not None and proves_nothing(message))
-        ]
-        if not unread:
-            return [known[subject] for subject in subjects]
-        read = await map_concurrently(partial(last_message, self._connection, stream), unread)
-        found = dict(zip(unread, read, strict=True))
-        return [found[subject] if subject in found else known[subject] for subject in subjects]
+        read = await self._streams.last_many(stream, subjects)
+        others = [subject for subject, message in read.items() if message and proves_nothing(message)]
+        read |= zip(
+            others, await map_concurrently(partial(last_message, self._connection, stream), others), strict=True
+        )
+        return [read[subject] for subject in subjects]
 
-    async def _read_stored(self, jobs: Sequence[JobFacts], announced: Announced) -> None:
-        queue = self.queue.snapshot.queue
-        known = announced.get(queue, {})
-        unread = [job for job in jobs if job.sequence not in known]
-        for job in jobs:
-            job.stored = known.get(job.sequence)
-        if unread:
-            await self._read_each(self._read_one, unread)
-
-    async def _read_one(self, job: JobFacts) -> None:
-        job.stored = await get_message(self._connection, self.queue.snapshot.queue, job.sequence)
-
-    async def _read_ends(self, jobs: Sequence[JobFacts], announced: Announced | None = None) -> None:
+    async def _read_ends(self, jobs: Sequence[JobFacts]) -> None:
+        if not self._events:
+            return
         snapshot, wanted = self.queue.snapshot, list[tuple[JobFacts, dict[str, StoredMessage | None], str]]()
         for job in jobs:
             # The archive's copy of a job that is gone names another consumer, perhaps, than its entries.
@@ -245,24 +223,20 @@ class FactReader:
             known_ends = job.ends = dict(job.ends or {})
             wanted += [(job, known_ends, name) for name in names if name not in known_ends]
         subjects = [completion_subject(snapshot.queue, name, job.sequence) for job, _, name in wanted]
-        ends = await self._last(self._events or "", subjects, announced or {})
+        ends = await self._last(self._events, subjects)
         for (_, known_ends, name), end in zip(wanted, ends, strict=True):
             known_ends[name] = end
 
-    async def _read_audit(self, audit: AuditLog, jobs: Sequence[JobFacts], announced: Announced) -> None:
-        known = announced.get(audit.stream, {})
-        recorded = [
-            job for job in jobs if known.get(letter_audit_subject(audit.queue, job.sequence), _UNREAD) is not None
-        ]
-        records = await map_concurrently(audit.last_record, [job.sequence for job in recorded])
-        for job, record in zip(recorded, records, strict=True):
-            job.record = record
+    async def _read_audit(self, jobs: Sequence[JobFacts]) -> None:
+        if audit := self._audit:
+            subjects = [letter_audit_subject(audit.queue, job.sequence) for job in jobs]
+            records = await self._last(audit.stream, subjects)
+            for job, record in zip(jobs, records, strict=True):
+                job.record = audit.record_of(record)
 
-    async def _read_records(self, jobs: Sequence[JobFacts], announced: Announced | None = None) -> None:
-        known = (announced or {}).get(self._dead_letter_queue, {})
-        unread = [entry for job in jobs for entry in _records(job.entries) if entry not in known]
-        read = await map_concurrently(partial(get_message, self._connection, self._dead_letter_queue), unread)
-        messages: dict[int | str, StoredMessage | None] = {**known, **dict(zip(unread, read, strict=True))}
+    async def _read_records(self, jobs: Sequence[JobFacts]) -> None:
+        entries = sorted({entry for job in jobs for entry in _records(job.entries)})
+        messages = await self._streams.get_many(self._dead_letter_queue, entries)
         for job in jobs:
             job.records = {entry: messages[entry] for entry in _records(job.entries)}
 
@@ -295,8 +269,8 @@ class FactReader:
 
     async def _read_removed_entries(self, job: JobFacts) -> None:
         entries = [entry.sequence for entry in stored_entries(job.entries)]
-        stored = await map_concurrently(partial(get_message, self._connection, self._dead_letter_queue), entries)
-        job.has_removed_entries = None in stored
+        stored = await self._streams.get_many(self._dead_letter_queue, sorted(entries))
+        job.has_removed_entries = None in stored.values()
 
     async def _read_near_acknowledgements(self, jobs: Sequence[JobFacts]) -> None:
         windows = {job.sequence: window for job in jobs if (window := acknowledgement_window(job, self.queue))}

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion
-from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
+from airflow_provider_jetstream.jetstream.client.streams import read_bulk
 from airflow_provider_jetstream.jetstream.contract import completion_filter
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter

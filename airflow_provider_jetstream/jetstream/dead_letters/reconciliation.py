@@ -21,12 +21,13 @@ from array import array
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.client.streams import Streams
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.dead_letters.entry import believed_entries, death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -390,9 +392,9 @@ async def _count_known(
     """Count for each consumer the jobs that have an entry and were dead when the consumer was counted."""
     known = KnownDeaths()
 
-    async def count(job: tuple[int, tuple[Entry, ...]]) -> None:
+    async def count(job: tuple[int, tuple[Entry, ...]], stored: Mapping[int, StoredMessage | None]) -> None:
         sequence, entries = job
-        message = await get_message(connection, snapshot.queue, sequence)
+        message = stored[sequence]
         consumer = snapshot.consumer_for(message.subject) if message else None
         if message is None or consumer is None or sequence > consumer.delivered:
             return
@@ -416,8 +418,8 @@ async def _count_known(
             await sleep(0)
         jobs = index.jobs(only.settled)
     for some in _batches(jobs, _batch_size(snapshot)):
-        async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in some])]):
-            await map_concurrently(count, some)
+        messages = await Streams(connection).get_many(snapshot.queue, [sequence for sequence, _ in some])
+        await map_concurrently(partial(count, stored=messages), some)
     return known
 
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
-from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.concurrency import in_order, sleep
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.account import unaccounted_jobs
 from airflow_provider_jetstream.jetstream.dead_letters.classify import Unread
@@ -157,7 +157,8 @@ class Scan:
         context = ScanContext(queue, snapshot, unaccounted)
         require_no_refusal(queue.name, queue_findings(snapshot, queue))
         many = context.dead_letter_queue["state"]["messages"] > _FEW_ENTRIES
-        connection = await read_announced(connection, {snapshot.queue, *snapshot.companions}, batches=many)
+        if many:
+            connection = await find_exact_streams(connection, {snapshot.queue, *snapshot.companions})
         read = None if since is None else (since.index, since.context, since._reconnects)  # noqa: SLF001
         index = await current_index(connection, dead_letter_queue, context, read)
         # Read after the index: what a handler acknowledged before, it has delivered now.

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
-from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due, sleep
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams, read_bulk
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
     handled_filter,
@@ -152,7 +151,7 @@ class TrackedLetters:
             return False
         view = connection
         if new_messages(before, context, self._scan.index.read_to) > _FEW or len(self._open) > _FEW:
-            view = await read_announced(connection, {queue.name, *snapshot.companions}, batches=True)
+            view = await find_exact_streams(connection, {queue.name, *snapshot.companions})
         evidence = await jobs_with_evidence(view, before, snapshot, context, len(self.table) + len(self._open))
         if evidence is None:
             return False

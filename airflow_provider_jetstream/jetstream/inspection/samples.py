@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position, read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import read_bulk
 from airflow_provider_jetstream.jetstream.contract import SAMPLE_STREAM, SAMPLE_SUBJECT
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.queue_state import Known, QueueState
@@ -141,8 +141,8 @@ class SampleStream:
 
     async def read(self, start: int) -> AsyncGenerator[ServerSample, None]:
         """Read the samples from a sequence on, oldest first."""
-        connection = await read_ahead(self._connection, SAMPLE_STREAM)
-        async for message in read_range(connection, SAMPLE_STREAM, SAMPLE_SUBJECT, start):
+        info = await stream_info(self._connection, SAMPLE_STREAM)
+        async for message in read_bulk(self._connection, info, start):
             if sample := parse_sample(message):
                 yield sample
 

@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_message
+from airflow_provider_jetstream.jetstream.client.message_reader import msg_get, next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import DRAINED, handed_over_subject
@@ -340,7 +340,7 @@ class Draining:
 
     async def _newest(self, filters: Iterable[str]) -> str:
         """Return a clause on the newest stored job and who published it."""
-        found = [await read_message(self._connection, self._stream, {"last_by_subj": one}) for one in filters]
+        found = [await msg_get(self._connection, self._stream, {"last_by_subj": one}) for one in filters]
         newest = max((one for one in found if one), key=lambda message: message.sequence, default=None)
         if newest is None:
             return ""

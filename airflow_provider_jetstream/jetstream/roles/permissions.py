@@ -310,7 +310,10 @@ def _spark_reader(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
     if queue.archive:
         yield _api("STREAM.INFO", queue.archive.name, "bodies of jobs that are gone")
-    yield from _bulk_reads(queue)
+    yield from _reads(queue)
+    # Single copies are read from an archive.
+    archive = queue.archive.name if queue.archive else ""
+    yield from (line for line in _bulk_reads(queue) if not line.subject.endswith(f".DIRECT.GET.{archive}"))
 
 
 def _provisioner(queue: WorkQueue) -> Iterator[Permission]:

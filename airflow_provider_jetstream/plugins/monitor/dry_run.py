@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
@@ -35,9 +34,7 @@ async def dry_run(
     request = request_for_action(action, selection, patch=patch)
     async with poller.connection() as connection:
         declared = await discover_queue(connection, queue)
-        # Reading ahead: the counts change a moment later anyway, and the DAG proves each letter before it acts.
-        reader = await read_ahead(connection, declared.name, declared.companion_names())
-        counts = (await preview(reader, declared, request)).as_json()
+        counts = (await preview(connection, declared, request)).as_json()
     return DryRun(
         protocol=counts["protocol"],
         guarantee=counts["guarantee"],

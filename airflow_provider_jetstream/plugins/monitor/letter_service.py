@@ -127,7 +127,7 @@ class LetterService:
             sequences = await table.page(query, sort, after=after, offset=offset, limit=limit)
             matching = await table.count(query)
             proving = self._pollers.require_scan(connection, scan) if sequences else None
-            # In the order of the streams, which are read ahead.
+            # In order: a scan reads jobs that follow one another together.
             classified = await proving.classify(sorted(sequences)) if proving else []
             found = {letter.sequence: letter for letter in classified}
             proved = (found[sequence] for sequence in sequences)

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.dead_letters.entry import HIGHEST_JOB
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import EveryLetter
@@ -33,7 +32,6 @@ MAX_LETTERS = 1_000_000
 _MAX_KINDS = 100_000
 _MAX_CHANGED = 20_000
 _COMPARED_AT_ONCE = 500
-_FEW_ENTRIES = 50
 # The maximum age of a scan while jobs come and go but no entry is added.
 _REQUESTED_MAX_AGE = 15.0
 _BACKGROUND_MAX_AGE = 60.0
@@ -140,10 +138,6 @@ class Scanner:
     async def _scan(self, connection: Connection, overview: QueueOverview, queue_scan: QueueScan) -> None:
         started, queue_scan.letters_seen = clock.monotonic(), 0
         queue = await known_queue(connection, overview.name)
-        # Which streams can be read ahead takes a list of all streams, so it pays only with many entries.
-        letters = overview.dead_letter_queue
-        if letters is not None and letters["state"]["messages"] > _FEW_ENTRIES:
-            connection = await read_ahead(connection, queue.name, queue.companion_names())
         scan = await Scan.begin(connection, queue, since=queue_scan.continued_scan())
         scan.page_size = _page_size(scan)
         table = await self._update_table(queue_scan, scan) if queue_scan.can_reuse(scan) else None

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import Streams
 from airflow_provider_jetstream.jetstream.contract import (
     completion_subject,
     handled_subject,
@@ -147,7 +148,7 @@ class FastPath:
                 connection = stack.enter_context(blocking_connection(self._options))
                 queue = self._context.queue
                 connection.run(connection.discover_capabilities(stream.name for stream in (queue, *queue.companions())))
-                if queue.name not in connection.batch_readers:
+                if queue.name not in connection.exact_streams:
                     return
                 socket = stack.enter_context(closing(NatsSocket(socket_settings(self._options))))
                 options = read_options({"stream": queue.name}, "read")
@@ -217,9 +218,8 @@ class FastPath:
         has_evidence = np.zeros(len(sequences), np.bool_)
 
         def look_up(stream: str, subjects: list[str]) -> None:
-            stored = {message.subject for message in connection.run(connection.last_messages(stream, subjects))}
-            if stored:
-                has_evidence[:] |= np.array([subject in stored for subject in subjects])
+            last = connection.run(Streams(connection).last_many(stream, subjects))
+            has_evidence[:] |= np.array([last[subject] is not None for subject in subjects])
 
         if (events := self._context.events) is not None and _has_messages(connection, events):
             pairs = zip(rows.entries.column("consumers").to_pylist(), sequences, strict=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.diagnostics import NOT_ENABLED, decode_answer
 from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_message
+from airflow_provider_jetstream.jetstream.client.message_reader import msg_get, next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, stream_names
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -164,7 +164,7 @@ class SourceStream:
 
     def last_of(self, subject: str) -> StoredMessage | None:
         """Read the last message of a subject."""
-        return self._connection.run(read_message(self._connection, self.name, {"last_by_subj": subject}))
+        return self._connection.run(msg_get(self._connection, self.name, {"last_by_subj": subject}))
 
     def count_of(self, subject: str) -> int:
         """Count the messages of a subject."""

@@ -21,11 +21,11 @@ from uuid import uuid4
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import ApiReader
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import Streams
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, archive_filter
@@ -168,15 +168,13 @@ class StoredRows:
         found: dict[int, StoredMessage] = {}
         wanted = sorted({*sequences})
 
-        async def read(connection: BlockingConnection) -> None:
-            reader, together = ApiReader(connection, self._name), _BYTES_TOGETHER // connection.max_payload
-            step = max(1, min(_TOGETHER, together))
+        async def read_all(connection: BlockingConnection) -> None:
+            step = max(1, min(_TOGETHER, _BYTES_TOGETHER // connection.max_payload))
             for start in range(0, len(wanted), step):
-                found.update(
-                    {message.sequence: message for message in await reader.get_many(wanted[start : start + step])}
-                )
+                read = await Streams(connection).get_many(self._name, wanted[start : start + step])
+                found.update({sequence: message for sequence, message in read.items() if message})
 
-        self._run(read)
+        self._run(read_all)
         return found
 
     def archived(self, sequences: Collection[int]) -> dict[int, StoredMessage]:

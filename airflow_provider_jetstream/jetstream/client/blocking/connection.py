@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow_provider_jetstream.jetstream.client.answer_inbox import MOST_IN_FLIGHT
 from airflow_provider_jetstream.jetstream.client.blocking.driver import CoroutineDriver
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
-from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import ApiReader, DirectReader
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, NO_RESPONDERS, STATUS, exact_streams
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
@@ -16,13 +15,11 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
     from typing import TypeVar
 
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-    from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import StreamReader
-    from airflow_provider_jetstream.jetstream.client.connection import Announced, RawMessage, ReadPlan
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.connection import RawMessage
 
     _Result = TypeVar("_Result")
 
@@ -41,7 +38,6 @@ class BlockingConnection(Connection):
         self.api_prefix = socket.api_prefix
         self.api_level = 0
         self._driver = CoroutineDriver(socket)
-        self._readers: Mapping[str, StreamReader] = {}
 
     @property
     def server_version(self) -> tuple[int, int, int]:
@@ -176,32 +172,7 @@ class BlockingConnection(Connection):
         account = await self.api("INFO")
         self.api_level = int(account.get("api", {}).get("level", 0))
         self.domain = str(account.get("domain") or "")
-        if not (names := set(streams)):
-            return
-        configs = [info["config"] for info in await list_streams(self)]
-        batches = self.api_level >= BATCHES
-        direct = {name: DirectReader(self, name, batches=batches) for name in exact_streams(configs, names)}
-        self.batch_readers = {name: reader.get_run for name, reader in direct.items()} if batches else {}
-        self._readers = {name: direct.get(name) or ApiReader(self, name) for name in names}
-        self.message_readers = {name: reader.get for name, reader in self._readers.items()}
-
-    async def last_messages(self, stream: str, subjects: Sequence[str]) -> Iterable[StoredMessage]:
-        """Read the last messages of subjects; omits subjects without messages.
-
-        :param stream: a stream that :meth:`discover_capabilities` was called with
-        """
-        return await self._readers[stream].get_last(subjects) if subjects else []
-
-    @asynccontextmanager
-    async def prefetch(self, plans: Iterable[ReadPlan]) -> AsyncIterator[Announced]:
-        """Read at once the single messages that the block is about to read."""
-        readers: dict[str, StreamReader] = {}
-        try:
-            for plan in plans:
-                if reader := self._readers.get(plan.stream):
-                    readers[plan.stream] = reader
-                    await reader.prefetch(plan.sequences, plan.subjects)
-            yield {stream: reader.prefetched for stream, reader in readers.items()}
-        finally:
-            for reader in readers.values():
-                reader.forget()
+        names = set(streams)
+        if names and self.api_level >= BATCHES:
+            configs = [info["config"] for info in await list_streams(self)]
+            self.exact_streams = frozenset(exact_streams(configs, names))
