@@ -338,8 +338,10 @@ async def test_a_worker_that_ends_a_job_of_the_earlier_stream_late_does_not_end_
     assert report.results == {"1": "mine", "2": "mine"}
 
 
+# Nobody does the jobs of the queue that is created anew; those have the sequences of the awaited ones.
+@pytest.mark.parametrize("others", ["", "cd"])
 async def test_a_queue_that_is_created_anew_is_noticed_where_no_job_of_it_ends(
-    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(INTERVAL, 0.2)
     queue = await make_queue(connection, name)
@@ -347,6 +349,7 @@ async def test_a_queue_that_is_created_anew_is_noticed_where_no_job_of_it_ends(
     jobs = await publish_jobs(connection, queue, "ab")
     waiters = [start_waiting(connection, cursor, [job]) for job in jobs]
     await create_anew(connection, queue)
+    await publish_jobs(connection, queue, others)
     errors = await wait_failures(waiters, within=LONG)
     assert [type(error) for error in errors] == [QueueGoneError] * 2
 
