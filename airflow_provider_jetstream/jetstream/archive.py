@@ -5,16 +5,16 @@ both increase along the archive, so a copy is found by binary search. Usually th
 sequences of an archive without gaps differ from those of its work queue by a constant.
 
 A loss of power may take back the queue's last jobs and not their copies. Then other jobs get their sequences, and the
-archive has two copies of one sequence, of which the later counts: so the first guess counts from the ends of both
-streams.
+archive has two copies of one sequence, of which the later counts; another loss may take that one. So a copy counts only
+where every later one is of a later job.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
@@ -40,6 +40,15 @@ _TIME_TEXT = re.compile(r"[0-9T:.-]+Z")
 # The clocks of a cluster's servers differ by less.
 _CLOCK_DIFFERENCE = timedelta(minutes=5)
 _ADDED = frozenset({_STREAM, _SUBJECT, _SEQUENCE, _TIME, "Nats-Last-Sequence"})
+# An archive of which more was looked at has too many gaps for looking behind each.
+_MOST_PLACES: Final = 256
+
+
+class _Place(NamedTuple):
+    """Where a copy is in the archive, and the stream sequence of its job."""
+
+    at: int
+    job: int
 
 
 @dataclass(slots=True)
@@ -57,6 +66,7 @@ class ArchiveReader:
     first: int
     last: int
     _offset: int
+    _places: dict[int, _Place | None] = field(default_factory=dict)
 
     @classmethod
     async def open(cls, connection: Connection, queue: WorkQueue, stored: Mapping[str, Any]) -> ArchiveReader | None:
@@ -82,35 +92,75 @@ class ArchiveReader:
         offset = int(state["last_seq"]) - int(stored["state"]["last_seq"])
         return cls(connection, info["config"]["name"], created, state["first_seq"], state["last_seq"], offset)
 
-    async def find(self, sequence: int) -> StoredMessage | None:
+    async def find(self, sequence: int, until: datetime | None = None) -> StoredMessage | None:
         """Return a job as it was stored; ``None`` where the archive has no copy of it.
 
         :param sequence: its stream sequence in the work queue
+        :param until: a moment at which the job was stored, by the server's clock: copies of later jobs, which got its
+            sequence after a loss of power, don't count
         """
-        copy = await self.find_copy(sequence)
+        copy = await self.find_copy(sequence, until)
         return republished_message(copy) if copy else None
 
-    async def find_copy(self, sequence: int) -> StoredMessage | None:
+    async def find_copy(self, sequence: int, until: datetime | None = None) -> StoredMessage | None:
         """Return the copy of a job as the archive stores it; ``None`` where it has none.
 
         :param sequence: the job's stream sequence in the work queue
+        :param until: as of :meth:`find`
         """
-        copy = await self._copy_at(sequence + self._offset)
-        if copy and job_sequence(copy) != sequence:
-            # Jobs were stored since the streams' ends were read: the copy tells how many.
-            copy = await self._copy_at(copy.sequence + sequence - job_sequence(copy))
-        if copy is None or job_sequence(copy) != sequence:
-            copy = await self._first_copy(lambda candidate: job_sequence(candidate) >= sequence)
-        if copy is None or job_sequence(copy) != sequence:
+        if sequence <= 0 or self.first > self.last:
             return None
-        # Never lower: after a loss of power other jobs had the same sequences before, and their copies come first.
-        self._offset = max(self._offset, copy.sequence - sequence)
+        # Nearly always no copy is missing between it and the ends of both streams.
+        copy = await self._next_copy(min(max(sequence + self._offset, self.first), self.last))
+        if copy is None or copy.sequence - self._offset != sequence or self._job_of(copy) != sequence:
+            copy = await self._last_copy(sequence, self.last)
+        if until is not None and (copy is None or _stored_at(copy) > until):
+            later = await self._first_copy(lambda copy: _stored_at(copy) > until)
+            copy = await self._last_copy(sequence, later.sequence - 1) if later else copy
         return copy
 
-    async def _copy_at(self, position: int) -> StoredMessage | None:
-        """Return the first copy at or after a sequence of the archive, unless it is of an earlier queue."""
-        copy = await self._next_copy(min(max(position, self.first), self.last))
-        return copy if copy and _stored_at(copy) >= self.created else None
+    async def _last_copy(self, sequence: int, end: int) -> StoredMessage | None:
+        """Return the copy of a job among those up to a sequence of the archive.
+
+        It counts if it is the last one of all jobs up to its sequence. Where two copies are as many places apart as
+        their jobs, those between are in order. Everywhere else both halves are looked at, as long as these aren't many.
+        """
+        ranges = [(self.first, end)]
+        while ranges:
+            low, high = ranges.pop()
+            first, last = await self._place(low), await self._place(high)
+            if first is None or first.at > high:
+                continue
+            low = first.at
+            if last is not None and last.at <= high:
+                high = last.at
+                if last.job <= sequence:
+                    return await self._next_copy(high) if last.job == sequence else None
+                is_whole = first.job > 0 and last.job - first.job == high - low
+                if is_whole and high == self.last:
+                    self._offset = high - last.job
+                if low == high or (first.job > sequence and (is_whole or len(self._places) > _MOST_PLACES)):
+                    continue
+                copy = await self._next_copy(low + sequence - first.job) if is_whole else None
+                if copy and self._job_of(copy) == sequence:
+                    return copy
+            middle = (low + high) // 2
+            ranges += [(low, middle), (middle + 1, high)]
+        return None
+
+    async def _place(self, start: int) -> _Place | None:
+        """Return where the first copy at or after a sequence of the archive is, and of which job."""
+        if start not in self._places:
+            copy = await self._next_copy(start)
+            place = _Place(copy.sequence, self._job_of(copy)) if copy else None
+            if len(self._places) > _MOST_PLACES:
+                return place
+            self._places[start] = place
+        return self._places[start]
+
+    def _job_of(self, copy: StoredMessage) -> int:
+        """Return the stream sequence of a copy's job; 0 where it is of an earlier queue."""
+        return job_sequence(copy) if _stored_at(copy) >= self.created else 0
 
     async def first_copy_from(self, sequence: int) -> int:
         """Return the archive's sequence of the first copy of a job at or after a stream sequence of the work queue.

@@ -409,7 +409,7 @@ class Consumer:
             done = self._nak(sequence, count, number, argument)
         elif kind == b"+TERM":
             reason = argument.decode("utf-8", "replace").strip()
-            self.stream.died.add(sequence)
+            self.stream.note_death(sequence)
             done = self._terminate(sequence, number, count, reason)
         elif kind == b"+WPI":
             done = True
@@ -534,7 +534,7 @@ class Consumer:
 
     def _take_out(self, sequence: int, count: int) -> None:
         """Give up a message that has used up its deliveries; it stays in the stream."""
-        self.stream.died.add(sequence)
+        self.stream.note_death(sequence)
         if pending := self.pending.pop(sequence, None):
             self.stored.deliver(pending.number, sequence, count, self.config["max_deliver"])
             if self._level >= _NOTES_DEAD or (not self.pending and self._level >= _SHOWS_STORED):

@@ -108,12 +108,14 @@ async def _lose_power(world: Stage, rng: random.Random) -> None:
     touched |= {body for stream in server.streams.values() for body in _bodies(stream.messages.values(), began)}
     world.account.excuse(touched)
     was = _bodies(server.streams[world.queue.name].messages.values())
-    copied = server.streams[f"{world.queue.name}-archive"].messages.values()
+    archive, since = server.streams[f"{world.queue.name}-archive"], copies[world.queue.name]["last_time"]
 
     def go_back() -> None:
-        tail = _bodies(copied, copies[world.queue.name]["last_time"])
+        tail = _bodies(archive.messages.values(), since)
         for name, copy in copies.items():
             server.streams[name].restore(copy)
+        # Its limits had removed others, which are back.
+        tail |= _bodies(archive.messages.values(), since)
         # Other jobs get the sequences of the tail, or those of it are stored again.
         queue = server.streams[world.queue.name]
         for sequence in list(world.account.ends):
@@ -269,10 +271,11 @@ async def _remove_by_hand(world: Stage, request: str, body: dict[str, Any], what
             # A purge makes a consumer pass by redeliveries that are due.
             world.account.passed |= left.keys()
             # Not those that somebody has or had, or that are dead: these have other ends.
-            account, died = world.account, world.server.streams[world.queue.name].died | world.account.given_up
+            account, died = world.account, world.died
             for message in gone:
                 job = message.data.decode()
-                if not (account.done[job] or account.running[job] or message.sequence in died):
+                has_died = (message.sequence, message.data) in died or message.sequence in account.given_up
+                if not (account.done[job] or account.running[job] or has_died):
                     account.deleted.add(message.sequence)
 
 

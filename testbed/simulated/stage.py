@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_jetstream.jetstream import RedriveRequest, WorkQueue, redrive_dead_letters
 from testbed.simulated.connection import SimulatedConnection
 from testbed.simulated.plan import Account, Plan
+from testbed.simulated.streams import header
 
 if TYPE_CHECKING:
     import asyncio
@@ -91,6 +92,11 @@ class Stage:
         """Return the bodies of which the server has a copy."""
         return self._bodies_in(QUEUE) | self._bodies_in(f"{QUEUE}-archive") | self._bodies_in(f"{QUEUE}-dead")
 
+    def copies_of(self, sequence: int) -> set[bytes]:
+        """Return the bodies that the archive has of jobs of a sequence."""
+        copies = self.server.streams[f"{QUEUE}-archive"].messages.values()
+        return {copy.data for copy in copies if header(copy.headers, "Nats-Sequence") == str(sequence)}
+
     def _bodies_in(self, stream: str) -> set[str]:
         found = self.server.streams.get(stream)
         return {message.data.decode("utf-8", "replace") for message in found.messages.values()} if found else set()
@@ -100,15 +106,20 @@ class Stage:
         raise NotImplementedError
 
     @property
-    def died(self) -> frozenset[int]:
-        """The jobs that have died."""
+    def died(self) -> frozenset[tuple[int, bytes]]:
+        """The jobs that have died, by their sequences and bodies."""
         return frozenset(self.server.streams[QUEUE].died)
 
-    def check_death(self, sequence: int, what: str, died: frozenset[int]) -> None:
-        """Check that what is called dead has died."""
-        # A copy may have got the sequence of a letter whose job a loss of power took.
-        if sequence not in died | self.died | self.account.passed:
-            self.problem(f"{sequence} is {what}, and never died")
+    def check_death(
+        self, sequence: int, what: str, died: frozenset[tuple[int, bytes]], body: bytes | None = None
+    ) -> None:
+        """Check that what is called dead has died: the job of this body, where it is known."""
+        bodies = {data for job, data in died | self.died if job == sequence}
+        if "power" in self.plan.kinds and body not in bodies and bodies.isdisjoint(copies := self.copies_of(sequence)):
+            # Of the job that died losses of power have left nothing, but a copy of the one before.
+            bodies |= copies
+        if sequence not in self.account.passed and not (bodies if body is None else body in bodies):
+            self.problem(f"{sequence}{f' ({body.decode()})' if body else ''} is {what}, and never died")
 
     async def redrive(self, name: str, request: RedriveRequest | None = None) -> None:
         """Redrive once."""

@@ -192,8 +192,9 @@ class Stream(Generic[_Reader]):
     :ivar led: whether a server leads it; otherwise it takes and answers nothing
     :ivar leader: the name of the server that leads it, and since when; empty where there is one server only
     :ivar ahead: by how many nanoseconds its leader's clock is ahead
-    :ivar died: the sequences of jobs that have used up their deliveries or were terminated, once at least
+    :ivar died: the sequences and bodies of jobs that have used up their deliveries or were terminated, once at least
     :ivar history: by sequence the bodies that it has stored, also those that are gone; not what a loss of power took
+    :ivar lost: by sequence the bodies that a loss of power took
     """
 
     server: Host
@@ -211,8 +212,9 @@ class Stream(Generic[_Reader]):
     led: bool = True
     leader: tuple[str, int] = ("", 0)
     ahead: int = 0
-    died: set[int] = field(default_factory=set)
+    died: set[tuple[int, bytes]] = field(default_factory=set)
     history: dict[int, bytes] = field(default_factory=dict)
+    lost: dict[int, bytes] = field(default_factory=dict)
 
     def now(self) -> int:
         """Return the nanoseconds since 1970 by its leader's clock."""
@@ -278,6 +280,10 @@ class Stream(Generic[_Reader]):
         self._check_limits(subject, headers, data)
         return {"stream": self.name, "seq": self._append(subject, headers, data)}
 
+    def note_death(self, sequence: int) -> None:
+        """Note that a job has died."""
+        self.died.add((sequence, self.history.get(sequence) or self.lost.get(sequence, b"")))
+
     def _known(self, message_id: str) -> int:
         """Return the sequence of the message that has an id, or 0."""
         self._forget_ids()
@@ -291,7 +297,6 @@ class Stream(Generic[_Reader]):
         before = self.last_of(subject)
         self.messages[self.last] = message
         self.history[self.last] = data
-        self.died.discard(self.last)
         if len(self.messages) == 1:
             self.first = self.last
         self.last_id = header(headers, "Nats-Msg-Id") or "" if headers else ""
@@ -510,6 +515,7 @@ class Stream(Generic[_Reader]):
         """Go back to what was stored earlier: a loss of power takes the tail of its file."""
         self.messages, self.first, self.last = dict(state["messages"]), state["first"], state["last"]
         self.last_time = state["last_time"]
+        self.lost |= {sequence: body for sequence, body in self.history.items() if sequence > self.last}
         self.history = {sequence: body for sequence, body in self.history.items() if sequence <= self.last}
         self.ids = {key: known for key, known in self.ids.items() if known[0] <= self.last}
         for name, consumer in self.consumers.items():

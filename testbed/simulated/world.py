@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream import (
     Job,
     JobAccount,
     PublishIncompleteError,
+    Reason,
     RedriveRequest,
     Selection,
     Status,
@@ -31,6 +32,7 @@ from airflow_provider_jetstream.jetstream import (
     provision,
     publish_with_handle,
 )
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.simulated import faults
 from testbed.simulated.actors import ERRORS, Actors, PublishingTask, pull_one
@@ -195,13 +197,17 @@ class World(Stage):
                 self.account.done[body] += 1
                 self.actors.note_done(body)
                 self.account.ends[int(reply.split(".")[5])] = body
-                if outlasts or self.account.without_metrics:
+                # What the server publishes for a stream without a leader is dropped.
+                if outlasts or self.account.without_metrics or not self.server.streams[f"{QUEUE}-events"].led:
                     self.account.unproved.add(body)
-            if outlasts and (answer == b"+ACK" or self.account.running[body] > 1):
-                # Whoever has it meanwhile does it, too, or can't say that it is done.
+            if outlasts and (answer == b"+ACK" or self.account.running[body] > 1 or self.plan.full == "events"):
+                # Whoever has it meanwhile does it, too, or can't say that it is done; or the events drop that it is.
                 self.account.excuse({body})
             self.touch(body)
             self.tell(f"{name} answers {answer.decode()} to {body}, {reply}{', too late' if outlasts else ''}")
+            if (other := self.server.streams[QUEUE].messages.get(int(reply.split(".")[5]))) and answer == b"+ACK":
+                # After a loss of power it may be another job that this ends.
+                self.account.removed |= {other.data.decode()} - {body}
             await connection.request(reply, answer)
             if answer.startswith(b"+TERM"):
                 self.account.terminated[body] = int(reply.split(".")[5])
@@ -229,11 +235,12 @@ class World(Stage):
                 self.account.counts["scans"] += 1
                 self.tell(f"{name} finds {[letter.sequence for letter in found.letters]}, {found.uncertain} uncertain")
                 for letter in found.letters:
-                    if letter.sequence in done and letter.sequence in self._surely_done():
-                        self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was done")
-                    if letter.sequence in handled and letter.body.decode() not in self.account.unproved:
-                        self.problem(f"{letter.sequence} ({letter.body.decode()}) is called dead, and was handled")
-                    self.check_death(letter.sequence, "called dead", died)
+                    body = letter.body.decode()
+                    if done.get(letter.sequence) == body == self._surely_done().get(letter.sequence):
+                        self.problem(f"{letter.sequence} ({body}) is called dead, and was done")
+                    if letter.sequence in handled and body not in self.account.unproved:
+                        self.problem(f"{letter.sequence} ({body}) is called dead, and was handled")
+                    self.check_death(letter.sequence, "called dead", died, letter.body)
                 if found.uncertain and self.is_calm and not self.plan.clocks:
                     self.problem(f"{found.uncertain} jobs are uncertain in a calm world")
 
@@ -370,9 +377,11 @@ class World(Stage):
             self.restore(connection)
         self.queue = _declared(self.plan, is_full=False)
         if self.plan.full:
-            with suppress(*ERRORS):
-                async with self.connected() as connection:
-                    await provision(connection, self.queue)
+            # Where another tool has changed the queue, provisioning asks for more than that first.
+            async with self.connected() as connection:
+                name = f"{QUEUE}-{self.plan.full.replace('dead_letters', 'dead')}".removesuffix("-queue")
+                config = (await connection.api(f"STREAM.INFO.{name}", {}))["config"]
+                await connection.api(f"STREAM.UPDATE.{name}", config | {"max_msgs": -1})
 
     async def _settle(self) -> None:
         """Let everything end: redrive, and have a person bring back what nobody else may."""
@@ -414,6 +423,8 @@ class World(Stage):
                 found = await find_dead_letters(connection, self.queue)
             undecided = {job.sequence: job.status for job in found.dismissed if self._is_undecided(job, missing)}
             named |= {sequence for sequence, status in undecided.items() if status is Status.UNCERTAIN}
+            # Redrives set those aside whose new job may have run.
+            named |= {letter.sequence for letter in found.letters if letter.body.decode() in missing}
             if unaccounted := {sequence for sequence, status in undecided.items() if status is Status.UNACCOUNTED}:
                 self.tell(f"a person names {sorted(unaccounted)}, which are unaccounted for")
                 self.excuse_running()
@@ -421,6 +432,8 @@ class World(Stage):
                 await self.redrive("a person", RedriveRequest(selection))
             for sequence in undecided:
                 missing -= self.actors.bodies_of(sequence)
+            if found.undeliverable:
+                await self._redrive_undeliverable()
         if account:
             copies = self.server.streams[f"{QUEUE}-archive"].messages.values()
             of_bodies = {int(header(copy.headers, "Nats-Sequence") or 0): copy for copy in copies}
@@ -439,7 +452,24 @@ class World(Stage):
             self.tell(f"a person names {sorted(named)}")
             self.account.counts["named by a person"] += len(named)
             self.excuse_running()
-            await self.redrive("a person", RedriveRequest(Selection(sequences=sorted(named))))
+            await self._redrive_named(sorted(named))
+
+    async def _redrive_undeliverable(self) -> None:
+        """Another tool has moved their subject, and no consumer may get it back while they are there."""
+        filters = [one.config.get("filter_subjects", ()) for one in self.server.streams[QUEUE].consumers.values()]
+        taken = [subject for subject in self.subjects if any(subject in of for of in filters)]
+        if taken:
+            request = RedriveRequest(Selection(reasons=[Reason.UNDELIVERABLE]), subject=taken[0])
+            await self.redrive("a person", request)
+
+    async def _redrive_named(self, sequences: list[int]) -> None:
+        try:
+            await self.redrive("a person", RedriveRequest(Selection(sequences=sequences)))
+        except DeadLetterGoneError:
+            # Some of them are to be left out.
+            for sequence in sequences:
+                with suppress(*ERRORS):
+                    await self.redrive("a person", RedriveRequest(Selection(sequences=[sequence])))
 
     def _is_undecided(self, job: NotDead, missing: set[str]) -> bool:
         """Return whether a job that the scan can't decide about is one that is to be done yet."""

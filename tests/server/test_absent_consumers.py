@@ -26,6 +26,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import DriftError
 from testbed.dead_letters import make_terminated_letters
+from testbed.face import last_message
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -36,6 +37,7 @@ from testbed.queues import (
     publish_jobs,
     pull_jobs,
     stored_count,
+    until_stored,
 )
 
 if TYPE_CHECKING:
@@ -434,22 +436,25 @@ async def test_letters_with_entries_come_back_through_the_consumer_that_has_pass
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_entry", [False, True])
 async def test_a_job_that_a_consumer_without_jobs_passed_is_named_and_comes_back_by_its_sequence(
-    connection: NatsPyConnection, name: str
+    connection: NatsPyConnection, name: str, *, has_entry: bool
 ) -> None:
     """The consumer says neither that it skipped ahead, nor that the job of its new subject is pending."""
     queue = await _two(connection, name, "ab", "c")
     await _work(connection, queue, "b", 1, CONSUMER)
     (dead,) = await publish_jobs(connection, queue, ["dead"], kind="a")
     await exhaust_deliveries(connection, queue, 1)
-    await connection.api(f"STREAM.PURGE.{name}-dead")
+    if not has_entry:
+        await connection.api(f"STREAM.PURGE.{name}-dead")
     with pytest.raises(TimeoutError):
         await pull_jobs(connection, queue, 1, consumer=OTHER, within=0.3)
     await _change(connection, name, CONSUMER, "b")
     await _change(connection, name, OTHER, "ca")
     found = await find_dead_letters(connection, queue)
     assert (found.letters, found.uncertain) == ((), 1)
-    assert [risk.name for risk in found.risks if f"({dead})" in str(risk)] == ["changed-consumer"]
+    if not has_entry:
+        assert [risk.name for risk in found.risks if f"({dead})" in str(risk)] == ["changed-consumer"]
     # A redrive of all leaves it alone; one that names it brings it back.
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
     report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({dead}))))
@@ -458,6 +463,37 @@ async def test_a_job_that_a_consumer_without_jobs_passed_is_named_and_comes_back
     (job,) = await pull_jobs(connection, queue, 1, consumer=OTHER)
     assert (job.data, job.metadata.sequence.stream) == (b"dead", dead + 1)
     assert (await find_dead_letters(connection, queue)).uncertain == 0
+
+
+@pytest.mark.slow
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+async def test_what_a_consumer_takes_once_it_is_reset_is_recorded(connection: NatsPyConnection, name: str) -> None:
+    """A redrive in place waits an ack wait after the last death, in which another tool moves a subject."""
+    queue = await _two(connection, name, "a", "b")
+    for consumer, kinds in ((CONSUMER, "a"), (OTHER, "b")):
+        await _change(connection, name, consumer, kinds, max_deliver=1, ack_wait=2_000_000_000)
+    for kind in "aba":
+        await publish_jobs(connection, queue, [kind], kind=kind)
+    for consumer, count in ((CONSUMER, 2), (OTHER, 1)):
+        for message in await pull_jobs(connection, queue, count, consumer=consumer):
+            await message.nak()
+        with pytest.raises(TimeoutError):
+            await pull_jobs(connection, queue, 1, consumer=consumer, within=0.3)
+    await until_stored(connection, f"{name}-dead", 3)
+    async with asyncio.TaskGroup() as group:
+        redrive = group.create_task(redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE)))
+        await eventually(lambda: last_message(connection, f"{name}-audit", f"audit.{name}.lease"))
+        await asyncio.sleep(0.5)
+        await _change(connection, name, OTHER, "c")
+        await _change(connection, name, CONSUMER, "ab")
+    redrive.result().raise_for_failures()
+    redriven = dict(redrive.result().redriven)
+    delivered = {job.metadata.sequence.stream for job in await pull_jobs(connection, queue, len(redriven))}
+    for sequence in delivered:
+        record = await last_message(connection, f"{name}-audit", f"audit.{name}.letters.{sequence}")
+        assert record is not None
+        assert json.loads(record.data)["action"] == "requeued"
+    assert delivered == redriven.keys() == {1, 2, 3}
 
 
 @pytest.mark.slow

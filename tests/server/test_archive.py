@@ -110,6 +110,34 @@ async def test_messages_that_are_no_copies_are_skipped(connection: NatsPyConnect
         assert copy.data == str(number).encode()
 
 
+@pytest.mark.parametrize("lost", [{6}, {6, 7}, {7}])
+async def test_a_copy_from_before_a_loss_of_power_is_that_of_no_later_job(server: NatsServer, lost: set[int]) -> None:
+    """Another loss took copies of the jobs that have the sequences since."""
+    settings = connection_settings({"servers": (server.url,), "timeout": 5})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, "q")
+        await archived(connection, queue, [f"old{number}" for number in range(1, 5)])
+        await asyncio.sleep(0.4)
+        server.keep("q")
+        await archived(connection, queue, [f"old{number}" for number in range(5, 11)])
+        then = datetime.now(UTC)
+    server.lose_power("q")
+    async with connect(settings) as connection:
+        assert await archived(connection, queue, [f"new{number}" for number in range(5, 9)]) == [5, 6, 7, 8]
+        for sequence in lost:
+            await connection.api("STREAM.MSG.DELETE.q-archive", {"seq": sequence + 6})
+        archive = await opened(connection, queue)
+        copies = {sequence: await archive.find(sequence) for sequence in range(1, 12)}
+        wanted = {number: b"old%d" % number for number in range(1, 5)}
+        wanted |= {number: b"new%d" % number for number in range(5, 9) if number not in lost}
+        assert {sequence: copy.data for sequence, copy in copies.items() if copy} == wanted
+        # Of what died before, those copies count that were stored before.
+        copies = {sequence: await archive.find(sequence, then) for sequence in range(1, 12)}
+        assert {sequence: copy.data for sequence, copy in copies.items() if copy} == {
+            number: b"old%d" % number for number in range(1, 11)
+        }
+
+
 async def test_a_queue_without_an_archive_has_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
     assert await ArchiveReader.open(connection, queue, await stream_info(connection, queue.name)) is None

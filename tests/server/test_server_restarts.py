@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream import (
     connect,
     connection_settings,
     find_dead_letters,
+    get_message,
     redrive_dead_letters,
     take_cursor,
     wait,
@@ -29,7 +30,7 @@ from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, late_a
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, NotFoundError
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.dead_letters import request_for
-from testbed.face import Scan, consumer_info, stream_info, summarise_dead_letters
+from testbed.face import Scan, consumer_info, last_message, stream_info, summarise_dead_letters
 from testbed.nats_binaries import nats_server_of
 from testbed.nats_cluster import NatsCluster
 from testbed.nats_server import NatsServer
@@ -449,6 +450,119 @@ async def test_an_earlier_jobs_end_hides_no_terminated_job_without_a_copy(
         # Whoever names them is told what is known of them.
         named = await find_dead_letters(connection, queue, Selection(sequences=new))
         assert {job.sequence: job.status for job in named.dismissed} == dict.fromkeys(new, Status.LOST)
+
+
+@pytest.mark.parametrize("end", ["acknowledged", "completed", "terminated"])
+async def test_a_letter_whose_sequence_another_job_has_since_has_its_own_body(server: NatsServer, end: str) -> None:
+    """Of ends by subject the last one is stored, and it is the later job's: what became of the first one is unclear."""
+    async with connect(settings_of(server)) as connection:
+        queue = await make_queue(connection, "q", consumer={"ack_wait": "60s"}, jobs=["early"])
+        await asyncio.sleep(0.4)
+        server.keep("q")
+        assert await publish_jobs(connection, queue, ["old"]) == [2]
+        _, old = await pull_jobs(connection, queue, 2)
+        await old.term()
+        await _wait_for(connection, 1)
+        (letter,) = (await find_dead_letters(connection, queue)).letters
+        assert (letter.sequence, letter.body) == (2, b"old")
+    server.lose_power("q")
+    async with connect(settings_of(server)) as connection:
+        assert await publish_jobs(connection, queue, ["new"]) == [2]
+        (message,) = [job for job in await pull_jobs(connection, queue, 2) if job.data == b"new"]
+        if end == "completed":
+            time = int(message.metadata.timestamp.timestamp() * 1_000_000) * 1_000
+            headers = {"Nats-Msg-Id": f"done:q:2:{time}"}
+            body = completion_body("q", 2)
+            await connection.client.jetstream().publish(f"completed.q.{CONSUMER}.2", body, headers=headers)
+        if end == "terminated":
+            await message.term()
+            await _wait_for(connection, 2)
+        else:
+            await message.ack_sync()
+        found = await find_dead_letters(connection, queue)
+        if end == "terminated":
+            # The first one's entry stays.
+            assert [(letter.sequence, letter.body) for letter in found.letters] == [(2, b"new")]
+            assert (await redrive_dead_letters(connection, queue)).redriven == {2: 3}
+            found = await find_dead_letters(connection, queue)
+        assert found.letters == ()
+        assert {job.sequence: job.status for job in found.dismissed} == {2: Status.UNCERTAIN}
+        assert [risk.name for risk in found.risks].count("sequences-given-again") == 1
+        assert (await redrive_dead_letters(connection, queue)).redriven == {}
+        named = await find_dead_letters(connection, queue, Selection(sequences=[2]))
+        assert [(letter.sequence, letter.body) for letter in named.letters] == [(2, b"old")]
+        (new,) = (await redrive_dead_letters(connection, queue, request_for([2]))).redriven.values()
+        assert (await get_message(connection, "q", new or 0)).data == b"old"  # type: ignore[union-attr]
+        assert (await find_dead_letters(connection, queue)).dismissed == ()
+
+
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+async def test_a_job_that_is_requeued_once_more_after_a_loss_of_power_is_recorded_once_more(
+    own_nats: NatsServer,
+) -> None:
+    """The audit remembers the record of the first time, after which others came."""
+    request, copy = RedriveRequest(protocol=Protocol.IN_PLACE), RedriveRequest(protocol=Protocol.COPY)
+    async with connect(settings_of(own_nats)) as connection:
+        queue = await make_queue(connection, "q")
+        await make_dead_letters(connection, queue, ["dead"])
+        await asyncio.sleep(0.4)
+        own_nats.keep("q")
+        own_nats.keep("q-dead")
+        assert (await redrive_dead_letters(connection, queue, request)).redriven == {1: 1}
+        await exhaust_deliveries(connection, queue, 1)
+        assert (await redrive_dead_letters(connection, queue, copy)).redriven == {1: 2}
+    own_nats.lose_power("q")
+    own_nats.lose_power("q-dead")
+    async with connect(settings_of(own_nats)) as connection:
+        assert (await redrive_dead_letters(connection, queue, request)).redriven == {1: 1}
+        record = await last_message(connection, "q-audit", "audit.q.letters.1")
+        assert record is not None
+        assert json.loads(record.data)["action"] == "requeued"
+
+
+@pytest.mark.since_server("2.14", "the reset of a consumer")
+async def test_no_letter_is_requeued_in_place_beside_a_job_that_is_uncertain(own_nats: NatsServer) -> None:
+    """A reset delivers all dead jobs of the consumer."""
+    async with connect(settings_of(own_nats)) as connection:
+        queue = await make_queue(connection, "q", consumer={"sample_freq": "100%", "ack_wait": "1s"}, jobs=["job"])
+        await asyncio.sleep(0.4)
+        own_nats.keep("q")
+        (message,) = await pull_jobs(connection, queue, 1)
+        await message.ack_sync()
+        await until_stored(connection, "q-events", 1)
+    own_nats.lose_power("q")
+    async with connect(settings_of(own_nats)) as connection:
+        await exhaust_deliveries(connection, queue, 1)
+        await connection.api("STREAM.PURGE.q-dead")
+        (dead,) = await make_dead_letters(connection, queue, ["dead"])
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+        assert (dict(report.redriven), list(report.failed)) == ({}, [dead])
+        assert "found 1, of which it isn't known whether" in report.failed[dead]
+        assert await count_alive(connection, queue) == 0
+        # A person names the one, and then the other one comes back.
+        assert list((await redrive_dead_letters(connection, queue, request_for([1]))).redriven) == [1]
+
+
+async def test_a_dead_job_of_which_an_earlier_end_is_stored_is_named_and_comes_back_by_its_sequence(
+    server: NatsServer,
+) -> None:
+    """A loss of power took its acknowledgement back, and it died in its next delivery, of which nothing is stored."""
+    async with connect(settings_of(server)) as connection:
+        queue = await make_queue(connection, "q", consumer={"sample_freq": "100%", "ack_wait": "1s"}, jobs=["job"])
+        await asyncio.sleep(0.4)
+        server.keep("q")
+        (message,) = await pull_jobs(connection, queue, 1)
+        await message.ack_sync()
+        await until_stored(connection, "q-events", 1)
+    server.lose_power("q")
+    async with connect(settings_of(server)) as connection:
+        await exhaust_deliveries(connection, queue, 1)
+        await connection.api("STREAM.PURGE.q-dead")
+        found = await find_dead_letters(connection, queue)
+        assert {job.sequence: job.status for job in found.dismissed} == {1: Status.UNCERTAIN}
+        assert [risk.name for risk in found.risks].count("unclear-ends") == 1
+        assert (await redrive_dead_letters(connection, queue)).redriven == {}
+        assert list((await redrive_dead_letters(connection, queue, request_for([1]))).redriven) == [1]
 
 
 async def end_jobs(connection: NatsPyConnection, queue: WorkQueue, evidence: str) -> None:

@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.audit.records import (
 from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
-from airflow_provider_jetstream.jetstream.client.store_once import confirmed_once
+from airflow_provider_jetstream.jetstream.client.store_once import confirmed_once, with_another_id
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
     MSG_ID,
@@ -198,6 +198,11 @@ class AuditLog:
         headers = Headers(named)
         try:
             ack = ack or await send(headers)
+            last = await last_message(self._connection, self.stream, subject) if ack.duplicate else None
+            if last and last.sequence > ack.sequence:
+                # A loss of power has undone the action, and not its record, after which others came.
+                await send(with_another_id(headers))
+                return None
             await confirmed_once(self._connection, ack, subject, headers, partial(_is_same_action, body), send)
         except LeaseLostError:
             raise

@@ -118,6 +118,7 @@ class EndEvidence:
             handled_filter(queue).removesuffix("*"): self._ends_by_report,
             entry_copies_filter(queue).removesuffix(">"): lambda copy: self._ends_by_entry(self._read_copy(copy)),
         }
+        self._skew = timedelta()
         # Jobs that were requeued in place, and so have yet to end.
         self._requeued_at: dict[int, datetime] = {}
         self._reopened: set[int] = set()
@@ -155,7 +156,7 @@ class EndEvidence:
         :param info: the server's STREAM.INFO of the companion, later than the snapshot
         :param skew: how much the clock of the companion's server may differ from that of the queue's
         """
-        name, state = info["config"]["name"], info["state"]
+        name, state, self._skew = info["config"]["name"], info["state"], skew
         position, read = await self._position(info), self.read_to.get(name)
         noted = self._entered if name == self._dead_letter_queue else self._stated
         if name == self._dead_letter_queue and read and position < read.to:
@@ -265,7 +266,7 @@ class EndEvidence:
         if not record.in_place:
             return None, (record.sequence,)
         self._reopened.add(record.sequence)
-        self._requeued_at[record.sequence] = message.stored_at
+        self._requeued_at[record.sequence] = message.stored_at - self._skew
         return _NOTHING
 
     def _ends_by_entry(self, job: tuple[int, Entry] | None) -> _Ends:
@@ -292,7 +293,7 @@ class EndEvidence:
         """Have an end count, or, of what workers of one of several consumers brought about, note the claim."""
         requeued_at = self._requeued_at.get(sequence)
         is_earlier_job = sequence > self._checkpoint.last and at + skew < self._checkpoint.taken_at
-        if not 0 < sequence < HIGHEST_JOB or is_earlier_job or (requeued_at and at <= requeued_at):
+        if not 0 < sequence < HIGHEST_JOB or is_earlier_job or (requeued_at and at + skew <= requeued_at):
             return
         if claimant := self._claimant(consumer):
             self._claims.setdefault(claimant, _Growing()).add(sequence)

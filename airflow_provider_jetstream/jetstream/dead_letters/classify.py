@@ -39,7 +39,12 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     stored_entries,
     valid_since,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.late_ends import FOREIGN_ENDS, UNCLEAR_ENDS, UNCLEAR_HANDLING
+from airflow_provider_jetstream.jetstream.dead_letters.late_ends import (
+    FOREIGN_ENDS,
+    GIVEN_AGAIN,
+    UNCLEAR_ENDS,
+    UNCLEAR_HANDLING,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
 from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
@@ -95,6 +100,7 @@ class JobFacts:
     :param record: the audit's last record about the sequence
     :param reported_at: when a handler of the dead letter queue last reported that it is handled
     :param archived: the job as the archive stores it
+    :param is_given_again: whether the archive has a later job of the sequence
     :param records: by their sequences the records among the entries, as far as they are stored
     :param termination: the last termination's advisory
     :param foreign_end: when a worker of any consumer last stored an end
@@ -112,6 +118,7 @@ class JobFacts:
     record: LetterRecord | None = None
     reported_at: datetime | None = None
     archived: StoredMessage | Unread | None = Unread.ARCHIVED
+    is_given_again: bool = False
     records: Mapping[int, StoredMessage | None] | Unread = Unread.RECORDS
     termination: StoredMessage | Unread | None = Unread.TERMINATION
     foreign_end: datetime | Unread | None = Unread.FOREIGN_END
@@ -190,7 +197,8 @@ class _Case:
 
     __slots__ = (
         *("archived", "believed", "current", "entry_sequences", "job", "letter", "merged", "message"),
-        *("may_be_handled", "queue", "record", "sequence", "since", "snapshot", "stated", "taker", "valid"),
+        *("is_given_again", "may_be_handled", "queue", "record", "sequence", "since", "snapshot", "stated", "taker"),
+        "valid",
     )
 
     def __init__(self, job: JobFacts, queue: QueueFacts) -> None:
@@ -202,6 +210,8 @@ class _Case:
         self.archived = None
         if self.message is None and not _STATED.isdisjoint([entry.kind for entry in self.stated]):
             self.archived = _known(job.archived)
+            entries = self._since_stored(entries)
+            self.stated = [entry for entry in entries if entry.recorded_at >= created_at]
         known = self.message or self.archived
         self.believed = believed_entries(snapshot, job.sequence, known, entries)
         self.current = self.stated
@@ -212,13 +222,21 @@ class _Case:
             self.believed, self.current = entries, self.stated
         self.taker = snapshot.consumer_for(known.subject) if known else None
         # Entries about an earlier stream's job of the same number are removed together with this one's.
-        self.entry_sequences = tuple([entry.sequence for entry in stored_entries(entries)])
+        earlier = [entry for entry in job.entries if entry.recorded_at < created_at and entry not in entries]
+        self.entry_sequences = tuple([entry.sequence for entry in stored_entries((*earlier, *entries))])
         self.record = job.record
         self.since = snapshot.created_at
         self.valid: list[Entry] = []
         self.merged: MergedEntries | None = None
         self.letter: DeadLetter | None = None
-        self.may_be_handled = False
+        self.may_be_handled = self.is_given_again = False
+
+    def _since_stored(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Leave out what is about an earlier job of the sequence; such a job that is parked stays a letter."""
+        if self.archived is None or not self.archived.time:
+            return entries
+        since = self.archived.stored_at - ServerTimes.of(self.snapshot).skew
+        return tuple([entry for entry in entries if entry.recorded_at >= since or entry.kind == EntryKind.PARKED])
 
     @property
     def consumer(self) -> str | None:
@@ -339,9 +357,9 @@ def by_record(case: _Case) -> NotDead | None:
     record, message = case.record, case.message
     if record is None:
         return None
-    if message is None and (
-        all(entry.recorded_at <= record.at for entry in case.current) or _is_parked_still(case, record)
-    ):
+    names_job = case.archived is not None and case.archived.time and record.stored_at
+    is_latest = all(entry.recorded_at <= record.at for entry in case.current)
+    if message is None and ((is_latest and not names_job) or _is_parked_still(case, record)):
         order = Order.AFTER
     else:
         order = _order_of_record(case, record)
@@ -394,7 +412,7 @@ def by_numbers(case: _Case) -> NotDead | None:
     if consumer.proves_death(case.sequence, has_evidence=has_evidence, requeued_at=case.requeued_at):
         return None
     is_idle = not consumer.in_flight and not consumer.pending and consumer.delivered < case.sequence
-    if is_idle and case.is_named and case.sequence in case.queue.passed:
+    if is_idle and case.is_named and (deaths or case.sequence in case.queue.passed):
         return None
     if deaths and not has_evidence and (consistent or consumer.may_have_open(case.sequence)):
         return case.not_dead(Status.UNCERTAIN)
@@ -416,9 +434,10 @@ def by_missing_entry(case: _Case) -> NotDead | None:
         return None
     moment = max(message.stored_at, case.requeued_at or message.stored_at)
     order = _times(case, acknowledged_at, moment).order(acknowledged_at, moment)
-    if order is Order.BEFORE:
-        return None
-    return case.not_dead(Status.COMPLETED if order is Order.AFTER else Status.UNCERTAIN)
+    if order is Order.AFTER:
+        return case.not_dead(Status.COMPLETED)
+    unclear = order is Order.UNCLEAR and not case.is_named
+    return case.not_dead(Status.UNCERTAIN, why=UNCLEAR_ENDS) if unclear else None
 
 
 def by_death(case: _Case) -> DeadLetter | NotDead | None:
@@ -537,6 +556,9 @@ def by_entries(case: _Case) -> NotDead | None:
     if not case.valid:
         status = _AUDITED.get(record.action if record else "", Status.REDRIVEN)
         return case.not_dead(status, why="" if record else FOREIGN_ENDS)
+    if (case.is_given_again or case.job.is_given_again) and not case.is_named:
+        # Of ends by subject there is the last one only, which is the later job's.
+        return case.not_dead(Status.UNCERTAIN, why=GIVEN_AGAIN)
     if any(entry.kind == EntryKind.TERMINATION for entry in case.valid):
         # A terminated job leaves the queue: whoever took the advisory that its deliveries were used up may not have
         # found it there.
@@ -670,16 +692,17 @@ def _end(case: _Case) -> tuple[Order, datetime | None, bool]:
         if is_ambiguous and (at := _known(job.foreign_end)) and at >= case.snapshot.created_at:
             return Order.UNCLEAR, at, True
         return Order.BEFORE, None, False
-    stored_at = message.stored_at if message else None
-    if message is None and contradicted:
-        stored_at = archived.stored_at if archived and archived.time else None
-        stored_at = stored_at or _stored_at(job, case.queue, case.believed)
+    known = message or (archived if archived and archived.time else None)
+    stored_at = known.stored_at if known else None
+    if known is None and contradicted:
+        stored_at = _stored_at(job, case.queue, case.believed)
     requeued_at = case.requeued_at
     orders: dict[Order, datetime] = {}
     for at, job_time in ends:
         times = _times(case, at, stored_at, requeued_at)
         if stored_at:
             order = times.bearing(at, stored_at, job_time)
+            case.is_given_again |= order is Order.BEFORE and at > stored_at
         else:
             # Nothing says when the job was stored: another one may have got the sequence since a restart.
             order = _times(case, at, at).bearing(at, at) if contradicted else Order.AFTER

@@ -56,10 +56,14 @@ class ServerTimes:
             up_since=max(known) if known and len(known) == len(times) else None,
         )
 
+    @property
+    def skew(self) -> timedelta:
+        """By how much the server's times may differ."""
+        return CLOCK_SKEW if self.clustered else timedelta()
+
     def order(self, end_at: datetime, moment: datetime) -> Order:
         """Return whether an end was stored before a moment or not."""
-        before = CLOCK_SKEW if self.clustered else timedelta()
-        if end_at < moment - before:
+        if end_at < moment - self.skew:
             return Order.BEFORE
         is_one_clock = not self.clustered and self.up_since is not None and self.up_since <= moment
         return Order.AFTER if is_one_clock or end_at >= moment + CLOCK_SKEW else Order.UNCLEAR

@@ -44,6 +44,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.classify import (
     acknowledgement_window,
     classify,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.end_order import ServerTimes
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ADVISORIES, Entry, EntryKind, stored_entries
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since
@@ -251,7 +252,15 @@ class FactReader:
         job.foreign_end = end.stored_at if end else None
 
     async def _read_archived(self, job: JobFacts) -> None:
+        snapshot, until = self.queue.snapshot, None
+        # A job that is gone was stored before it died: a later copy is of a job that got its sequence since.
+        if job.stored is None and job.sequence not in self.queue.unaccounted:
+            stated = [entry.recorded_at for entry in job.entries if entry.recorded_at >= snapshot.created_at]
+            until = max(stated) + ServerTimes.of(snapshot).skew if stated else None
         job.archived = await self._archive.find(job.sequence) if self._archive else None
+        if self._archive and until and (job.archived is None or job.archived.stored_at > until):
+            job.is_given_again = job.archived is not None
+            job.archived = await self._archive.find(job.sequence, until)
 
     async def _read_termination(self, job: JobFacts) -> None:
         last = max(entry.sequence for entry in job.entries if entry.kind == EntryKind.TERMINATION)

@@ -22,6 +22,7 @@ LATE_ENDS: Final = "late-ends"
 UNCLEAR_ENDS: Final = "unclear-ends"
 FOREIGN_ENDS: Final = "foreign-ends"
 UNCLEAR_HANDLING: Final = "unclear-handling"
+GIVEN_AGAIN: Final = "sequences-given-again"
 
 _UNCERTAIN: Final = {
     UNCLEAR_ENDS: "whether jobs of {queue} ended isn't known (the first is {first}): an end is stored, but within"
@@ -33,6 +34,9 @@ _UNCERTAIN: Final = {
     UNCLEAR_HANDLING: "whether jobs of {queue} were handled isn't known (the first is {first}): a worker terminated"
     " them, so that they left the queue, and a handler acknowledged no more than that their deliveries were used up;"
     " find out whether it found them there, and redrive by sequence those that it didn't",
+    GIVEN_AGAIN: "whether jobs of {queue} ended isn't known (the first is {first}): the server lost its power and gave"
+    " their sequences to other jobs since, whose ends and records hide theirs; find out, and redrive by sequence those"
+    " that didn't end",
 }
 
 

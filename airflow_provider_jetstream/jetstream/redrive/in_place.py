@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import Page
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.redrive.next_letters import ProvedPage
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.steps import Steps
@@ -256,7 +257,9 @@ class Requeueing:
                 async for page in pages:
                     unstored.update(await self._prepare(page))
                     self._require_resettable(page)
-                    stored = [letter for name, letter in self._requeueable(page) if name == consumer.name]
+                    # By its filters of now.
+                    requeueable = self._requeueable(page, scan.snapshot)
+                    stored = [letter for name, letter in requeueable if name == consumer.name]
                     letters.extend(letter.sequence for letter in stored)
                     entries.extend(entry for letter in stored for entry in letter.entries)
                     await self._steps.records.write_requeued(stored)
@@ -288,7 +291,7 @@ class Requeueing:
         return scan
 
     def _require_resettable(self, page: ProvedPage) -> None:
-        """Raise where a reset would deliver a job that is handled, or one that may have a new job.
+        """Raise where a reset would deliver a job that is handled or uncertain, or one that may have a new job.
 
         :raises RedriveError: the page has such a job
         """
@@ -296,6 +299,12 @@ class Requeueing:
         if handled := [job.sequence for job in page.dismissed if job.status == Status.HANDLED and job.stored]:
             raise RedriveError(
                 f"expected no handled job in {queue}, found {handled[0]}: a reset would deliver it once more; use"
+                " another protocol"
+            )
+        if uncertain := [job.sequence for job in page.dismissed if job.status == Status.UNCERTAIN and job.stored]:
+            raise RedriveError(
+                f"expected each stored job of {queue} to be known, found {uncertain[0]}, of which it isn't known"
+                " whether it ended: a reset would deliver it once more; redrive it by its sequence first, or use"
                 " another protocol"
             )
         left = [letter for letter in page.letters if letter.copy_sequence is None or not self._is_redriven(letter)]
@@ -310,13 +319,13 @@ class Requeueing:
 
     async def _fail_all(self, consumer: str, selection: Selection, why: str) -> None:
         async for page in self._scan.pages(selection):
-            for name, letter in self._requeueable(page):
+            for name, letter in self._requeueable(page, self._scan.snapshot):
                 if name == consumer:
                     self._report.add_failure(letter.sequence, why)
 
-    def _requeueable(self, page: Page | ProvedPage) -> Iterator[tuple[str, DeadLetter]]:
+    def _requeueable(self, page: Page | ProvedPage, snapshot: QueueSnapshot) -> Iterator[tuple[str, DeadLetter]]:
         """Return the letters that a reset would deliver again, each with the name of the consumer to reset."""
         for letter in page.letters:
-            consumer = self._scan.snapshot.consumer_for(letter.subject)
+            consumer = snapshot.consumer_for(letter.subject)
             if consumer and letter.source == BodySource.QUEUE and letter.copy_sequence is None:
                 yield consumer.name, letter

@@ -53,18 +53,28 @@ class Seen(NamedTuple):
     """What an order of facts leaves to be seen of a job.
 
     :param times: when each fact was
-    :param born: when the job that has the sequence last was stored
+    :param other: when another job got the sequence, if one did
+    :param is_given_again: whether all that is stated of a job that is gone is older than that job
     :param deaths: when consumers stated its death, and which
     :param record: the audit's last record, and when it was
     :param knows_job: whether queue or archive say when the job was stored, and whose it is
     """
 
     times: dict[str, int]
-    born: int
+    other: int
+    is_given_again: bool
     deaths: list[tuple[int, str]]
     record: str
     recorded: int
     knows_job: bool
+
+    @property
+    def born(self) -> int:
+        return 0 if self.is_given_again else self.other
+
+    def is_of_job(self, time: int) -> bool:
+        """Return whether what names its job is about this one."""
+        return time < self.other if self.is_given_again else time > self.other
 
     @property
     def is_terminated(self) -> bool:
@@ -73,9 +83,18 @@ class Seen(NamedTuple):
 
 def seen(order: Sequence[str], place: str) -> Seen:
     times = {fact: time for time, fact in enumerate(order, 1)}
+    entered, other = (
+        [time for fact, time in times.items() if fact.startswith(("used up", "term"))],
+        times.get("other job", 0),
+    )
+    is_given_again = place == "archived" and bool(entered) and max(entered) < other
+    has_terms = bool({"term a", "term b"} & times.keys())
+    if place == "archived" and has_terms and not is_given_again:
+        # What is older than the copy is about an earlier job.
+        times = {fact: time for fact, time in times.items() if time not in entered or time >= other}
     used_up = {name: times[f"used up {name}"] for name in "ab" if f"used up {name}" in times}
     terms = {name: times[f"term {name}"] for name in "ab" if f"term {name}" in times}
-    knows_job = place in {"settled", "in flight"} or (place == "archived" and bool(terms))
+    knows_job = place in {"settled", "in flight"} or (place == "archived" and has_terms)
     # That deliveries are used up is the server's word; any worker can terminate any job.
     if knows_job:
         terms.pop("b", None)
@@ -87,7 +106,7 @@ def seen(order: Sequence[str], place: str) -> Seen:
     recorded, record = max(
         ((times[name], name) for name in ("redriven", "requeued") if name in times), default=(-1, "")
     )
-    return Seen(times, times.get("other job", 0), deaths, record, recorded, knows_job)
+    return Seen(times, other, is_given_again, deaths, record, recorded, knows_job)
 
 
 def said(order: Sequence[str], place: str) -> str:
@@ -103,7 +122,7 @@ def ended(facts: Seen) -> str:
     ends = [facts.times[f"done {name}"] for name in names if f"done {name}" in facts.times]
     is_unclear = False
     for end in ends:
-        is_of_job = not facts.knows_job or end > facts.born
+        is_of_job = not facts.knows_job or facts.is_of_job(end)
         # It ran again where it was requeued since, and a worker terminated it.
         ran_again = facts.record == "requeued" and facts.is_terminated and facts.recorded > end
         # Where nothing says when a terminated job was stored, another one may have got the sequence since a restart.
@@ -134,12 +153,17 @@ def gone(facts: Seen, place: str) -> str:
         return "stale"
     is_later = any(time > facts.recorded for time, _ in facts.deaths)
     # The record is about an earlier job where something became of the sequence after this job was stored.
-    record = "" if is_later and place == "archived" and facts.recorded < facts.born else facts.record
+    is_earlier = is_later and place == "archived" and facts.recorded < facts.born
+    if facts.knows_job:
+        is_earlier = not facts.is_of_job(facts.recorded)
+    record = "" if is_earlier else facts.record
     if record == "redriven":
         return "redriven"
     valid = [time for time, _ in facts.deaths if not record or time >= facts.recorded]
     if not valid:
         return "redriven" if record else "uncertain"
+    if facts.is_given_again:
+        return "uncertain"
     terms = [facts.times[f"term {name}"] for name in "ab" if f"term {name}" in facts.times]
     if any(time in terms for time in valid):
         return "dead" if place == "archived" else "lost"
@@ -233,9 +257,11 @@ def facts_of(order: Sequence[str], place: str) -> tuple[JobFacts, QueueFacts]:
             else:
                 entries.append(_ENTRIES[fact, time])
     is_stored = place in ("settled", "in flight")
+    is_given_again = place == "archived" and bool(entries) and max(entry.recorded_at for entry in entries) < at(born)
     job = JobFacts(
         *(JOB, tuple(entries), _JOBS[born] if is_stored else None, ends, record),
-        archived=_JOBS[born] if place == "archived" else None,
+        archived=_JOBS[0 if is_given_again else born] if place == "archived" else None,
+        is_given_again=is_given_again,
         records={},
         termination=None,
         foreign_end=last_end,
