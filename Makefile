@@ -1,8 +1,7 @@
 # Every target sets up its own prerequisites: uv where it is missing, then the locked environment.
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 RUN := $(UV) run --locked
-# Airflow and Spark start some hundred Python processes. Without cached bytecode each of them compiles its imports again:
-# a Spark session then starts in 32 s instead of 8 s.
+# Airflow and Spark start some hundred Python processes, which would compile their imports without cached bytecode.
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream docs testbed tools demo docker example_dags example_workers benchmarks tests
 TESTED = $(RUN) python -m tools.run_tests $@
@@ -25,8 +24,6 @@ types: $(UV)
 	$(RUN) mypy $(foreach file,$(wildcard tests/conftest.py tests/*/conftest.py),-m $(subst /,.,$(basename $(file))))
 imports: $(UV) ## the rules of the architecture
 	$(RUN) pytest tests/unit/test_architecture.py
-unit: $(UV) ## the tests that need no server
-	$(RUN) pytest tests/unit
 
 # Many tests wait for a server most of their time. Airflow's tests have one process, Spark's another.
 test: $(UV) chromium ## the quick tests, and one of each real thing
@@ -34,8 +31,7 @@ test: $(UV) chromium ## the quick tests, and one of each real thing
 test-changed: $(UV) ## the tests that run the lines changed since SINCE (HEAD), for some 50 s
 	$(RUN) python -m tools.changed_tests $(SINCE)
 test-rest: $(UV) chromium ## of the other tests as many as WITHIN seconds, in the order of .ci/order
-	$(TESTED) --processes=6 -m "slow and not smoke and not nightly" --order=.ci/order \
-		--start-within=$(or $(WITHIN),2400)
+	$(TESTED) --processes=6 -m "slow and not smoke and not nightly" --order=.ci/order --start-within=$(or $(WITHIN),2400)
 test-all: test-all-server test-all-airflow test-all-spark ## every test, in three parts for three machines
 test-all-server: $(UV)
 	$(TESTED) --processes=4 --hypothesis-profile=thorough -m "not (airflow or browser or jvm or registry or nightly)"
@@ -56,7 +52,9 @@ check-alerts := tests/server/test_alert_rules.py
 test-compose test-database-restarts test-spark-elsewhere test-spark-versions test-ui-versions check-alerts: $(UV)
 	$(RUN) --isolated --group database pytest -v -rP $($@)
 
-test-long: test-faults fuzz test-mapped test-waiting-scale conformance simulate-hour # what test-all has in short
+test-long: test-faults fuzz conformance simulate-hour # what test-all has in short
+	MAPPED_RUNS=3 MAPPED_TASKS=60 $(RUN) pytest tests/airflow/test_airflow_mapped.py
+	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_triggers_moved.py
 test-faults: $(UV) # killed redrives, random steps against the model of a queue, killed drivers, a million messages
 	FAULTS=full $(RUN) pytest tests/faults
 	FAULTS=full $(RUN) pytest -s tests/spark/test_bulk_redrive_faults.py tests/spark/test_bulk_redrive_kills.py \
@@ -64,10 +62,6 @@ test-faults: $(UV) # killed redrives, random steps against the model of a queue,
 fuzz: $(UV) # a minute for each parser of what comes from outside
 	FUZZ_SECONDS=60 $(RUN) pytest --processes=2 tests/unit/test_parser_fuzzing.py
 	$(RUN) pytest --processes=2 --hypothesis-profile=fuzz tests/unit/spark/test_bulk_parser.py
-test-mapped: $(UV)
-	MAPPED_RUNS=3 MAPPED_TASKS=60 $(RUN) pytest tests/airflow/test_airflow_mapped.py
-test-waiting-scale: $(UV)
-	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_triggers_moved.py
 test-servers: $(UV) ## scans and redrives with older servers …
 	$(RUN) python -m tools.server_versions
 matrix: $(UV) ## writes docs/reliability.md: every supported server, Airflow, Python; MATRIX="server --case redrive" …
