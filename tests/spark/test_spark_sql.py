@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import PySparkException
 from spark_streams import make_stream, publish_numbers, read_all
+
+from testbed.spark_face import JetStreamDataSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -94,3 +97,32 @@ def test_a_view_of_a_table_reads_what_is_stored_at_each_query(
         # The stream is full: each message drops the first one.
         publish_numbers(stream, 2)
         assert [row.seq for row in spark.sql("SELECT seq FROM live_jobs ORDER BY seq").collect()] == [3, 4, 5, 6]
+
+
+def test_what_a_load_fixes_is_said_at_once_but_for_a_table(
+    stream_options: dict[str, str], stream: SourceStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 3)
+    caplog.set_level(logging.WARNING)
+    # What Spark passes for CREATE TEMPORARY VIEW … USING, and for each query of a table.
+    JetStreamDataSource(dict(stream_options)).schema()
+    assert f"A batch reads {stream.name} to sequence 3 at every action" in caplog.text
+    assert "also after REFRESH TABLE" in caplog.text
+    caplog.clear()
+    JetStreamDataSource({**stream_options, "provider": "jetstream", "owner": "ann"}).schema()
+    assert caplog.text == ""
+
+
+def test_the_loss_of_a_frozen_view_says_what_reads_anew(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    make_stream(stream, max_msgs=3)
+    publish_numbers(stream, 3)
+    # With columns of its own, for INSERT: its first query fixes what it reads.
+    columns = "(value BINARY, subject STRING, seq BIGINT)"
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW frozen {columns} USING jetstream OPTIONS {quoted(stream_options)}")
+    assert count_of(spark, "SELECT count(*) FROM frozen") == 3
+    publish_numbers(stream, 2)
+    with pytest.raises(PySparkException, match="for what is stored now load it again, or query a view of a table"):
+        count_of(spark, "SELECT count(*) FROM frozen")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.errors import DataLossError
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.data_loss import record_matches
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.source.options import SourceOptions
 
+log = logging.getLogger(__name__)
+
+# Streams that a log record names.
+_SAID = 3
+
 
 @dataclass(frozen=True)
 class StreamSnapshot:
@@ -61,6 +68,19 @@ def take_snapshots(raw_options: Mapping[str, str], options: SourceOptions) -> di
 def _snapshots(socket: NatsSocket, options: SourceOptions) -> dict[str, StreamSnapshot]:
     names = options.names or options.matching(names_of_streams(socket))
     return {name: StreamSnapshot(SourceStream(socket, name).info(), socket.version) for name in names}
+
+
+def say_what_is_fixed(snapshots: Mapping[str, StreamSnapshot]) -> None:
+    """Log where a batch ends for good: Spark plans it once, and refreshes no view that was made with USING."""
+    if snapshots:
+        ends = ", ".join(f"{name} to sequence {found.info.last}" for name, found in list(snapshots.items())[:_SAID])
+        log.warning(
+            "A batch reads %s%s at every action on this data frame or SQL view, also after REFRESH TABLE. For what is"
+            " stored at each query load anew, or query a view of a table: CREATE TABLE t USING jetstream, then CREATE"
+            " TEMPORARY VIEW v AS SELECT * FROM t WITH (stream '…', …). A streaming query reads on.",
+            ends,
+            " and so on" if len(snapshots) > _SAID else "",
+        )
 
 
 class RangePartition(InputPartition):
@@ -122,8 +142,17 @@ class JetStreamReader(DataSourceReader):
         options = self._options.of(task.stream)
         if task.method == LATEST:
             yield from read_latest(self._raw_options, options, self._columns, task.subjects)
-        else:
+            return
+        try:
             yield from read_range(self._raw_options, options, self._columns, task)
+        except DataLossError as error:
+            problem = str(error)
+        else:
+            return
+        raise DataLossError(
+            f"{problem}; the first action fixed what is read: for what is stored now load it again, or query a view of"
+            " a table in place of one made with USING"
+        )
 
     def _latest(self, name: str, snapshot: StreamSnapshot) -> Range:
         """Return the whole stream as one task."""

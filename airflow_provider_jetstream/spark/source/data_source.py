@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
-from airflow_provider_jetstream.spark.source.options import source_options
+from airflow_provider_jetstream.spark.source.options import is_of_table, source_options
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -55,11 +55,14 @@ class JetStreamDataSource(DataSource):
 
         Spark calls it when data is loaded, and keeps this very object for every action on the data.
         """
-        from airflow_provider_jetstream.spark.source.batch_reader import take_snapshots
+        from airflow_provider_jetstream.spark.source.batch_reader import say_what_is_fixed, take_snapshots
         from airflow_provider_jetstream.spark.source.columns import read_schema
 
         options = source_options(self.options, "load")
         self._snapshots = take_snapshots(self.options, options)
+        # A table's query is planned anew each time.
+        if not is_of_table(self.options):
+            say_what_is_fixed(self._snapshots)
         return read_schema(with_headers=options.shared.include_headers, of_bucket=options.shared.of_bucket)
 
     @override

@@ -282,6 +282,11 @@ def option_names(purpose: Purpose) -> tuple[str, ...]:
     return (*VARIABLES, *own, *(OF_SPARK if purpose == "writeStream" else ()))
 
 
+def is_of_table(options: Iterable[str]) -> bool:
+    """Return whether options come with a table's properties: Spark asks about its columns for each query."""
+    return any(name.lower() in _OF_TABLES or name.lower().startswith(_TABLE_OPTION) for name in options)
+
+
 def _require_known(names: Iterable[str], purpose: Purpose) -> None:
     known = {name.lower(): name for name in option_names(purpose)}
     for name in names:

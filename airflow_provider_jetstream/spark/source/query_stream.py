@@ -161,7 +161,8 @@ class QueryStream:
         info, options, last_read = self.info, self.options, start.sequence
         name = self.stream.name
         if start.created != info.created:
-            report_loss(f"{name} was deleted and recreated after sequence {last_read} was read", options)
+            elsewhere = "or the checkpoint is of another server's or domain's stream of that name"
+            report_loss(f"{name} was deleted and recreated after sequence {last_read} was read, {elsewhere}", options)
             return info.first - 1, None
         if last_read > info.last:
             self._require_past(last_read)
