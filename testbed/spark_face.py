@@ -59,7 +59,7 @@ def read_batches(
         method = fetch_method(parsed, info, stream.socket.version)
     columns = RequestedColumns(tuple(names), (True,) * len(names), parsed.decompress)
     low, high = first or info.first, info.last if last is None else last
-    for task in plan_ranges(low, high, parsed, info, method, parsed.filters):
+    for task in plan_ranges(low, high, parsed, info, method, parsed.filter_subjects):
         yield from read_range(options, parsed, columns, task)
 
 
@@ -83,8 +83,8 @@ class RowWriter:
             parsed.stream,
             parsed.subject,
             identity,
-            null_is_empty=parsed.null_is_empty,
-            drop_nats_headers=parsed.drop_nats_headers,
+            null_is_empty=parsed.null_value == "empty",
+            drop_nats_headers=parsed.nats_headers == "drop",
         )
         self._publisher = Publisher(options, parsed, task, refused)
 

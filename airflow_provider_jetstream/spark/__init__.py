@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
     from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
     from airflow_provider_jetstream.spark.dead_letters.repaired_letters import read_repaired
-    from airflow_provider_jetstream.spark.dead_letters.report.write import write_report
+    from airflow_provider_jetstream.spark.dead_letters.report import write_report
     from airflow_provider_jetstream.spark.dead_letters.triage_tables import triage
     from airflow_provider_jetstream.spark.errors import (
         DataLossError,
@@ -53,7 +53,7 @@ __getattr__ = lazy_exports(
         "dead_letters.read": ["read_letters", "read_snapshot", "snapshot"],
         "dead_letters.repair_contract": ["repair"],
         "dead_letters.repaired_letters": ["read_repaired"],
-        "dead_letters.report.write": ["write_report"],
+        "dead_letters.report": ["write_report"],
         "dead_letters.triage_tables": ["triage"],
         "errors": [
             "DataLossError",

@@ -16,7 +16,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TerminalError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Class = TypeVar("_Class", bound=type)
+
+log = logging.getLogger(__name__)
 
 
 class SparkOptionError(TerminalError, ValueError):
@@ -66,3 +78,42 @@ class SparkApplicationError(TransientError, RuntimeError):
     """The Spark application didn't start, was stopped, or failed for a reason outside this package."""
 
     code = "JS521"
+
+
+def with_short_errors(kind: _Class) -> _Class:
+    """Make the public methods of a class raise this package's errors without their trace.
+
+    Spark shows a trace first and the cause last; the trace is logged at level ``DEBUG``.
+    """
+    for name, method in list(vars(kind).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(kind, name, _short(method))
+    return kind
+
+
+def _short(method: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.isgeneratorfunction(method):
+
+        @functools.wraps(method)
+        def generate(*arguments: Any, **named: Any) -> Any:
+            try:
+                yield from method(*arguments, **named)
+            except JetStreamProviderError as error:
+                log.debug("Spark is told of an error", exc_info=True)
+                problem = error
+            else:
+                return
+            raise problem.with_traceback(None) from None
+
+        return generate
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return method(*arguments, **named)
+        except JetStreamProviderError as error:
+            log.debug("Spark is told of an error", exc_info=True)
+            problem = error
+        raise problem.with_traceback(None) from None
+
+    return call

@@ -113,11 +113,18 @@ def test_the_page_shows_all_letters_and_contains_nothing_that_runs(letters: Data
     for table in page.split("<table>")[1:]:
         counts = re.findall(r'<td class="count">([\d,]+)</td>', table.split("</table>")[0])
         assert sum(int(count.replace(",", "")) for count in counts) == _COUNT + 2
-    days, hours = (re.findall(r"<title>[^<]*: (\d+) [a-z_]+</title>", chart) for chart in page.split("<h2>")[1:3])
-    assert sum(map(int, days)) == _COUNT + 2
     # Two letters died seven days after the first one, the others long before.
-    assert "Deaths by hour, the last 72 hours" in page
-    assert sum(map(int, hours)) == 2
+    assert "Deaths from 2026-11-18 22:40:00 to 2026-11-25 21:30:00." in page
+    for name in ("terminated", "max_deliveries", "orphan"):
+        assert f"{summary.reasons[name]} {name}" in page
+    assert "every delivery failed: mend the handler or what it needs, then redrive" in page
+    groups = {
+        row.reason: row for row in letters.sparkSession.read.parquet(str(tmp_path / "report" / "groups")).collect()
+    }
+    assert groups["max_deliveries"].examples == [1, 298]
+    assert {len(row.trend) for row in groups.values()} == {24}
+    assert {reason: sum(row.trend) for reason, row in groups.items()} == summary.reasons
+    assert sum(row.trend[-1] for row in groups.values()) == 2
     data = letters.sparkSession.read.parquet(summary.data)
     assert data.count() == _COUNT + 2
     assert not {"body", "headers"} & set(data.columns)

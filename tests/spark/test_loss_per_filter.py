@@ -12,7 +12,7 @@ from spark_streams import delete, make_stream, publish, purge
 
 from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import JetStreamReader, take_snapshots
-from airflow_provider_jetstream.spark.source.options import source_options
+from airflow_provider_jetstream.spark.source.options import read_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ _MINUTE = 60 * 10**9
 
 def _load(stream_options: dict[str, str], **options: str) -> JetStreamReader:
     settings = {**stream_options, **options}
-    return JetStreamReader(settings, SEQUENCE, take_snapshots(settings, source_options(settings, "read")))
+    return JetStreamReader(settings, SEQUENCE, take_snapshots(settings, read_options(settings, "read")))
 
 
 def _publish(stream: SourceStream, *keys: str) -> None:
@@ -155,7 +155,7 @@ def test_a_purge_under_a_reader_is_lost_to_those_who_asked_for_it(
     settings = {**stream_options, "filterSubjects": f"{stream.name}.{wanted},{stream.name}.c", "fetchBatch": "50"}
     # With the bodies, which aren't all received before the purge.
     schema = StructType([StructField("seq", LongType()), StructField("value", BinaryType())])
-    reader = JetStreamReader(settings, schema, take_snapshots(settings, source_options(settings, "read")))
+    reader = JetStreamReader(settings, schema, take_snapshots(settings, read_options(settings, "read")))
     batches = sequences(reader, reader.partitions())
     assert next(batches) == (1 if is_lost else 1501)
     purge(stream, 1400)

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.spark.source.batch_reader import (
     JetStreamReader,
     take_snapshots,
 )
-from airflow_provider_jetstream.spark.source.options import source_options
+from airflow_provider_jetstream.spark.source.options import read_options
 from testbed.spark_face import open_stream
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _PLACE = StructType([StructField("stream", StringType()), StructField("seq", Lon
 
 
 def _load(options: dict[str, str], kind: type[JetStreamReader] = JetStreamReader) -> JetStreamReader:
-    return kind(options, _PLACE, take_snapshots(options, source_options(options, "load")))
+    return kind(options, _PLACE, take_snapshots(options, read_options(options, "load")))
 
 
 def _read(options: dict[str, str]) -> list[tuple[str, int]]:
@@ -139,4 +139,4 @@ def test_a_pattern_looks_at_all_pages_of_names(own_nats: NatsServer) -> None:
         for number in range(1050):
             config = {"name": f"many-{number}", "subjects": [f"many.{number}"], "storage": "memory"}
             stream.api(f"STREAM.CREATE.many-{number}", config)
-    assert sorted(take_snapshots(options, source_options(options, "load"))) == [f"many-{n}" for n in range(1000, 1050)]
+    assert sorted(take_snapshots(options, read_options(options, "load"))) == [f"many-{n}" for n in range(1000, 1050)]

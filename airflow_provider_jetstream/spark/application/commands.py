@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.redrive.request import Protocol, Redri
 from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters, redrive_next_letters
 from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
 from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
-from airflow_provider_jetstream.spark.dead_letters.report.write import write_report
+from airflow_provider_jetstream.spark.dead_letters.report import write_report
 from airflow_provider_jetstream.spark.dead_letters.schema import (
     CONSUMER,
     DAG_ID,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
     from airflow_provider_jetstream.spark.dead_letters.repair_contract import Repairing, repair
     from airflow_provider_jetstream.spark.dead_letters.repaired_letters import read_repaired
-    from airflow_provider_jetstream.spark.dead_letters.report.write import ReportSummary, write_report
+    from airflow_provider_jetstream.spark.dead_letters.report import ReportSummary, write_report
     from airflow_provider_jetstream.spark.dead_letters.triage_tables import Triage, triage
 
 __all__ = [
@@ -32,7 +32,7 @@ __getattr__ = lazy_exports(
         "read": ["read_letters", "read_snapshot", "snapshot"],
         "repair_contract": ["Repairing", "repair"],
         "repaired_letters": ["read_repaired"],
-        "report.write": ["ReportSummary", "write_report"],
+        "report": ["ReportSummary", "write_report"],
         "triage_tables": ["Triage", "triage"],
     },
 )

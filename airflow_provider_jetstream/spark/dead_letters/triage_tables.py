@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -14,6 +16,17 @@ if TYPE_CHECKING:
 
 LETTERS: Final = "letters"
 _HOUR, _DAY = 3_600, 86_400
+# Equal parts of the time from the first death to the last one.
+_PARTS = 24
+_DIAGNOSES: Final = {
+    Reason.MAX_DELIVERIES: "every delivery failed: mend the handler or what it needs, then redrive",
+    Reason.TERMINATED: "a worker gave the job up: repair what it refuses, then redrive, or discard",
+    Reason.DEADLINE: "the last delivery ran past its deadline: give more time or split the job, then redrive",
+    Reason.EXPIRED: "its deadline passed before a worker had it or while one did: add workers, or discard",
+    Reason.ORPHAN: "found by counting, its advisory is gone: look at the worker's log, then redrive",
+    Reason.UNDELIVERABLE: "no consumer takes its subject: add a consumer, or redrive to another subject",
+    Reason.UNACCOUNTED: "gone without evidence of its end: find out whether it was done before a redrive",
+}
 CAUSE: Final[tuple[GroupField, ...]] = ("fingerprint", "reason", "error_class", "traceback_digest")
 
 
@@ -22,7 +35,8 @@ class Triage:
     """The same letters counted by different fields; each table's column ``letters`` adds up to their number.
 
     :param groups: by cause (fingerprint, reason, error class and traceback digest together), each with its first and
-        last death, a sample and what it affected; the largest first
+        last death, a sample, what it affected, ``trend`` (letters in equal parts of the time from the first death of
+        all to the last one), ``examples`` (sequences) and ``diagnosis``; the largest first
     :param fingerprints: by fingerprint
     :param reasons: by reason
     :param error_classes: by error class
@@ -55,7 +69,12 @@ def triage(letters: DataFrame) -> Triage:
     :return: the counts, evaluated when they are used
     """
     message = f.coalesce("error_message", "explanation")
-    groups = letters.groupBy(*CAUSE).agg(
+    ends = letters.agg(f.min("died_at").alias("_first"), f.max("died_at").alias("_last"))
+    first, last = (f.unix_micros(name) for name in ("_first", "_last"))
+    part = f.floor((f.unix_micros("died_at") - first) * _PARTS / (last - first + 1))
+    placed = letters.crossJoin(f.broadcast(ends)).withColumn("_part", part)
+    diagnoses = f.create_map(*(f.lit(text) for pair in _DIAGNOSES.items() for text in pair))
+    groups = placed.groupBy(*CAUSE).agg(
         f.count("*").alias(LETTERS),
         f.min("died_at").alias("first_died_at"),
         f.max("died_at").alias("last_died_at"),
@@ -66,7 +85,10 @@ def triage(letters: DataFrame) -> Triage:
         f.count_distinct("subject").alias("subjects"),
         f.count_distinct("dag_id").alias("dags"),
         f.max("redrive_count").alias("most_redrives"),
+        f.array(*(f.count_if(f.col("_part") == number) for number in range(_PARTS))).alias("trend"),
+        f.array_distinct(f.array(f.min("sequence"), f.max("sequence"))).alias("examples"),
     )
+    groups = groups.withColumn("diagnosis", diagnoses[f.col("reason")])
     origins = letters.groupBy("dag_id", "run_id").agg(
         f.count("*").alias(LETTERS), f.count_distinct("task_id").alias("tasks")
     )

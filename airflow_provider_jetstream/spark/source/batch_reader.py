@@ -12,11 +12,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.errors import DataLossError
+from airflow_provider_jetstream.spark.errors import DataLossError, with_short_errors
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.data_loss import record_matches
 from airflow_provider_jetstream.spark.source.latest_reader import read_latest
-from airflow_provider_jetstream.spark.source.options import source_options
+from airflow_provider_jetstream.spark.source.options import NO_SESSION, read_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
     LATEST,
     Range,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from airflow_provider_jetstream.spark.source.options import SourceOptions
+    from airflow_provider_jetstream.spark.source.options import ReadOptions, SessionDefaults
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class StreamSnapshot:
     version: tuple[int, ...]
 
 
-def take_snapshots(raw_options: Mapping[str, str], options: SourceOptions) -> dict[str, StreamSnapshot]:
+def take_snapshots(raw_options: Mapping[str, str], options: ReadOptions) -> dict[str, StreamSnapshot]:
     """Read the state of the streams that the options select, by their names.
 
     :raises NotFoundError: a stream that was named doesn't exist
@@ -65,7 +65,7 @@ def take_snapshots(raw_options: Mapping[str, str], options: SourceOptions) -> di
         return _snapshots(socket, options)
 
 
-def _snapshots(socket: NatsSocket, options: SourceOptions) -> dict[str, StreamSnapshot]:
+def _snapshots(socket: NatsSocket, options: ReadOptions) -> dict[str, StreamSnapshot]:
     names = options.names or options.matching(names_of_streams(socket))
     return {name: StreamSnapshot(SourceStream(socket, name).info(), socket.version) for name in names}
 
@@ -91,6 +91,7 @@ class RangePartition(InputPartition):
         self.task = task
 
 
+@with_short_errors
 class JetStreamReader(DataSourceReader):
     """Reads the messages of a range of each stream.
 
@@ -98,13 +99,17 @@ class JetStreamReader(DataSourceReader):
     """
 
     def __init__(
-        self, raw_options: Mapping[str, str], schema: StructType, snapshots: Mapping[str, StreamSnapshot] | None
+        self,
+        raw_options: Mapping[str, str],
+        schema: StructType,
+        snapshots: Mapping[str, StreamSnapshot] | None,
+        session: SessionDefaults = NO_SESSION,
     ) -> None:
         self._raw_options = dict(raw_options)
-        self._options = source_options(raw_options, "read")
-        shared = self._options.shared
+        self._options = read_options(raw_options, "read", session)
+        shared = self._options
         self._columns = RequestedColumns.of(
-            schema, with_headers=shared.include_headers, decompress=shared.decompress, of_bucket=shared.of_bucket
+            schema, with_headers=shared.include_headers, decompress=shared.decompress, of_bucket=bool(shared.bucket)
         )
         self._snapshots = snapshots
 
@@ -121,7 +126,7 @@ class JetStreamReader(DataSourceReader):
             if not snapshots:
                 raise NotFoundError(f"expected {self._options}, found none: check the option streamPattern")
             self._options.require_bounds(snapshots)
-            if self._options.shared.latest:
+            if self._options.latest_per_subject:
                 return [RangePartition(self._latest(name, snapshot)) for name, snapshot in snapshots.items()]
             ends = {name: self._ends(SourceStream(socket, name), snapshot) for name, snapshot in snapshots.items()}
             sizes = {name: max(0, last + 1 - first) for name, (first, last, _) in ends.items()}
@@ -130,8 +135,8 @@ class JetStreamReader(DataSourceReader):
                 options, (first, last, info) = self._options.of(name), ends[name]
                 options = with_share(options, sizes[name], sum(sizes.values()))
                 method, starts = fetch_method(options, info, snapshot.version), range_starts(first, last, options)
-                planned = record_matches(SourceStream(socket, name), info, starts, options.filters)
-                tasks += plan_ranges(first, last, options, info, method, options.filters, planned)
+                planned = record_matches(SourceStream(socket, name), info, starts, options.filter_subjects)
+                tasks += plan_ranges(first, last, options, info, method, options.filter_subjects, planned)
         return [RangePartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -159,7 +164,7 @@ class JetStreamReader(DataSourceReader):
         info = snapshot.info
         options = self._options.of(name)
         require_latest(options, info)
-        return Range(name, 1, info.last, LATEST, options.filters, info.created, detect_loss=False)
+        return Range(name, 1, info.last, LATEST, options.filter_subjects, info.created, detect_loss=False)
 
     def _ends(self, stream: SourceStream, snapshot: StreamSnapshot) -> tuple[int, int, StreamInfo]:
         """Return the first and the last sequence to read of a stream, and its state now.

@@ -7,7 +7,6 @@ stream that allows a consumer, as a whole from another.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -72,9 +71,11 @@ def _sizes(
 ) -> tuple[Integers, Integers]:
     """Read sequences and sizes in order, of each filter at least until its sizes exceed the limit."""
     settings = socket_settings(raw_options)
-    most = options.batch or (DEFAULT_BATCH if task.method == "consumer" else SMALL_BATCH)
+    most = options.fetch_batch or (DEFAULT_BATCH if task.method == "consumer" else SMALL_BATCH)
     # Three pulls are on their way when the limit is found to be reached: few messages where the limit is small.
-    options = replace(options, batch=min(most, max(limit // info.limits.average_size, _FEWEST_MESSAGES)))
+    options = options.model_copy(
+        update={"fetch_batch": min(most, max(limit // info.limits.average_size, _FEWEST_MESSAGES))}
+    )
     sequences, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with closing(NatsSocket(settings)) as other:
         observed = SourceStream(other, options.stream)

@@ -187,8 +187,8 @@ def report_loss(finding: str, options: ReadOptions, loss: Loss | None = None) ->
     :raises DataLossError: neither ``failOnDataLoss`` nor ``acceptedLoss`` allows it
     """
     if loss:
-        finding = f"{finding}: {_lost(loss, options.filters)} are lost, {loss.cause}"
-    accepted = loss is not None and _is_covered(loss, options.accepted_loss)
+        finding = f"{finding}: {_lost(loss, options.filter_subjects)} are lost, {loss.cause}"
+    accepted = loss is not None and _is_covered(loss, options.losses)
     if not options.fail_on_data_loss or accepted:
         log.warning("Messages are missing: %s.", finding)
         return
@@ -206,7 +206,7 @@ def _lost(loss: Loss, filters: Iterable[str]) -> str:
 
 def _acceptance(loss: Loss, options: ReadOptions) -> str:
     ranges = f"{loss.first}-{loss.last}"
-    return json.dumps({options.stream: ranges}, ensure_ascii=False) if options.among_several else ranges
+    return json.dumps({options.stream: ranges}, ensure_ascii=False) if options.several else ranges
 
 
 def _is_covered(loss: Loss, accepted: Sequence[tuple[int, int]]) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
-from airflow_provider_jetstream.spark.source.options import is_of_table, source_options
+from airflow_provider_jetstream.spark.errors import with_short_errors
+from airflow_provider_jetstream.spark.source.options import NO_SESSION, SessionDefaults, is_of_table, read_options
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 FORMAT = "jetstream"
 
 
+@with_short_errors
 class JetStreamDataSource(DataSource):
     """Reads and writes JetStream streams; registered by :func:`airflow_provider_jetstream.spark.register`.
 
@@ -38,6 +42,7 @@ class JetStreamDataSource(DataSource):
     """
 
     policy: ClassVar[ConnectionPolicy] = ConnectionPolicy()
+    session: ClassVar[SessionDefaults] = NO_SESSION
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         # Every query comes through here; what runs later takes these options as they are.
@@ -58,19 +63,19 @@ class JetStreamDataSource(DataSource):
         from airflow_provider_jetstream.spark.source.batch_reader import say_what_is_fixed, take_snapshots
         from airflow_provider_jetstream.spark.source.columns import read_schema
 
-        options = source_options(self.options, "load")
+        options = read_options(self.options, "load", self.session)
         self._snapshots = take_snapshots(self.options, options)
         # A table's query is planned anew each time.
         if not is_of_table(self.options):
             say_what_is_fixed(self._snapshots)
-        return read_schema(with_headers=options.shared.include_headers, of_bucket=options.shared.of_bucket)
+        return read_schema(with_headers=options.include_headers, of_bucket=bool(options.bucket))
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a reader of what was stored when the data was loaded."""
         from airflow_provider_jetstream.spark.source.batch_reader import JetStreamReader
 
-        return JetStreamReader(self.options, schema, self._snapshots)
+        return JetStreamReader(self.options, schema, self._snapshots, self.session)
 
     @override
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -78,7 +83,7 @@ class JetStreamDataSource(DataSource):
         from airflow_provider_jetstream.spark.source.stream_reader import RefusedStreamReader, stream_reader
 
         try:
-            return stream_reader(self.options, schema)
+            return stream_reader(self.options, schema, self.session)
         except JetStreamProviderError as error:
             return RefusedStreamReader(error)
 
@@ -105,10 +110,21 @@ def register(session: SparkSession) -> None:
     :param session: on PySpark 4.1 or later
     :raises SparkOptionError: a property ``spark.jetstream.allowed…`` can't be used
     """
-    allowed = ConnectionPolicy.of_session(session)
+    allowed, defaults = ConnectionPolicy.of_session(session), _defaults_of(session)
 
+    # A class of this function is sent to Spark's processes with its attributes, one of a module isn't.
     class _AllowedDataSource(JetStreamDataSource):
-        # A class of this function is sent to Spark's processes with its attributes, one of a module isn't.
-        policy = allowed
+        policy, session = allowed, defaults
 
     session.dataSource.register(_AllowedDataSource)
+
+
+def _defaults_of(session: SparkSession) -> SessionDefaults:
+    """Return how many tasks run at a time, as the plan of a range has it, and the time zone; runs no job."""
+    plan = str(session.sql("EXPLAIN SELECT * FROM range(1000000)").collect()[0][0])
+    splits = re.search(r"splits=(?:Some\()?(\d+)", plan)
+    try:
+        zone = ZoneInfo(str(session.conf.get("spark.sql.session.timeZone")))
+    except (ZoneInfoNotFoundError, ValueError):
+        zone = None
+    return SessionDefaults(int(splits[1]) if splits else 1, zone)

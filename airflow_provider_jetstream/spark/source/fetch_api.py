@@ -51,8 +51,8 @@ class ApiFetch:
         self._stream = stream
         self._subject = subject
         self._columns = columns
-        self._widest = min(options.batch or DEFAULT_BATCH, DEFAULT_BATCH)
-        self._max_bytes = options.max_bytes or DEFAULT_MAX_BYTES
+        self._widest = min(options.fetch_batch or DEFAULT_BATCH, DEFAULT_BATCH)
+        self._max_bytes = options.fetch_max_bytes or DEFAULT_MAX_BYTES
         self._api_subject = f"STREAM.MSG.GET.{stream.name}"
 
     def fetch(self, first: int, last: int) -> Generator[FetchedBatch]:

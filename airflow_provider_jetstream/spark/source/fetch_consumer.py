@@ -106,10 +106,10 @@ class ConsumerFetch:
         self._columns = columns
         self._next_sequence = next_sequence
         self._socket = stream.socket
-        self._batch = options.batch or DEFAULT_BATCH
+        self._batch = options.fetch_batch or DEFAULT_BATCH
         self._size = size or PullSize()
         self._pulls = _PULLS if self._size.divisor == 1 else 1
-        usual = max(options.max_bytes or DEFAULT_MAX_BYTES, self._socket.max_payload + _OVERHEAD)
+        usual = max(options.fetch_max_bytes or DEFAULT_MAX_BYTES, self._socket.max_payload + _OVERHEAD)
         self._usual_bytes = max(usual // self._size.divisor, _LEAST_BYTES)
         self._max_bytes = self._usual_bytes
         self._name = f"spark-{uuid4().hex}"

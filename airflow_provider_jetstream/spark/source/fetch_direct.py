@@ -73,8 +73,8 @@ class DirectFetch:
         self._filter = json.dumps(subject).encode()
         self._columns = columns
         self._socket = stream.socket
-        self._batch = options.batch or DEFAULT_BATCH
-        self._max_bytes = options.max_bytes or DEFAULT_MAX_BYTES
+        self._batch = options.fetch_batch or DEFAULT_BATCH
+        self._max_bytes = options.fetch_max_bytes or DEFAULT_MAX_BYTES
         self._pipelined = pipelined
 
     def fetch(self, first: int, last: int) -> Generator[FetchedBatch]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import logging
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,16 @@ from airflow_provider_jetstream.spark.source.data_loss import LIMITS, find_loss,
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.data_loss import Planned
-    from airflow_provider_jetstream.spark.source.option_values import Bound
-    from airflow_provider_jetstream.spark.source.options import ReadOptions
+    from airflow_provider_jetstream.spark.source.options import Bound, ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
     from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
+log = logging.getLogger(__name__)
+
+# Where the options leave the number of tasks open, each has so many sequences at least; with more than the second one
+# in a task, a warning says what to do.
+_FEWEST_OF_TASK = 100_000
+_MANY_OF_TASK = 1_000_000
 # The method of a read that isn't one of sequences.
 LATEST = "latest"
 # The server answers a direct get with many messages since 2.11.
@@ -54,17 +60,17 @@ def fetch_method(options: ReadOptions, info: StreamInfo, version: tuple[int, ...
     """
     is_too_old = version < _BATCHED_DIRECT_GET
     direct = info.allow_direct and not is_too_old
-    if options.method == "consumer" and info.retention != LIMITS:
+    if options.fetch_method == "consumer" and info.retention != LIMITS:
         raise SparkOptionError(
             f"fetchMethod: expected direct or api for {options.stream!r}, found consumer: a consumer on a stream with"
             f" {info.retention} retention takes messages from its workers"
         )
-    if options.method == "direct" and not direct:
+    if options.fetch_method == "direct" and not direct:
         found = ".".join(map(str, version))
         reason = f"it needs nats-server 2.11, found {found}" if is_too_old else "it needs allow_direct on the stream"
         raise SparkOptionError(f"fetchMethod: expected api for {options.stream!r}, found direct: {reason}")
-    if options.method != "auto":
-        return options.method
+    if options.fetch_method != "auto":
+        return options.fetch_method
     if info.retention == LIMITS:
         return "consumer"
     return "direct" if direct else "api"
@@ -75,8 +81,8 @@ def require_latest(options: ReadOptions, info: StreamInfo) -> None:
 
     :raises SparkOptionError: only a consumer can do that, and the stream or the options allow none
     """
-    if info.retention != LIMITS or options.method not in ("auto", "consumer"):
-        found = f"fetchMethod {options.method}" if info.retention == LIMITS else f"{info.retention} retention"
+    if info.retention != LIMITS or options.fetch_method not in ("auto", "consumer"):
+        found = f"fetchMethod {options.fetch_method}" if info.retention == LIMITS else f"{info.retention} retention"
         raise SparkOptionError(
             f"latestPerSubject: expected a stream with limits retention and its reading by a consumer, found {found}:"
             " drop it, or choose in Spark with max_by(value, seq)"
@@ -95,7 +101,7 @@ def first_sequence(stream: SourceStream, options: ReadOptions, info: StreamInfo)
     if bound.sequence is None:
         return info.first if bound.extreme == "earliest" else info.last + 1
     _require_stored("startingOffsets", bound.sequence, info)
-    if loss := find_loss(stream, info, bound.sequence, options.filters):
+    if loss := find_loss(stream, info, bound.sequence, options.filter_subjects):
         report_loss(f"{stream.name} begins at {info.first}, startingOffsets is {bound.sequence}", options, loss)
     return max(bound.sequence, info.first)
 
@@ -133,6 +139,12 @@ def plan_ranges(
     """Divide sequences into one consecutive range per task; none where there are no sequences."""
     edges = [*range_starts(first, last, options), last + 1]
     detect_loss = info.retention == LIMITS
+    most = max((end - start for start, end in pairwise(edges)), default=0)
+    if most > _MANY_OF_TASK:
+        log.warning(
+            "One task reads %d sequences of %s: raise minPartitions, or give maxRecordsPerPartition.",
+            *(most, options.stream),
+        )
     return [
         Range(options.stream, start, end - 1, method, subjects, info.created, detect_loss, planned)
         for start, end in pairwise(edges)
@@ -146,19 +158,20 @@ def empty_ranges(begin: StreamPosition, end: StreamPosition, options: ReadOption
 
 
 def with_share(options: ReadOptions, size: int, total: int) -> ReadOptions:
-    """Give a stream its share of ``minPartitions`` among several, and at least one.
+    """Give a stream its share of tasks among several, and at least one.
 
     :param size: how many of its sequences are read
     :param total: how many are read of all
     """
-    return replace(options, min_partitions=max(1, round(options.min_partitions * size / max(1, total))))
+    tasks = options.min_partitions or min(options.parallelism, -(-total // _FEWEST_OF_TASK))
+    return options.model_copy(update={"min_partitions": max(1, round(tasks * size / max(1, total)))})
 
 
 def range_starts(first: int, last: int, options: ReadOptions) -> list[int]:
     """Return the first sequence of each task's range."""
     size = max(0, last - first + 1)
-    tasks = options.min_partitions
-    if options.max_records:
-        tasks = max(tasks, -(-size // options.max_records))
+    tasks = options.min_partitions or 1
+    if options.max_records_per_partition:
+        tasks = max(tasks, -(-size // options.max_records_per_partition))
     tasks = min(tasks, size)
     return [first + size * index // tasks for index in range(tasks)]

@@ -148,7 +148,7 @@ def _require_range(stream: SourceStream, options: ReadOptions, task: Range, firs
     """Report what is lost of a range, and return at which sequence the stream begins."""
     info = stream.info()
     require_same(stream, task.created, info)
-    if loss := find_loss(stream, info, first, options.filters, task.planned, last=task.last):
+    if loss := find_loss(stream, info, first, options.filter_subjects, task.planned, last=task.last):
         report_loss(f"{stream.name} begins at {info.first} now, and {first} was to be read", options, loss)
     return info.first
 
@@ -201,7 +201,7 @@ class _Observer:
         # The first sequence of a stream never decreases, and a loss is reported once.
         self.head = info.first
         options, task = self._options, self._task
-        if loss := find_loss(stream, info, missing, options.filters, task.planned, last=task.last):
+        if loss := find_loss(stream, info, missing, options.filter_subjects, task.planned, last=task.last):
             report_loss(f"{stream.name} begins at {info.first} now, and {missing} was being read", options, loss)
             self._watches = False
 

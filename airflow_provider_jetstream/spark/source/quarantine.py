@@ -51,7 +51,7 @@ def write_rows(rows: DataFrame, options: Mapping[str, str], quarantine: str) -> 
     folder = f"w{uuid4().hex[:16]}"
     with closing(NatsSocket(socket_settings(options))) as socket:
         writer.require_stream(socket)
-    task = _QuarantiningTask(writer, write_identity(writer.options.prefix))
+    task = _QuarantiningTask(writer, write_identity(writer.options.msg_id_prefix))
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return task.write(batches)

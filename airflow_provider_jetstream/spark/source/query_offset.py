@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from airflow_provider_jetstream.spark.source.data_loss import Loss
-    from airflow_provider_jetstream.spark.source.options import SourceOptions
+    from airflow_provider_jetstream.spark.source.options import ReadOptions
 
 _STREAMS = "streams"
 # Where the batch that the offset ends begins: the first position of a query, or of a stream that has appeared, is
@@ -59,7 +59,7 @@ class QueryOffset:
             {name: StreamPosition.of(entry[_START]) for name, entry in entries.items() if _START in entry},
         )
 
-    def named(self, options: SourceOptions, creations: Callable[[], Mapping[str, str]]) -> Mapping[str, StreamPosition]:
+    def named(self, options: ReadOptions, creations: Callable[[], Mapping[str, str]]) -> Mapping[str, StreamPosition]:
         """Return the positions by name.
 
         :param creations: when the streams were created, which tells what stream a position without a name is of
@@ -91,7 +91,7 @@ class QueryOffset:
 
 
 def write_offset(
-    options: SourceOptions,
+    options: ReadOptions,
     positions: Mapping[str, StreamPosition],
     starts: Mapping[str, StreamPosition] | None = None,
     losses: Mapping[str, Loss] | None = None,

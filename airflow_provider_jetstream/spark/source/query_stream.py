@@ -59,7 +59,7 @@ class NewMessages(NamedTuple):
         """Begin at the first message that the filters match; where there is none, there is nothing to read."""
         if not self.pending:
             return self
-        message = self.stream.stream.next_of(self.after + 1, self.stream.options.filters)
+        message = self.stream.stream.next_of(self.after + 1, self.stream.options.filter_subjects)
         if message is None or message.sequence > self.end.sequence:
             return self._replace(after=self.end.sequence)
         return self._replace(after=message.sequence - 1, oldest=parse_time(message.time))
@@ -78,7 +78,7 @@ class NewMessages(NamedTuple):
             self.after + 1,
             self.end.sequence,
             self.stream.method(),
-            options.filters,
+            options.filter_subjects,
             info.created,
             detect_loss=False,
         )
@@ -152,8 +152,12 @@ class QueryStream:
             report_loss(f"{self.stream.name} was deleted and recreated after this batch was planned", options)
             return empty_ranges(begin, end, options)
         edges = range_starts(begin.sequence + 1, end.sequence, options)
-        planned = record_matches(self.stream, info, sorted({max(first, edge) for edge in edges}), options.filters)
-        ranges = plan_ranges(begin.sequence + 1, end.sequence, options, info, self.method(), options.filters, planned)
+        planned = record_matches(
+            self.stream, info, sorted({max(first, edge) for edge in edges}), options.filter_subjects
+        )
+        ranges = plan_ranges(
+            begin.sequence + 1, end.sequence, options, info, self.method(), options.filter_subjects, planned
+        )
         return [replace(task, first=max(first, task.first)) for task in ranges]
 
     def last_read(self, start: StreamPosition) -> tuple[int, Loss | None]:
@@ -167,7 +171,7 @@ class QueryStream:
         if last_read > info.last:
             self._require_past(last_read)
             return info.last, None
-        if loss := find_loss(self.stream, info, last_read + 1, options.filters, oldest=start.time):
+        if loss := find_loss(self.stream, info, last_read + 1, options.filter_subjects, oldest=start.time):
             report_loss(f"{name} begins at {info.first}, and {last_read + 1} wasn't read", options, loss)
         return max(last_read, info.first - 1), loss
 

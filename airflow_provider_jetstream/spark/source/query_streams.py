@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-    from airflow_provider_jetstream.spark.source.options import SourceOptions
+    from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.partition_planner import Range
     from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
@@ -32,7 +32,7 @@ class QueryStreams:
     :param options: which streams, and how they are read
     """
 
-    def __init__(self, socket: NatsSocket, options: SourceOptions) -> None:
+    def __init__(self, socket: NatsSocket, options: ReadOptions) -> None:
         self._socket = socket
         self._options = options
 
@@ -125,7 +125,7 @@ class QueryStreams:
             try:
                 streams[name] = QueryStream(SourceStream(self._socket, name), self._options.of(name))
             except NotFoundError:
-                if not self._options.pattern:
+                if not self._options.stream_pattern:
                     raise
         return streams
 

@@ -6,7 +6,6 @@ An offset is the last sequence that was read of each stream, so a batch is the s
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql import streaming
@@ -16,10 +15,10 @@ from typing_extensions import override
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.errors import SparkOptionError, with_short_errors
 from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.options import TriggerOptions, source_options
+from airflow_provider_jetstream.spark.source.options import NO_SESSION, read_options
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from airflow_provider_jetstream.spark.source.query_offset import write_offset
 from airflow_provider_jetstream.spark.source.query_streams import QueryStreams
@@ -33,23 +32,27 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+    from airflow_provider_jetstream.spark.source.options import ReadOptions, SessionDefaults
     from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
 _Result = TypeVar("_Result")
 
 
-def stream_reader(raw_options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+def stream_reader(
+    raw_options: Mapping[str, str], schema: StructType, session: SessionDefaults = NO_SESSION
+) -> DataSourceStreamReader:
     """Make the reader with all that this Spark supports: limits and AvailableNow since Spark 4.2.
 
     :raises SparkOptionError: an option needs a later Spark
     """
     if hasattr(streaming, "datasource"):
-        return JetStreamLimitedStreamReader(raw_options, schema)
-    if given := source_options(raw_options, "readStream").shared.per_trigger.given:
+        return JetStreamLimitedStreamReader(raw_options, schema, session)
+    if given := read_options(raw_options, "readStream", session).limits:
         raise SparkOptionError(f"{given[0]}: expected Spark 4.2 or later, found an earlier one: drop it")
-    return JetStreamStreamReader(raw_options, schema)
+    return JetStreamStreamReader(raw_options, schema, session)
 
 
+@with_short_errors
 class RefusedStreamReader(DataSourceStreamReader):
     """Raises an error of the options when the query begins.
 
@@ -78,15 +81,18 @@ class RefusedStreamReader(DataSourceStreamReader):
         raise self._error
 
 
+@with_short_errors
 class JetStreamStreamReader(DataSourceStreamReader):
     """Reads what was stored since the last batch; for Spark 4.1, which has no limits."""
 
-    def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
+    def __init__(
+        self, raw_options: Mapping[str, str], schema: StructType, session: SessionDefaults = NO_SESSION
+    ) -> None:
         self._raw_options = dict(raw_options)
-        self._options = source_options(raw_options, "readStream")
-        shared = self._options.shared
+        self._options = read_options(raw_options, "readStream", session)
+        shared = self._options
         self._columns = RequestedColumns.of(
-            schema, with_headers=shared.include_headers, decompress=shared.decompress, of_bucket=shared.of_bucket
+            schema, with_headers=shared.include_headers, decompress=shared.decompress, of_bucket=bool(shared.bucket)
         )
         self._socket: NatsSocket | None = None
 
@@ -146,11 +152,14 @@ if hasattr(streaming, "datasource"):
         SupportsTriggerAvailableNow,
     )
 
+    @with_short_errors
     class JetStreamLimitedStreamReader(JetStreamStreamReader, SupportsTriggerAvailableNow):
         """A reader with limits, whose end is fixed where a query reads what is available now."""
 
-        def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
-            super().__init__(raw_options, schema)
+        def __init__(
+            self, raw_options: Mapping[str, str], schema: StructType, session: SessionDefaults = NO_SESSION
+        ) -> None:
+            super().__init__(raw_options, schema, session)
             self._target: dict[str, StreamPosition] | None = None
             self._pace = TriggerPace(self._raw_options)
 
@@ -164,12 +173,13 @@ if hasattr(streaming, "datasource"):
         @override
         def getDefaultReadLimit(self) -> ReadLimit:
             """Return one of the limits, which stands for all, or everything."""
-            limits = self._options.shared.per_trigger
-            if limits.max_offsets:
-                return ReadMaxRows(limits.max_offsets)
-            if limits.max_bytes:
-                return ReadMaxBytes(limits.max_bytes)
-            return ReadMinRows(limits.min_offsets) if limits.min_offsets else ReadAllAvailable()
+            limits = self._options
+            if limits.max_offsets_per_trigger:
+                return ReadMaxRows(limits.max_offsets_per_trigger)
+            if limits.max_bytes_per_trigger:
+                return ReadMaxBytes(limits.max_bytes_per_trigger)
+            few = limits.min_offsets_per_trigger
+            return ReadMinRows(few) if few else ReadAllAvailable()
 
         @override
         def reportLatestOffset(self) -> dict[str, Any]:
@@ -187,9 +197,10 @@ if hasattr(streaming, "datasource"):
             batch = self._pace.batch(new, self._limits(limit), may_wait=self._target is None)
             return start if batch is None else streams.end_of(start, batch)
 
-        def _limits(self, limit: ReadLimit) -> TriggerOptions:
+        def _limits(self, limit: ReadLimit) -> ReadOptions:
             """Return the options' limits, unless Spark wants everything or another limit."""
             if isinstance(limit, ReadAllAvailable):
-                return TriggerOptions()
-            limits = self._options.shared.per_trigger
-            return replace(limits, max_offsets=limit.max_rows) if isinstance(limit, ReadMaxRows) else limits
+                return self._options.unlimited()
+            if isinstance(limit, ReadMaxRows):
+                return self._options.model_copy(update={"max_offsets_per_trigger": limit.max_rows})
+            return self._options

@@ -10,8 +10,11 @@ from airflow_provider_jetstream.spark.source.byte_limit import last_within
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_jetstream.spark.source.options import TriggerOptions
+    from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.query_stream import NewMessages
+
+# As with Spark's Kafka source.
+_MAX_DELAY = 15 * 60.0
 
 
 class TriggerPace:
@@ -25,9 +28,7 @@ class TriggerPace:
         # When the last batch began; a query that has just started doesn't wait.
         self._last_batch: float | None = None
 
-    def batch(
-        self, streams: Sequence[NewMessages], limits: TriggerOptions, *, may_wait: bool
-    ) -> list[NewMessages] | None:
+    def batch(self, streams: Sequence[NewMessages], limits: ReadOptions, *, may_wait: bool) -> list[NewMessages] | None:
         """Return what the next batch reads of each stream; ``None`` if it waits for more.
 
         A limit is divided among streams by how much there is of each, and lets at least one message of each pass, so
@@ -37,14 +38,19 @@ class TriggerPace:
         """
         if not any(new.pending for new in streams):
             return list(streams)
-        found = [new.without_gap() for new in streams] if limits.given else list(streams)
+        found = [new.without_gap() for new in streams] if limits.limits else list(streams)
         total = sum(new.pending for new in found)
-        if may_wait and limits.min_offsets and total < limits.min_offsets and not self._is_due(limits.max_delay):
+        if (
+            may_wait
+            and limits.min_offsets_per_trigger
+            and total < limits.min_offsets_per_trigger
+            and not self._is_due(limits.max_trigger_delay or _MAX_DELAY)
+        ):
             return None
         self._last_batch = time.monotonic()
-        if limits.max_offsets and total > limits.max_offsets:
-            found = [new.up_to(new.after + max(1, limits.max_offsets * new.pending // total)) for new in found]
-        return self._within_bytes(found, limits.max_bytes) if limits.max_bytes else found
+        if (most := limits.max_offsets_per_trigger) and total > most:
+            found = [new.up_to(new.after + max(1, most * new.pending // total)) for new in found]
+        return self._within_bytes(found, limits.max_bytes_per_trigger) if limits.max_bytes_per_trigger else found
 
     def _is_due(self, delay: float) -> bool:
         return self._last_batch is None or time.monotonic() - self._last_batch >= delay

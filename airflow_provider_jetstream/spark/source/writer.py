@@ -15,7 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.errors import RowsNotStoredError, SparkOptionError
+from airflow_provider_jetstream.spark.errors import RowsNotStoredError, SparkOptionError, with_short_errors
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.publisher import Publisher
 from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder, check_schema
@@ -136,8 +136,8 @@ class PartitionWriter:
             f"{identity.name}:{partition}",
             secret=identity.secret,
             archived=info.limits.subjects if info.republishes else (),
-            null_is_empty=self.options.null_is_empty,
-            drop_nats_headers=self.options.drop_nats_headers,
+            null_is_empty=self.options.null_value == "empty",
+            drop_nats_headers=self.options.nats_headers == "drop",
         )
 
     def warn_if_late(self, partition: int, seconds: float, window: float) -> None:
@@ -209,13 +209,14 @@ def _finish(stream: str, messages: list[WriterCommitMessage | None]) -> None:
     )
 
 
+@with_short_errors
 class JetStreamWriter(DataSourceArrowWriter):
     """Writes the rows of a data frame; ``overwrite`` is refused."""
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._writer = PartitionWriter(raw_options, schema, "write", overwrite=overwrite)
         # Spark sends this very object to every attempt of every task.
-        self._identity = write_identity(self._writer.options.prefix)
+        self._identity = write_identity(self._writer.options.msg_id_prefix)
         with closing(NatsSocket(socket_settings(raw_options))) as socket:
             self._writer.require_stream(socket)
 
@@ -234,6 +235,7 @@ class JetStreamWriter(DataSourceArrowWriter):
         """Do nothing: what is stored stays stored, and a later attempt is detected by its message ids."""
 
 
+@with_short_errors
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
     """Writes the batches of a streaming query; ``overwrite`` is refused."""
 
@@ -242,7 +244,7 @@ class JetStreamStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish a partition of a batch."""
-        return self._writer.write(batch_identity(self._writer.options.prefix), iterator)
+        return self._writer.write(batch_identity(self._writer.options.msg_id_prefix), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
         """Log how many rows were stored.

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 import pytest
 
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.option_values import Bound
-from airflow_provider_jetstream.spark.source.options import option_names, read_options, source_options, write_options
-from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
+from airflow_provider_jetstream.spark.source.options import (
+    Bound,
+    SessionDefaults,
+    option_names,
+    read_options,
+    write_options,
+)
+from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges, range_starts, with_share
 from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 
 if TYPE_CHECKING:
@@ -126,7 +132,7 @@ def test_an_option_of_kafkas_source_is_known_or_answered_with_a_hint(purpose: Pu
     if option in option_names(purpose):
         return
     # Nothing else is given, as by somebody who has copied a job and changed its format.
-    parse = write_options if purpose.startswith("write") else source_options
+    parse = write_options if purpose.startswith("write") else read_options
     with pytest.raises(SparkOptionError) as caught:
         parse({option: "x"}, purpose)
     hint = str(caught.value).rpartition(f"found {option!r}, which is Kafka's: ")[2]
@@ -203,7 +209,7 @@ def test_an_option_of_kafkas_source_is_known_or_answered_with_a_hint(purpose: Pu
 def test_wrong_values_for_several_streams_are_refused(
     purpose: Purpose, stream_options: dict[str, str], message: str
 ) -> None:
-    read = write_options if purpose.startswith("write") else source_options
+    read = write_options if purpose.startswith("write") else read_options
     with pytest.raises(SparkOptionError) as caught:
         read(stream_options, purpose)
     assert message in str(caught.value)
@@ -219,6 +225,48 @@ def test_defaults_equal_those_of_sparks_kafka_source() -> None:
 @pytest.mark.parametrize("text", ["1795273811609", "2026-11-21T15:10:11.609Z", "2026-11-21T16:10:11.609+01:00"])
 def test_times_are_milliseconds_or_have_a_zone(text: str) -> None:
     assert read_options({**_STREAM, "startingTimestamp": text}, "read").start == Bound(time=1795273811609000000)
+
+
+def test_a_time_without_a_zone_is_in_the_sessions() -> None:
+    session = SessionDefaults(zone=ZoneInfo("Europe/Berlin"))
+    for text in ("2026-11-21T16:10:11.609", "2026-11-21T15:10:11.609Z"):
+        options = read_options({**_STREAM, "startingTimestamp": text}, "read", session)
+        assert options.start == Bound(time=1795273811609000000)
+    named = {**_SEVERAL, "startingTimestamp": '{"orders": "2026-11-21T16:10:11.609", "payments": 1}'}
+    assert read_options(named, "read", session).of("orders").start == Bound(time=1795273811609000000)
+
+
+def test_names_of_options_may_be_in_any_case() -> None:
+    options = read_options({"STREAM": "orders", "minpartitions": "3", "StartingOFFSETS": "Latest"}, "read")
+    assert (options.stream, options.min_partitions, options.start) == ("orders", 3, Bound(extreme="latest"))
+    with pytest.raises(SparkOptionError, match="minPartitions: expected a whole number from 1"):
+        read_options({"stream": "orders", "MINPARTITIONS": "few"}, "read")
+    assert write_options({"Stream": "orders", "MSGIDPREFIX": "a"}, "write").msg_id_prefix == "a"
+
+
+@pytest.mark.parametrize(
+    ("purpose", "given", "total", "tasks"),
+    [
+        ("read", {}, 99_999, 1),
+        ("read", {}, 250_000, 3),
+        ("read", {}, 10_000_000, 8),
+        ("read", {"minPartitions": "2"}, 10_000_000, 2),
+        ("readStream", {}, 10_000_000, 1),
+        ("readStream", {"minPartitions": "4"}, 10, 4),
+    ],
+)
+def test_tasks_of_a_batch_follow_the_cluster_and_those_of_a_query_dont(
+    purpose: Purpose, given: dict[str, str], total: int, tasks: int
+) -> None:
+    options = read_options({**_STREAM, **given}, purpose, SessionDefaults(parallelism=8))
+    assert len(range_starts(1, total, with_share(options, total, total))) == tasks
+
+
+def test_a_task_that_reads_millions_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    for given, named in (({}, True), ({"minPartitions": "3"}, False)):
+        caplog.clear()
+        plan_ranges(1, 3_000_000, read_options({**_STREAM, **given}, "readStream"), _INFO, "api", ())
+        assert ("One task reads 3000000 sequences of orders: raise minPartitions" in caplog.text) == named
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,28 @@
-"""Writes the report about dead letters: the letters and their causes as Parquet, and an HTML page."""
+"""Writes the report about dead letters: the letters and their causes as Parquet, and one HTML page."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.spark.dead_letters.read import snapshot
-from airflow_provider_jetstream.spark.dead_letters.report.content import Totals, count_all, report_page
 from airflow_provider_jetstream.spark.dead_letters.schema import BODY, HEADERS, IS_PARKED, LOST, STATE
 from airflow_provider_jetstream.spark.dead_letters.triage_tables import CAUSE, LETTERS, triage
-from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.errors import SparkOptionError, SparkSettingsError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame, Row
 
 _PAGE = "report.html"
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ def write_report(
     """Write a report about dead letters.
 
     ``directory`` gets ``letters`` (every letter without body and headers, which the snapshot holds; Parquet,
-    partitioned by day), ``groups`` (every cause; Parquet) and, where it is on the driver, ``report.html``.
-    All counts are of what was written, so they add up.
+    partitioned by day), ``groups`` (every cause, with examples, trend and diagnosis; Parquet) and, where it is on the
+    driver, ``report.html``. All counts are of what was written, so they add up.
 
     :param letters: a snapshot
     :param directory: a directory that doesn't exist yet
@@ -76,7 +79,15 @@ def write_report(
     :param page: the path of the page on the driver, if not in the directory
     :param top: the most rows of a table
     :raises SparkOptionError: the URL is invalid, or ``page`` is missing for a remote directory
+    :raises SparkSettingsError: Jinja2 isn't installed where the driver runs
     """
+    try:
+        from jinja2 import Environment
+    except ImportError:
+        raise SparkSettingsError(
+            "expected Jinja2 where the driver runs, which makes the page, found none: install"
+            " airflow-provider-jetstream[spark] there"
+        ) from None
     if airflow_url is not None and urlsplit(airflow_url).scheme not in ("http", "https"):
         raise SparkOptionError(f"expected airflow_url to begin with https:// or http://, found {airflow_url!r}")
     file, directory = _page_path(page, directory), directory.rstrip("/")
@@ -84,20 +95,38 @@ def write_report(
     tables = triage(written)
     tables.groups.write.mode("error").parquet(f"{directory}/groups")
     totals = _totals(written)
-    counts = count_all(tables, totals.letters, top)
-    content = report_page(counts, totals, title=title, airflow_url=airflow_url, written_at=datetime.now(UTC))
+    groups = _largest(letters.sparkSession.read.parquet(f"{directory}/groups"), totals.letters, top, CAUSE)
+    reasons = {row["reason"]: row[LETTERS] for row in tables.reasons.collect()}
+    template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        files(__package__).joinpath(_PAGE).read_text(encoding="utf-8")
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(content.html(), encoding="utf-8")
-    largest = next(iter(counts["groups"].rows), None)
+    text = template.render(
+        title=title or f"Dead letters of {', '.join(totals.queues) or 'no queue'}",
+        totals=totals,
+        reasons=reasons,
+        groups=groups,
+        origins=_largest(tables.origins, totals.letters, top, ("dag_id", "run_id")),
+        written_at=datetime.now(UTC).timestamp(),
+        time=_time,
+        bars=_bars,
+        link=lambda *names: _link(airflow_url, *names),
+    )
+    # Bytes of subjects and texts that aren't UTF-8 are shown as U+FFFD.
+    file.write_text(text, encoding="utf-8", errors="replace")
+    first, last = (
+        datetime.fromtimestamp(time, UTC).isoformat() if time else None for time in (totals.first, totals.last)
+    )
+    rows = groups[0]
     return ReportSummary(
         letters=totals.letters,
         lost=totals.lost,
         parked=totals.parked,
         causes=totals.causes,
-        reasons={row["reason"]: row[LETTERS] for row in counts["reasons"].rows},
-        largest=(largest["fingerprint"], largest[LETTERS]) if largest else None,
-        first_died_at=totals.first_died_at.isoformat() if totals.first_died_at else None,
-        last_died_at=totals.last_died_at.isoformat() if totals.last_died_at else None,
+        reasons=reasons,
+        largest=(rows[0]["fingerprint"], rows[0][LETTERS]) if rows else None,
+        first_died_at=first,
+        last_died_at=last,
         page=str(file),
         data=f"{directory}/{LETTERS}",
     )
@@ -114,31 +143,46 @@ def _page_path(page: Path | str | None, directory: str) -> Path:
     return Path(unquote(parts.path)) / _PAGE if parts.scheme else Path(directory) / _PAGE
 
 
-def _totals(letters: DataFrame) -> Totals:
-    def seconds(time: Any) -> Any:
-        # As a number, since Spark returns times without their time zone.
-        return f.unix_micros(time) / 1_000_000
-
-    row = letters.agg(
-        f.count("*").alias("letters"),
+def _totals(letters: DataFrame) -> Row:
+    return letters.agg(
+        f.count("*").alias(LETTERS),
         f.count_if(f.col(STATE) == LOST).alias("lost"),
         f.count_if(f.col(STATE) == IS_PARKED).alias("parked"),
         f.count_distinct(f.struct(*CAUSE)).alias("causes"),
         f.count_distinct("dag_id").alias("dags"),
         f.count_if(f.col("redrive_count") > 0).alias("redriven"),
         f.sort_array(f.collect_set("stream")).alias("queues"),
-        seconds(f.min("died_at")).alias("first"),
-        seconds(f.max("died_at")).alias("last"),
+        _seconds(f.min("died_at")).alias("first"),
+        _seconds(f.max("died_at")).alias("last"),
     ).collect()[0]
-    first, last = (None if row[name] is None else datetime.fromtimestamp(row[name], UTC) for name in ("first", "last"))
-    return Totals(
-        letters=row["letters"],
-        lost=row["lost"],
-        parked=row["parked"],
-        redriven=row["redriven"],
-        causes=row["causes"],
-        dags=row["dags"],
-        queues=tuple(row["queues"]),
-        first_died_at=first,
-        last_died_at=last,
-    )
+
+
+def _largest(counts: DataFrame, letters: int, top: int, columns: Sequence[str]) -> tuple[list[Row], int, int]:
+    """Return the largest rows of a table, how many more there are, and the sum of their counts."""
+    times = {name: _seconds(f.col(name)) for name in counts.columns if name.endswith("_died_at")}
+    ordered = counts.withColumns(times).orderBy(f.desc(LETTERS), *(f.asc_nulls_last(name) for name in columns))
+    rows = ordered.limit(top).collect()
+    rest = letters - sum(row[LETTERS] for row in rows)
+    return rows, counts.count() - len(rows) if rest else 0, rest
+
+
+def _seconds(time: Column) -> Column:
+    # As a number, since Spark returns times without their time zone.
+    return f.unix_micros(time) / 1_000_000
+
+
+def _time(seconds: float | None) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}" if seconds else ""
+
+
+def _bars(counts: Sequence[int]) -> str:
+    """Return counts as a line of bars, of which the largest count is the highest."""
+    most = max(counts, default=0)
+    return "".join(_BARS[count * (len(_BARS) - 1) // most] if count else "·" for count in counts)
+
+
+def _link(airflow_url: str | None, dag_id: str, run_id: str | None = None) -> str:
+    if airflow_url is None:
+        return ""
+    dag = f"{airflow_url.rstrip('/')}/dags/{quote(dag_id, safe='')}"
+    return f"{dag}/runs/{quote(run_id, safe='')}" if run_id else dag
