@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, ClassVar
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.sql.datasource import DataSource
 from typing_extensions import override
@@ -123,8 +122,4 @@ def _defaults_of(session: SparkSession) -> SessionDefaults:
     """Return how many tasks run at a time, as the plan of a range has it, and the time zone; runs no job."""
     plan = str(session.sql("EXPLAIN SELECT * FROM range(1000000)").collect()[0][0])
     splits = re.search(r"splits=(?:Some\()?(\d+)", plan)
-    try:
-        zone = ZoneInfo(str(session.conf.get("spark.sql.session.timeZone")))
-    except (ZoneInfoNotFoundError, ValueError):
-        zone = None
-    return SessionDefaults(int(splits[1]) if splits else 1, zone)
+    return SessionDefaults(int(splits[1]) if splits else 1, str(session.conf.get("spark.sql.session.timeZone")))

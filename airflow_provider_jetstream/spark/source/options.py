@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping  # noqa: TC003  # pydantic needs them
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Annotated, Any, Final, Generic, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -60,7 +61,7 @@ class SessionDefaults(NamedTuple):
     """
 
     parallelism: int = 1
-    zone: tzinfo | None = None
+    zone: str = ""
 
 
 NO_SESSION: Final = SessionDefaults()
@@ -198,16 +199,18 @@ def _offset(text: str) -> Bound:
     return Bound(sequence=int(name))
 
 
-def _time(text: str, zone: tzinfo | None) -> Bound:
+def _time(text: str, zone: str) -> Bound:
     if text.strip().isdecimal():
         return Bound(time=int(text) * 1_000_000)
     try:
         moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        moment = None
-    if moment is None or (moment.tzinfo or zone) is None:
-        raise ValueError('expected milliseconds since 1970, or a time with its zone such as "2026-11-21T15:00:00Z"')
-    since = moment.replace(tzinfo=moment.tzinfo or zone) - datetime.fromisoformat("1970-01-01T00:00:00Z")
+        # Where the machine has no time zones, the time has to name its own.
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone))
+    except (ValueError, ZoneInfoNotFoundError):
+        raise ValueError(
+            'expected milliseconds since 1970, or a time with its zone such as "2026-11-21T15:00:00Z"'
+        ) from None
+    since = moment - datetime.fromisoformat("1970-01-01T00:00:00Z")
     return Bound(time=(since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1_000)
 
 
@@ -547,7 +550,7 @@ def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
     return _parsed(WriteOptions, options, purpose)
 
 
-def _parsed(model: type[_Options], given: Mapping[str, str], purpose: Purpose, zone: tzinfo | None = None) -> _Options:
+def _parsed(model: type[_Options], given: Mapping[str, str], purpose: Purpose, zone: str = "") -> _Options:
     if not given:
         raise SparkOptionError(
             "expected the option stream, found no options: Spark passes a Python data source none of a table's own, so"

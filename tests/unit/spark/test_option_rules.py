@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -228,10 +227,13 @@ def test_times_are_milliseconds_or_have_a_zone(text: str) -> None:
 
 
 def test_a_time_without_a_zone_is_in_the_sessions() -> None:
-    session = SessionDefaults(zone=ZoneInfo("Europe/Berlin"))
+    session = SessionDefaults(zone="Europe/Berlin")
     for text in ("2026-11-21T16:10:11.609", "2026-11-21T15:10:11.609Z"):
         options = read_options({**_STREAM, "startingTimestamp": text}, "read", session)
         assert options.start == Bound(time=1795273811609000000)
+    for zone in ("nowhere/at all", "../../etc/passwd", ""):
+        with pytest.raises(SparkOptionError, match="or a time with its zone"):
+            read_options({**_STREAM, "startingTimestamp": "2026-11-21T16:10:11"}, "read", SessionDefaults(zone=zone))
     named = {**_SEVERAL, "startingTimestamp": '{"orders": "2026-11-21T16:10:11.609", "payments": 1}'}
     assert read_options(named, "read", session).of("orders").start == Bound(time=1795273811609000000)
 
