@@ -9,8 +9,7 @@ from airflow_provider_jetstream.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
-    from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
-    from airflow_provider_jetstream.spark.dead_letters.repaired_letters import read_repaired
+    from airflow_provider_jetstream.spark.dead_letters.repairs import read_repaired, repair
     from airflow_provider_jetstream.spark.dead_letters.report import write_report
     from airflow_provider_jetstream.spark.dead_letters.triage_tables import triage
     from airflow_provider_jetstream.spark.errors import (
@@ -51,8 +50,7 @@ __getattr__ = lazy_exports(
     {
         "bulk_redrive.driver": ["preview_letters", "redrive_letters"],
         "dead_letters.read": ["read_letters", "read_snapshot", "snapshot"],
-        "dead_letters.repair_contract": ["repair"],
-        "dead_letters.repaired_letters": ["read_repaired"],
+        "dead_letters.repairs": ["read_repaired", "repair"],
         "dead_letters.report": ["write_report"],
         "dead_letters.triage_tables": ["triage"],
         "errors": [

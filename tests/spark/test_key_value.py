@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import PySparkException
 from spark_streams import make_stream, publish, publish_numbers
 
+from airflow_provider_jetstream.spark.source.batch_reader import read_latest
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
-from airflow_provider_jetstream.spark.source.latest_reader import read_latest
 from airflow_provider_jetstream.spark.source.options import read_options
 from testbed.spark_face import open_stream
 

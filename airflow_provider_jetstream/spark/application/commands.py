@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.redrive.report import problem_of
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters, redrive_next_letters
 from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
-from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
+from airflow_provider_jetstream.spark.dead_letters.repairs import repair
 from airflow_provider_jetstream.spark.dead_letters.report import write_report
 from airflow_provider_jetstream.spark.dead_letters.schema import (
     CONSUMER,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_jetstream.spark.bulk_redrive.bulk_run import Progress
-    from airflow_provider_jetstream.spark.dead_letters.repair_contract import Repairing
+    from airflow_provider_jetstream.spark.dead_letters.repairs import Repairing
 
 log = logging.getLogger(__name__)
 

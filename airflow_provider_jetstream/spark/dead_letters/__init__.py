@@ -8,8 +8,7 @@ from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
-    from airflow_provider_jetstream.spark.dead_letters.repair_contract import Repairing, repair
-    from airflow_provider_jetstream.spark.dead_letters.repaired_letters import read_repaired
+    from airflow_provider_jetstream.spark.dead_letters.repairs import Repairing, read_repaired, repair
     from airflow_provider_jetstream.spark.dead_letters.report import ReportSummary, write_report
     from airflow_provider_jetstream.spark.dead_letters.triage_tables import Triage, triage
 
@@ -30,8 +29,7 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "read": ["read_letters", "read_snapshot", "snapshot"],
-        "repair_contract": ["Repairing", "repair"],
-        "repaired_letters": ["read_repaired"],
+        "repairs": ["Repairing", "read_repaired", "repair"],
         "report": ["ReportSummary", "write_report"],
         "triage_tables": ["Triage", "triage"],
     },

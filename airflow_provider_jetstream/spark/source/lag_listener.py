@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from typing_extensions import override
 
-from airflow_provider_jetstream.spark.source.query_offset import reported_positions
+from airflow_provider_jetstream.spark.source.query import reported_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -329,7 +329,7 @@ class ReadOptions(_Given):
         return self.payload_compression == "zlib"
 
     @property
-    def limits(self) -> tuple[str, ...]:
+    def given_limits(self) -> tuple[str, ...]:
         """The options that bound a query's batches, of those that were given."""
         return tuple(to_camel(field) for field in PER_TRIGGER[:-1] if getattr(self, field))
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.data_loss import Planned
     from airflow_provider_jetstream.spark.source.options import Bound, ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
-    from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
 
 log = logging.getLogger(__name__)
 
@@ -149,12 +148,6 @@ def plan_ranges(
         Range(options.stream, start, end - 1, method, subjects, info.created, detect_loss, planned)
         for start, end in pairwise(edges)
     ]
-
-
-def empty_ranges(begin: StreamPosition, end: StreamPosition, options: ReadOptions) -> list[Range]:
-    """Return a range without messages for each task that a stream had which is gone: later tasks keep their numbers."""
-    count = len(range_starts(begin.sequence + 1, end.sequence, options))
-    return [Range(options.stream, 1, 0, "consumer", (), end.created, detect_loss=False)] * count
 
 
 def with_share(options: ReadOptions, size: int, total: int) -> ReadOptions:

@@ -20,8 +20,7 @@ from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.options import NO_SESSION, read_options
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.query_offset import write_offset
-from airflow_provider_jetstream.spark.source.query_streams import QueryStreams
+from airflow_provider_jetstream.spark.source.query import QueryStreams, write_offset
 from airflow_provider_jetstream.spark.source.trigger_pace import TriggerPace
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
     from airflow_provider_jetstream.spark.source.options import ReadOptions, SessionDefaults
-    from airflow_provider_jetstream.spark.source.stream_position import StreamPosition
+    from airflow_provider_jetstream.spark.source.query import StreamPosition
 
 _Result = TypeVar("_Result")
 
@@ -47,7 +46,7 @@ def stream_reader(
     """
     if hasattr(streaming, "datasource"):
         return JetStreamLimitedStreamReader(raw_options, schema, session)
-    if given := read_options(raw_options, "readStream", session).limits:
+    if given := read_options(raw_options, "readStream", session).given_limits:
         raise SparkOptionError(f"{given[0]}: expected Spark 4.2 or later, found an earlier one: drop it")
     return JetStreamStreamReader(raw_options, schema, session)
 
