@@ -256,7 +256,7 @@ def test_a_stream_that_a_list_leaves_out_is_not_gone(
         query.places()
         publish_numbers(one, 1)
         # As where another stream was deleted between two pages of the list.
-        mocker.patch(seams.QUERY_STREAMS_NAMES_OF_STREAMS, return_value=[other.name])
+        mocker.patch(seams.QUERY_NAMES_OF_STREAMS, return_value=[other.name])
         assert query.places() == _numbers(one, 4, 4)
         publish_numbers(one, 1)
         publish_numbers(other, 1)

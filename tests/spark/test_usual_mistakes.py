@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 # The mistake, what Spark prints, what to do.
 _ROW = re.compile(r"^\| (?P<mistake>[^|]+) \| `(?P<printed>[^|`]+)` \| [^|]+ \|$", re.MULTILINE)
-_PRINTED = {row["mistake"]: row["printed"] for row in _ROW.finditer(_PAGE.partition("### Usual mistakes")[2])}
+_TABLE = _PAGE.partition("### Usual mistakes")[2].partition("### Codes")[0]
+_PRINTED = {row["mistake"]: row["printed"] for row in _ROW.finditer(_TABLE)}
 
 
 _LINES = 6
