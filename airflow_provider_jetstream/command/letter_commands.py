@@ -48,7 +48,6 @@ _JOB_ID = 36
 _STANDARD_INPUT = "-"
 _LARGEST_BODY = 64 << 20
 _BY_CAUSE = ("reason", "error_class", "error_place", "fingerprint")
-_PAGE = 64
 
 
 def letter_row(letter: DeadLetter) -> tuple[object, ...]:
@@ -298,7 +297,6 @@ async def _list(options: argparse.Namespace, out: Output) -> ExitCode:
     async with opened(options, out) as connection:
         queue = await read_queue(connection, options.queue)
         scan = await Scan.begin(connection, queue)
-        scan.page_size = _PAGE
         async for letter in scan.letters(selection):
             if out.as_json:
                 out.record(letter_json(letter))
@@ -327,7 +325,6 @@ async def _groups(options: argparse.Namespace, out: Output) -> ExitCode:
     async with opened(options, out) as connection:
         queue = await read_queue(connection, options.queue)
         scan = await Scan.begin(connection, queue)
-        scan.page_size = _PAGE
         async for letter in scan.letters(selection):
             groups.add(letter, fields)
             count += 1

@@ -199,7 +199,7 @@ def half_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             await asyncio.to_thread(go_on.wait)
 
     monkeypatch.setattr(seams.SCANNER_PAGES, held)
-    monkeypatch.setattr(seams.SCANNER_PAGE_BYTES, 10_000)
+    monkeypatch.setattr(seams.SCAN_PAGE, 8)
     yield go_on
     go_on.set()
 

@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.client.streams import find_exact_strea
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.facts import FactReader
+from testbed import seams
 from testbed.any_letters import (
     JOBS,
     ScannedQueue,
@@ -114,8 +115,8 @@ async def test_each_of_them_is_proved_again_after_the_connection_was_lost(
         return results
 
     monkeypatch.setattr(FactReader, "classify", classify)
+    monkeypatch.setattr(seams.SCAN_PAGE, 2)
     scan = await Scan.begin(connection, queue)
-    scan.page_size = 2
     pages = [page async for page in scan.pages(Selection(), ahead=1)]
     assert [letter.sequence for page in pages for letter in page.letters] == sequences
     first, second, third = (tuple(sequences[start : start + 2]) for start in (0, 2, 4))

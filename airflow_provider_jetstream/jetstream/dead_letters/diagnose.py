@@ -367,7 +367,6 @@ def _group(letter: DeadLetter, key: CauseKey) -> CauseGroup:
 _MOST_REPORTED = 10
 _VALUES = 5
 _ONE_PLACE = 0.8
-_PAGE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +514,6 @@ async def diagnose_dead_letters(
     """
     selection = selection or Selection()
     scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted)
-    scan.page_size = _PAGE
     groups = CauseGroups()
     async for page in scan.pages(selection):
         for letter in page.letters:

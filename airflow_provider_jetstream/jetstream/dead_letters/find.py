@@ -68,7 +68,6 @@ async def find_dead_letters(
 
 REPORTED_RANGES = 1_000
 _REPORTED_GROUPS = 1_000
-_PAGE = 128
 
 
 @dataclass(slots=True)
@@ -185,8 +184,6 @@ async def summarise_dead_letters(
     """
     selection, fields = selection or Selection(), group_fields(group_by)
     scan = await Scan.begin(connection, queue, unaccounted=selection.unaccounted, census=census)
-    # Other tasks of the event loop run between pages.
-    scan.page_size = _PAGE
     preserver = BodyPreserver(connection, scan)
     summary = Summary(scan.now, fields)
     # The bodies of letters that aren't counted are copied, too.

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE = 250
+# Of jobs on the average: as many are held in memory at once.
+_PAGE_BYTES = 8 << 20
 # For so long the consumers' states count as current.
 FRESH_SECONDS = 0.2
 _ATTEMPTS = 5
@@ -85,7 +87,6 @@ class Scan:
     :param archive: the archive, if it exists
     :param loaded_at: when the snapshot was taken, in seconds of the monotonic clock
     :param dismissed: how many jobs with entries were no dead letters, by status
-    :param page_size: how many letters are held in memory at once
     """
 
     connection: Connection
@@ -102,7 +103,6 @@ class Scan:
     _reconnects: int
     dismissed: Counter[Status] = field(default_factory=Counter)
     _newly_handled: list[LetterRecord] = field(default_factory=list)
-    page_size: int = PAGE
     _is_whole: bool = True
     _named: frozenset[int] = frozenset()
 
@@ -259,8 +259,10 @@ class Scan:
     def classified(self, jobs: Iterable[Job], selection: Selection, ahead: int = 0) -> AsyncGenerator[Page, None]:
         """Classify jobs, which are in order, as :meth:`pages` does."""
         self._reader.update(named=selection.sequences or ())
-        remaining = iter(jobs)
-        batches = iter(lambda: list(islice(remaining, self.page_size)), [])
+        remaining, state = iter(jobs), self.snapshot.state
+        average = state["bytes"] // max(1, state["messages"])
+        size = max(1, min(PAGE, _PAGE_BYTES // max(1, average)))
+        batches = iter(lambda: list(islice(remaining, size)), [])
         return in_order((self._page(batch, selection, ahead) for batch in batches), ahead)
 
     async def named_unaccounted(self, selection: Selection) -> Iterable[int]:

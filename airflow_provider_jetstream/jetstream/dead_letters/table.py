@@ -1,7 +1,8 @@
 """The dead letters of a queue in one table, without their bodies; selections, groups, counts and pages are queries.
 
 The table is an SQLite database in memory, which a thread of its own reads and writes: no question holds the event loop,
-however many letters there are. A query sees all letters as they were between two changes.
+however many letters there are, and nothing is written to a temporary file. A query sees all letters as they were
+between two changes.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import tempfile
 from array import array
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -155,10 +155,6 @@ class LetterTable:
         # Only the one thread uses it, one question after the other.
         self._database = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
-        with suppress(FileNotFoundError):
-            # What a question sorts may be as large as the table.
-            tempfile.gettempdir()
-            self._database.execute("PRAGMA temp_store = FILE")
         finalize(self, self._database.close)
         self._database.create_function("covers", 2, covers, deterministic=True)
 
@@ -235,8 +231,10 @@ class LetterTable:
         with_text = "k.text NOTNULL" if texts else "k.text NOTNULL AND NOT k.of_unknown_task"
 
         def read() -> tuple[list[tuple[GroupKey, LetterGroup, str | None]], int, int]:
+            if self._has_rests and "subject" in fields:
+                return self._largest_by_own_subject(query, fields, most, "NULL" if texts is None else with_text)
             self._freshen()
-            found, values = self._found(query, with_rest="subject" in fields)
+            found, values = self._found(query)
             sql = f"""
                 WITH found AS ({found}), grouped AS (
                   SELECT sum(f.count) AS size, min(f.first), max(f.last), min(f.example) AS example,
@@ -528,12 +526,51 @@ class LetterTable:
         self._database.executemany("UPDATE kinds SET first = ?, last = ?, example = ? WHERE id = ?", rows)
         self._stale.clear()
 
-    def _found(self, query: LetterQuery, *, with_rest: bool) -> tuple[str, list[object]]:
-        """Return the statement of a query's letters: counted by kinds, or each where its own subject is asked for."""
+    def _largest_by_own_subject(
+        self, query: LetterQuery, fields: Sequence[GroupField], most: int, with_text: str
+    ) -> tuple[list[tuple[GroupKey, LetterGroup, str | None]], int, int]:
+        """Find the largest groups where letters have subjects of their own.
+
+        Little is sorted for each letter: times and texts are those of the groups that are returned.
+        """
+        of_kinds, values = _of_kinds(query)
+        of_each, more = self._of_each(query)
+        columns = ", ".join(f"k.{field}" for field in fields)
+        places = f"""
+            WITH places AS MATERIALIZED (
+              SELECT k.id, min(k.id) OVER (PARTITION BY {columns}) AS place, {with_text} AS has_text
+              FROM kinds k WHERE k.count AND {of_kinds})"""
+        letters = f"FROM letters l JOIN places p ON p.id = l.kind_id WHERE {' AND '.join(['true', *of_each])}"
+        sql = f"""{places}, sizes AS MATERIALIZED (
+              SELECT p.place, l.rest, count(*) AS size, min(l.sequence) AS example {letters} GROUP BY l.rest, p.place)
+            SELECT (SELECT count(*) FROM sizes), (SELECT sum(size) FROM sizes), * FROM sizes
+            ORDER BY size DESC, example LIMIT {most}"""
+        found = self._database.execute(sql, (*values, *more)).fetchall()
+        rests = [] if most < 0 else list({row[3] or "" for row in found})
+        of_rests = f" AND coalesce(l.rest, '') IN ({', '.join('?' * len(rests))})" if rests else ""
+        sql = f"""{places}
+            SELECT p.place, l.rest, min(l.died_at), max(l.died_at), max(CASE WHEN p.has_text THEN p.id END)
+            {letters}{of_rests} GROUP BY l.rest, p.place"""
+        known = {row[:2]: row[2:] for row in self._database.execute(sql, (*values, *more, *rests))}
+        kinds = dict[int, tuple[Any, ...]]()
+        groups = list[tuple[GroupKey, LetterGroup, str | None]]()
+        for _, _, place, rest, size, example in found:
+            if place not in kinds:
+                sql = f"SELECT {columns} FROM kinds k WHERE k.id = ?"
+                kinds[place] = self._database.execute(sql, (place,)).fetchone()
+            key = [
+                part
+                for field, value in zip(fields, kinds[place], strict=True)
+                for part in ((value, rest) if field == "subject" else (value,))
+            ]
+            first, last, kind = known[place, rest]
+            group = LetterGroup(size, self._moment(first), self._moment(last), example)
+            groups.append((_key(fields, key), group, self._text_of(kind)))
+        return (groups, *found[0][:2]) if found else ([], 0, 0)
+
+    def _found(self, query: LetterQuery) -> tuple[str, list[object]]:
+        """Return the statement of a query's letters, counted by kinds."""
         where, values = self._where(query)
-        if with_rest and self._has_rests:
-            columns = "l.rest, 1 AS count, l.died_at AS first, l.died_at AS last, l.sequence AS example"
-            return f"SELECT l.kind_id AS id, {columns} FROM letters l WHERE {where}", values
         if not self._of_each(query)[0]:
             of_kinds, values = _of_kinds(query)
             return f"SELECT k.*, NULL AS rest FROM kinds k WHERE k.count AND {of_kinds}", values

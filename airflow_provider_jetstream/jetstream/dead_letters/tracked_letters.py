@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-# Letters that are classified before other tasks of the event loop run.
-_PAGE = 128
 # More new messages, or jobs that may have changed, than these are read ahead.
 _FEW = 4
 
@@ -101,7 +99,6 @@ class TrackedLetters:
         :raises JetStreamProviderError: as :func:`~.find.summarise_dead_letters` does
         """
         scan = await Scan.begin(connection, queue, unaccounted=unaccounted)
-        scan.page_size = _PAGE
         tracked = cls(connection, scan)
         worked = time.thread_time()
         async for page in scan.pages(EveryLetter(unaccounted=unaccounted)):

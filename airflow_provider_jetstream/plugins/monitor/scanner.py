@@ -37,8 +37,6 @@ _REQUESTED_MAX_AGE = 15.0
 _BACKGROUND_MAX_AGE = 60.0
 # Of all queues of a server; the table that was used longest ago is dropped first.
 _MAX_LETTERS = 1_250_000
-_PAGE_BYTES = 8 * 2**20
-_SMALLEST_PAGE = 8
 _LONGEST_PAUSE = 1.0
 # Of deaths, which are counted for each.
 _MINUTES = 60
@@ -139,7 +137,6 @@ class Scanner:
         started, queue_scan.letters_seen = clock.monotonic(), 0
         queue = await known_queue(connection, overview.name)
         scan = await Scan.begin(connection, queue, since=queue_scan.continued_scan())
-        scan.page_size = _page_size(scan)
         table = await self._update_table(queue_scan, scan) if queue_scan.can_reuse(scan) else None
         if table is None:
             table = await self._read_all(queue_scan, scan)
@@ -236,9 +233,3 @@ def _may_hold_letters(overview: QueueOverview, scan: QueueScan) -> bool:
 
 def _last(entries: tuple[Entry, ...]) -> int:
     return max((entry.sequence for entry in entries), default=0)
-
-
-def _page_size(scan: Scan) -> int:
-    state = scan.snapshot.state
-    average = state["bytes"] // state["messages"] if state["messages"] else 0
-    return max(_SMALLEST_PAGE, min(scan.page_size, _PAGE_BYTES // (average or 1)))

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation
-from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches
@@ -110,7 +110,6 @@ class ClassifyTask:
             queue = self.context.queue
             connection.run(connection.discover_capabilities(stream.name for stream in (queue, *queue.companions())))
             scan = connection.run(Scan.for_partition(connection, self.context, index, reconciliation))
-            scan.page_size = _page_size(self.context)
             pages = scan.pages(self.selection, after)
             while page := connection.run(_next_page(pages)):
                 yield page, self._lost_deaths(scan, page)
@@ -133,10 +132,3 @@ async def _next_page(pages: AsyncGenerator[Page, None]) -> Page | None:
         return await anext(pages)
     except StopAsyncIteration:
         return None
-
-
-def _page_size(context: ScanContext) -> int:
-    """Return how many letters a task holds at once: fewer where jobs are large."""
-    state = context.snapshot.state
-    job_size = state["bytes"] / max(1, state["messages"])
-    return max(1, min(PAGE, int(_BYTES_PER_BATCH / max(1.0, job_size))))

@@ -229,3 +229,8 @@ async def test_a_group_has_the_text_of_its_largest_part() -> None:
     query = LetterQuery(Selection(reasons=set(Reason)))
     shown = [(await table.largest_groups(query, (), 5, texts=each))[0][0][2] for each in (True, False, None)]
     assert shown == ["hidden", "often", None]
+
+
+def test_a_table_writes_nothing_to_a_temporary_file() -> None:
+    # 2 is SQLite's number for memory. A file's name is gone as soon as it is open, so no folder would show one.
+    assert LetterTable()._database.execute("PRAGMA temp_store").fetchone() == (2,)  # noqa: SLF001
