@@ -14,7 +14,7 @@ from tools.line_record import ROOT
 
 _SERVERS = ("2.10.27", "2.11.0", "2.12.0", "2.14.0")
 _ABOUT = (
-    "advisory_probe dead_letters gate claims late_ends redrive redrive_audit redrive_cut_off redrive_faults"
+    "advisory_probe dead_letters preconditions claims late_ends redrive redrive_audit redrive_cut_off redrive_faults"
     " redrive_in_place redrive_parking redrive_preview redrive_rate redrive_repair redrive_room redrive_selection"
     " hostile_jobs"
 )

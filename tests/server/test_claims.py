@@ -1,4 +1,4 @@
-"""A redrive beside a handler of the dead letter queue: each letter has one taker, whoever comes first."""
+"""A redrive beside a handler of the dead letter queue: each letter is taken once, whoever comes first."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_each_of_twenty_orders_is_done_once_by_the_handler_or_a_redrive(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["handler", "redrive"])
-async def test_a_redrive_killed_before_any_of_its_changes_leaves_each_letter_to_one_taker(
+async def test_a_redrive_killed_before_any_of_its_changes_leaves_each_letter_to_be_taken_once(
     nats: NatsServer,
     connection: NatsPyConnection,
     settings: ConnectionSettings,

@@ -1,4 +1,4 @@
-"""Redrives to another work queue, which passes the same gate as the letters' own."""
+"""Redrives to another work queue, which fulfils the same preconditions as the letters' own."""
 
 from __future__ import annotations
 

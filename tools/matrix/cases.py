@@ -62,7 +62,7 @@ SERVER_CASES = (
         FLOW,
         "find dead letters",
         "every dead letter is found; what can't be proved is uncertain, never nothing",
-        "dead_letters advisory_probe gate account classifier reconciliation archive body_preservation",
+        "dead_letters advisory_probe preconditions account classifier reconciliation archive body_preservation",
     ),
     _server(
         FLOW,

@@ -197,8 +197,8 @@ class _Case:
 
     __slots__ = (
         *("archived", "believed", "current", "entry_sequences", "job", "letter", "merged", "message"),
-        *("is_given_again", "may_be_handled", "queue", "record", "sequence", "since", "snapshot", "stated", "taker"),
-        "valid",
+        *("is_given_again", "may_be_handled", "queue", "record", "sequence", "since", "snapshot", "stated"),
+        *("current_consumer", "valid"),
     )
 
     def __init__(self, job: JobFacts, queue: QueueFacts) -> None:
@@ -220,7 +220,7 @@ class _Case:
         if not self.current and self.is_named:
             # Whoever names the job knows that it died.
             self.believed, self.current = entries, self.stated
-        self.taker = snapshot.consumer_for(known.subject) if known else None
+        self.current_consumer = snapshot.consumer_for(known.subject) if known else None
         # Entries about an earlier stream's job of the same number are removed together with this one's.
         earlier = [entry for entry in job.entries if entry.recorded_at < created_at and entry not in entries]
         self.entry_sequences = tuple([entry.sequence for entry in stored_entries((*earlier, *entries))])
@@ -265,7 +265,7 @@ class _Case:
         death: Death | None = None,
     ) -> NotDead:
         """Return the job as one that is no dead letter."""
-        consumer = self.consumer or (self.taker.name if self.taker else None)
+        consumer = self.consumer or (self.current_consumer.name if self.current_consumer else None)
         return NotDead(
             *(self.sequence, status, self.entry_sequences, consumer),
             stored=self.message is not None,
@@ -294,7 +294,7 @@ class _Case:
         :param origin: the task that published it, where a record names it
         """
         # The consumer whose worker may still have it.
-        by = self.taker if source is BodySource.QUEUE or death.reason is Reason.UNACCOUNTED else None
+        by = self.current_consumer if source is BodySource.QUEUE or death.reason is Reason.UNACCOUNTED else None
         return DeadLetter(
             death=death,
             subject=message.subject,
@@ -379,7 +379,7 @@ def by_absent_consumer(case: _Case) -> DeadLetter | NotDead | None:
     forgotten the death as any other.
     """
     message = case.message
-    if message is None or case.taker is not None:
+    if message is None or case.current_consumer is not None:
         return None
     case.since = valid_since(message, None, case.record)
     case.valid = _valid_entries(case.believed, case.since)
@@ -400,7 +400,7 @@ def by_absent_consumer(case: _Case) -> DeadLetter | NotDead | None:
 
 def by_numbers(case: _Case) -> NotDead | None:
     """Call a stored job alive, stale or uncertain that neither its consumer's numbers nor its entries prove dead."""
-    message, consumer = case.message, case.taker
+    message, consumer = case.message, case.current_consumer
     if message is None or consumer is None:
         return None
     case.since = since = valid_since(message, consumer, case.record)
@@ -450,7 +450,7 @@ def by_death(case: _Case) -> DeadLetter | NotDead | None:
         preserved = merged.job is not None
         letter = case.dead(message, BodySource.QUEUE, merged.death, preserved=preserved, origin=merged.origin)
     else:
-        death = case.death_without_entry(message, case.taker)
+        death = case.death_without_entry(message, case.current_consumer)
         letter = case.dead(message, BodySource.QUEUE, death, preserved=False)
     case.letter = _with_copy_sequence(case, letter)
     return None
@@ -511,7 +511,7 @@ def by_request(case: _Case) -> NotDead | None:
     if message is None:
         return case.not_dead(Status.GONE)
     message = _with_whole_subject(message, case.job)
-    consumer = case.taker = case.snapshot.consumer_for(message.subject)
+    consumer = case.current_consumer = case.snapshot.consumer_for(message.subject)
     if consumer and case.job.ends is not None and (end := _own_end(case, consumer.name)):
         stored_at = message.stored_at if message.time else end.stored_at
         job_time = ended_job_time(end.header(MSG_ID) or "", case.sequence)
@@ -680,7 +680,7 @@ def _end(case: _Case) -> tuple[Order, datetime | None, bool]:
     job, message, archived = case.job, case.message, case.archived
     ends = [
         (end.stored_at, ended_job_time(end.header(MSG_ID) or "", case.sequence))
-        for consumer in dict.fromkeys((case.consumer, case.taker.name if case.taker else None))
+        for consumer in dict.fromkeys((case.consumer, case.current_consumer.name if case.current_consumer else None))
         if consumer and (end := _own_end(case, consumer))
     ]
     contradicted = not CONTRADICTING.isdisjoint([entry.kind for entry in case.stated])

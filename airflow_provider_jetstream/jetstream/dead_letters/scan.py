@@ -41,7 +41,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanC
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Page, Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
-from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
+from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
     QueueSnapshot,
     refresh_snapshot,

@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.facts import Acknowledgem
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.finding import Risk
-from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
+from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

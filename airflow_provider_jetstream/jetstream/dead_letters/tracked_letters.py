@@ -40,7 +40,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.stored_copies import Stor
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable
 from airflow_provider_jetstream.jetstream.evidence import event_of, proves_nothing
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter
-from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
+from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import moved_back, take_snapshot
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def without_marks(metadata: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in metadata.items() if not key.startswith(_PREFIX)}
 
 
-class Taker(Protocol):
+class FilteredConsumer(Protocol):
     """A consumer, as far as it matters which jobs it takes."""
 
     @property
@@ -72,7 +72,7 @@ class Taker(Protocol):
 
 def may_have_had(
     stream: Mapping[str, Any],
-    consumers: Mapping[str, Taker],
+    consumers: Mapping[str, FilteredConsumer],
     consumer: str,
     sequence: int,
     subject: str,
@@ -95,11 +95,11 @@ def may_have_had(
         return covered_by_any(state.filters, subject) or sequence <= unproved_up_to(stream, consumer, state.filters)
     return not any(
         stored_at is not None
-        and taker.created <= stored_at
+        and other.created <= stored_at
         and _PREFIX + name in (stream.get("metadata") or {})
-        and covered_by_any(taker.filters, subject)
-        and sequence > unproved_up_to(stream, name, taker.filters)
-        for name, taker in consumers.items()
+        and covered_by_any(other.filters, subject)
+        and sequence > unproved_up_to(stream, name, other.filters)
+        for name, other in consumers.items()
     )
 
 

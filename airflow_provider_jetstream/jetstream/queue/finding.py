@@ -1,4 +1,4 @@
-"""Sentences about a queue with stable names; the kinds that the gate finds."""
+"""Sentences about a queue with stable names; the kinds that the preconditions find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims the entries of letters from the handlers of the dead letter queue, so that each letter has one taker.
+"""Claims the entries of letters from the handlers of the dead letter queue, so that each letter is taken once.
 
 The server delivers an entry to whoever pulls first: the handler, or a redrive that pulls through the handler's own
 consumer. A redrive holds what it has pulled by in-progress acknowledgements. Just before it stores a letter's new job,

@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.queue.gate import held_problem
+from airflow_provider_jetstream.jetstream.queue.preconditions import held_problem
 from airflow_provider_jetstream.jetstream.redrive.next_letters import proved_pages
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS

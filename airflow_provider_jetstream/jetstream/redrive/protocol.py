@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.field_rules import copy_problem
-from airflow_provider_jetstream.jetstream.queue.gate import held_problem
+from airflow_provider_jetstream.jetstream.queue.preconditions import held_problem
 from airflow_provider_jetstream.jetstream.queue.stream_config import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.redrive.target import subject_problem

@@ -1,4 +1,4 @@
-"""The queue that gets the new jobs of a redrive: the letters' own, or another one that passes the same gate."""
+"""The queue that gets new jobs of a redrive: the letters' own, or another one that fulfils the same preconditions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.audit.intent import Target
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
-from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
+from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class RedriveTarget:
     :param queue: its declaration
     :param snapshot: its stream, companions and consumers
     :param is_other: whether it isn't the letters' own
-    :param risks: what the gate finds of it where it is another one
+    :param risks: what its preconditions say where it is another one
     """
 
     queue: WorkQueue
@@ -114,7 +114,7 @@ def own_queue(scan: Scan) -> RedriveTarget:
 
 
 async def read_target(connection: Connection, request: RedriveRequest, scan: Scan) -> RedriveTarget:
-    """Return the queue that gets the new jobs, after it has passed the gate.
+    """Return the queue that gets the new jobs, which fulfils the preconditions.
 
     :raises RedriveRequestError: it is a companion of the letters' queue
     :raises UnsuitableQueueError: it is no work queue

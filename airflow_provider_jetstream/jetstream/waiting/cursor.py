@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.declaration import name_problems
-from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
+from airflow_provider_jetstream.jetstream.queue.preconditions import require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.queue.undeclared_changes import log_changes, undeclared_changes
 from airflow_provider_jetstream.jetstream.task_values import TaskValue

@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.documents import DocumentName, DocumentParts, DocumentWriter, read_parts
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, QueueGoneError
 from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
-from airflow_provider_jetstream.jetstream.queue.gate import require_no_refusal
+from airflow_provider_jetstream.jetstream.queue.preconditions import require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.server_fields import field_findings
 from airflow_provider_jetstream.jetstream.units import short_text
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor

@@ -1,4 +1,4 @@
-"""What no face shows of gate."""
+"""What no face shows of the preconditions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream import (
 )
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.finding import Refusal, Restriction, Risk
-from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
+from airflow_provider_jetstream.jetstream.queue.preconditions import queue_findings
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol

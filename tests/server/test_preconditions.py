@@ -1,4 +1,4 @@
-"""The gate that every scan, wait and redrive passes: what it refuses, what it restricts, and its risks."""
+"""The preconditions of every scan, wait and redrive: what is refused, what is restricted, and the risks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The preconditions under which a queue's numbers and entries say which of its jobs are dead.
 
-Every scan, wait and redrive passes this gate with the queue as it is on the server, whoever configured it. What it
+Every scan, wait and redrive checks them with the queue as it is on the server, whoever configured it. What it
 finds is the same everywhere: a refusal where nothing that was found could be relied on, a restriction where something
 isn't possible or isn't known, a risk where something could be lost.
 """
