@@ -205,7 +205,7 @@ async def test_only_jobs_and_letters_whose_task_is_known_belong_to_a_run(
     async def lines_of(dag_id: str) -> list[tuple[int | None, int]]:
         answer = (await page.get("jobs", params={"dag_id": dag_id, "run_id": "r"})).json()
         assert answer["scanning"] == []
-        return [(line["published"], line["letters"]) for line in answer["queues"]]
+        return [(line["published"]["value"], line["letters"]["value"]) for line in answer["queues"]]
 
     assert await lines_of("prints") == [(1, 1)]
     assert await lines_of("victim") == []

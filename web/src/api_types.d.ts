@@ -476,12 +476,12 @@ export interface TaskQueue {
   task_id: string | null;
   map_index: number | null;
   published_at: string | null;
-  published: number | null;
-  ended: number | null;
-  stored: number | null;
+  published: Figure;
+  ended: Figure;
+  stored: Figure;
   closed: boolean | null;
-  letters: number;
-  parked: number;
+  letters: Figure;
+  parked: Figure;
   select: Record<string, any>;
 }
 

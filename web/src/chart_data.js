@@ -42,8 +42,10 @@ export function deathsOf(deaths, [from, to] = [Infinity, -Infinity]) {
     }
     series[0].push(start);
     series[1].push(count);
-    series[0].push(start + seconds);
-    series[1].push(0);
+    // The last step isn't over: nothing says that none will die in the rest of it.
+    const last = Number.isFinite(to) && start + seconds >= to;
+    series[0].push(last ? Math.max(start, to) : start + seconds);
+    series[1].push(last ? count : 0);
   }
   if (from < (series[0][0] ?? Infinity)) {
     series[0].unshift(from);

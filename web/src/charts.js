@@ -72,7 +72,7 @@ const isolated = (values) =>
   [...values.keys()].filter((at) => values[at] != null && values[at - 1] == null && values[at + 1] == null);
 
 /** @returns {(element: HTMLElement) => any} */
-const trend = (lines, asRate, height) => (element) => {
+const trend = (lines, asRate, height, span) => (element) => {
   const show = (value) => (asRate ? rate(value) : exact(value));
   const axis = { stroke: colour("--fg-muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false } };
   const tick = (value) => (asRate ? `${perSecond.format(value)}/s` : value % 1 ? "" : exact(value));
@@ -84,7 +84,7 @@ const trend = (lines, asRate, height) => (element) => {
     padding: [8, 8, 0, 0],
     cursor: { y: false, points: { size: 6 } },
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), zone),
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
+    scales: { x: { range: () => span.current }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
     axes: [
       { ...axis, font, size: 28, grid: { show: false }, space: 70, values: "{HH}:{mm}" },
       { ...axis, font, size: 52, values: (_, splits) => splits.map(tick) },
@@ -116,10 +116,13 @@ const trend = (lines, asRate, height) => (element) => {
  * @param {boolean} [props.asRate]
  * @param {number} [props.height]
  * @param {(number | null)[][]} [props.series] in place of the points
+ * @param {[number, number]} props.span seconds, from and to: charts side by side have the same
  */
-export function Trend({ title, points, lines, asRate = false, height = 180, series }) {
+export function Trend({ title, points, lines, asRate = false, height = 180, series, span }) {
   const data = series ?? seriesOf(points, lines.map((line) => line.key));
-  const element = useChart(trend(lines, asRate, height), data);
+  const shown = useRef(span);
+  shown.current = span;
+  const element = useChart(trend(lines, asRate, height, shown), data);
   const last = points.findLast((point) => lines.some((line) => point[line.key] != null));
   const show = (value) => (asRate ? rate(value) : exact(value));
   const label = last ? lines.map((line) => `${line.label} ${show(last[line.key])}`).join(", ") : "no data yet";

@@ -4,6 +4,7 @@ import { REFUSALS } from "./api.js";
 import { AirflowLink, loginAddress } from "./airflow.js";
 import { ago, clock } from "./format.js";
 import { useTrouble } from "./polling.js";
+import { queuesAddress } from "./routing.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 
 /** A word in a coloured frame. @param {{tone?: "good"|"bad"|"warn"|"info"|"plain", title?: string, children?: any}} props */
@@ -60,8 +61,8 @@ export function Failure({ error, reload }) {
   if (error.code === "JS202" || error.code === "scanning") {
     return html`<${Notice} title="Still counting" actions=${again}>${error.message}<//>`;
   }
-  return html`<${Notice} tone=${error.transient ? "bad" : "warn"} title=${title ?? "The request failed"} actions=${again}>
-    ${error.message}
+  return html`<${Notice} tone=${error.transient ? "bad" : "warn"} title=${title ?? "The request failed"} actions=${error.status === 404 ? null : again}>
+    ${error.message}. ${error.status === 404 && html`<a href=${queuesAddress()}>All queues</a>`}
   <//>`;
 }
 

@@ -74,5 +74,12 @@ export const hourOf = (time, zone = airflowZone()) => inZone(time, zone).slice(1
 /** @returns {string} date, time and zone, as Airflow shows them */
 export const clock = (time, zone = airflowZone()) => (time ? `${inZone(time, zone)} ${zoneName(time, zone)}` : NONE);
 
+/** @param {string} text @param {number} most characters @returns {string} its beginning, whole words; one that is cut ends with "…" */
+export function shortened(text, most) {
+  if (text.length <= most) return text;
+  const end = text.lastIndexOf(" ", most);
+  return `${text.slice(0, end > most / 2 ? end : most).trimEnd()} …`;
+}
+
 /** @returns {string} a share of one as per cent */
 export const percent = (share) => `${share > 0 && share < 0.01 ? "<1" : Math.round(share * 100)} %`;

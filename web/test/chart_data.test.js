@@ -27,4 +27,6 @@ test("deaths that follow each other are steps, and between others there are none
   const deaths = [at(0, 0), at(60, 0), at(600, 0)].map((point, index) => ({ at: point.at, seconds: 60, count: index + 1 }));
   assert.deepEqual(deathsOf(deaths), [[0, 60, 120, 600, 660], [1, 2, 0, 3, 0]]);
   assert.deepEqual(deathsOf(deaths.slice(2), [0, 3600]), [[0, 600, 660, 3600], [0, 3, 0, 0]]);
+  // The last step isn't over.
+  assert.deepEqual(deathsOf(deaths.slice(2), [0, 640]), [[0, 600, 640], [0, 3, 3]]);
 });

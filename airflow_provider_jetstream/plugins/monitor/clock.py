@@ -9,6 +9,11 @@ from datetime import UTC, datetime, timedelta
 MOVED = 0.0
 
 
+def of_server(at: datetime) -> datetime:
+    """Return a time by a server's clock, which tests move as well."""
+    return at + timedelta(seconds=MOVED)
+
+
 def monotonic() -> float:
     """Return seconds that only grow."""
     return time.monotonic() + MOVED

@@ -78,8 +78,8 @@ class Pollers:
         """
         (poller,) = await self.refreshed([connection])
         unknown = NotFoundError(
-            f"expected a work queue {shown_value(queue)} on the server of {connection}, found none: api/snapshot lists"
-            " the queues"
+            f"expected a work queue {shown_value(queue)} on the server of {connection}, found none: it was deleted, or"
+            " has another name"
         )
         if any(name_problems("work queue", queue)):
             # No stream has such a name, and a server may not answer a request about it.

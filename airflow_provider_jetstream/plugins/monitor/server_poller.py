@@ -133,7 +133,7 @@ class ServerPoller:
     def letters(self, queue: str) -> LetterFigures:
         """Return what is known of a queue's dead letters."""
         scan, overview = self.scanner.scan_of(queue), self.overviews[queue]
-        return scan.figures(overview, self._viewed_since, self.age(), self.now(queue))
+        return scan.figures(overview, self._viewed_since, self.age(), clock.of_server(self.now(queue)))
 
     def of_letters(self, queue: str, value: float) -> Figure:
         """Return a number of letters that was counted in the table of a queue's scan."""

@@ -14,12 +14,14 @@ from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.manifest_record import ManifestRecord, parse_manifest_record
 from airflow_provider_jetstream.plugins.monitor.models.actions import TaskJobs, TaskQueue
+from airflow_provider_jetstream.plugins.monitor.models.figure import figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
+    from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
     from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 
 _Task: TypeAlias = "tuple[str | None, int | None]"
@@ -72,7 +74,14 @@ async def task_jobs(query: TaskQuery, pollers: Sequence[ServerPoller]) -> TaskJo
             letters = await scan.table.count_by_task(query.dag_id, query.run_id) if scan.table else {}
             tasks = published.get(name, {})
             lines += [
-                _line(poller.conn_id, name, task, tasks.get(task), letters.get(task, (0, 0)), query)
+                _line(
+                    poller.conn_id,
+                    name,
+                    task,
+                    tasks.get(task),
+                    _of_scan(poller, name, letters.get(task, (0, 0))),
+                    query,
+                )
                 for task in sorted({*tasks, *letters}, key=str)
                 if query.matches(*task)
             ]
@@ -85,6 +94,11 @@ async def task_jobs(query: TaskQuery, pollers: Sequence[ServerPoller]) -> TaskJo
         connections=[poller.connection_state(with_queues=False) for poller in pollers],
         scanning=scanning,
     )
+
+
+def _of_scan(poller: ServerPoller, queue: str, counts: tuple[int, int]) -> tuple[Figure, Figure]:
+    circulating, parked = counts
+    return poller.of_letters(queue, circulating), poller.of_letters(queue, parked)
 
 
 async def _read_publish_logs(query: TaskQuery, poller: ServerPoller) -> dict[str, dict[_Task, _Published]]:
@@ -152,11 +166,12 @@ def _line(
     queue: str,
     task: _Task,
     jobs: _Published | None,
-    letters: tuple[int, int],
+    letters: tuple[Figure, Figure],
     query: TaskQuery,
 ) -> TaskQueue:
     task_id, map_index = task
-    ended = None if jobs is None or jobs.published is None or jobs.stored is None else jobs.published - jobs.stored
+    published, stored = (jobs.published, jobs.stored) if jobs else (None, None)
+    ended = None if published is None or stored is None else published - stored
     select = {"dag_id": query.dag_id, "run_id": query.run_id, "task_id": task_id}
     return TaskQueue(
         connection=connection,
@@ -164,9 +179,9 @@ def _line(
         task_id=task_id,
         map_index=map_index,
         published_at=jobs.record.began_at if jobs else None,
-        published=jobs.published if jobs else None,
-        ended=ended,
-        stored=jobs.stored if jobs else None,
+        published=figure(published, 0.0),
+        ended=figure(ended, 0.0),
+        stored=figure(stored, 0.0),
         closed=jobs.record.closed if jobs else None,
         letters=letters[0],
         parked=letters[1],

@@ -2,7 +2,7 @@
 
 import { AirflowLink, dagAddress } from "../airflow.js";
 import { getGroups, getSnapshot } from "../api.js";
-import { counted, exact } from "../format.js";
+import { counted, exact, shortened } from "../format.js";
 import { html } from "../html.js";
 import { Ago, Empty, Loading, PollError, ServerState } from "../components.js";
 import { usePoll } from "../polling.js";
@@ -61,7 +61,7 @@ const columns = [
   },
   { key: "queue", label: "Queue", cell: (row) => html`<a href=${queueAddress(row.connection, row.queue)}>${row.queue}</a> <span class="aside">${row.connection}</span>` },
   { key: "task", label: "Task", cell: (row) => html`<code>${row.key.task_id ?? "–"}</code>` },
-  { key: "error", label: "Error", wide: true, cell: (row) => html`<span class="error-text" title=${row.error_message ?? ""}>${[row.key.error_class, row.error_message].filter(Boolean).join(": ") || "–"}</span>` },
+  { key: "error", label: "Error", wide: true, cell: (row) => html`<span class="error-text" title=${row.error_message ?? ""}>${shortened([row.key.error_class, row.error_message].filter(Boolean).join(": "), 160) || "–"}</span>` },
   { key: "first", label: "First", cell: (row) => html`<${Ago} time=${row.first_seen} />` },
   { key: "last", label: "Last", cell: (row) => html`<${Ago} time=${row.last_seen} />` },
 ];

@@ -3,6 +3,7 @@
 import { AirflowLink, runAddress, taskAddress } from "../airflow.js";
 import { getJobs } from "../api.js";
 import { NONE, counted, exact } from "../format.js";
+import { Shown } from "../figure.js";
 import { html } from "../html.js";
 import { Ago, Badge, Empty, Loading, ServerState, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
@@ -11,6 +12,8 @@ import { asQuery } from "../selection.js";
 import { useMe } from "../session.js";
 import { Table } from "../table.js";
 
+/** @import { Figure, TaskQueue } from "../api_types" */
+
 const columns = [
   {
     key: "queue", label: "Queue", head: true,
@@ -18,18 +21,26 @@ const columns = [
   },
   { key: "task", label: "Task", cell: (row) => html`<code>${row.task_id ?? NONE}${row.map_index >= 0 ? `[${row.map_index}]` : ""}</code>` },
   { key: "at", label: "Published", cell: (row) => html`<${Ago} time=${row.published_at} />` },
-  { key: "jobs", label: "Jobs", numeric: true, cell: (row) => exact(row.published) },
-  { key: "ended", label: "Ended", numeric: true, cell: (row) => exact(row.ended) },
-  { key: "stored", label: "In the queue", numeric: true, hint: "Dead letters among them", cell: (row) => exact(row.stored) },
+  { key: "jobs", label: "Jobs", numeric: true, cell: (row) => html`<${Shown} of=${row.published} show=${exact} />` },
+  { key: "ended", label: "Ended", numeric: true, cell: (row) => ofTask(row, row.ended) },
+  { key: "stored", label: "In the queue", numeric: true, hint: "Dead letters among them", cell: (row) => ofTask(row, row.stored) },
   { key: "letters", label: "Dead", numeric: true, cell: (row) => letters(row, row.letters, {}) },
   { key: "parked", label: "Parked", numeric: true, cell: (row) => letters(row, row.parked, { parked: true }) },
   { key: "state", label: "Task", cell: (row) => (row.closed == null ? NONE : row.closed ? "ended" : html`<${Badge} tone="info">waiting<//>`) },
 ];
 
+/** Which jobs were a task's own isn't recorded once it has ended. @param {TaskQueue} row @param {Figure} number */
+const ofTask = (row, number) =>
+  number.value == null && row.closed
+    ? html`<span class="aside" title="The task has ended: which of the queue's jobs were its own isn't recorded any more">not recorded</span>`
+    : html`<${Shown} of=${number} show=${exact} />`;
+
+/** @param {TaskQueue} row @param {Figure} number @param {object} extra of the selection */
 function letters(row, number, extra) {
-  if (!number) return "0";
+  const shown = html`<${Shown} of=${number} show=${exact} />`;
+  if (!number.value) return shown;
   const to = groupsAddress(row.connection, row.queue, asQuery({ ...row.select, ...extra }));
-  return html`<a class="number-bad" href=${to} aria-label=${counted(number, "letter")}>${exact(number)}</a>`;
+  return html`<a class="number-bad" href=${to} aria-label=${counted(number.value, "letter")}>${shown}</a>`;
 }
 
 /** The jobs of the run or task in the address. */

@@ -2,7 +2,7 @@
 
 import { getLetters } from "../api.js";
 import { ActionButtons } from "../actions.js";
-import { counted, exact } from "../format.js";
+import { counted, exact, shortened } from "../format.js";
 import { Shown, sizeOf } from "../figure.js";
 import { html } from "../html.js";
 import { Ago, Empty, Loading, PollError } from "../components.js";
@@ -21,11 +21,13 @@ import { SearchResults } from "./search.js";
 /** @import { LetterLine, LetterPage } from "../api_types" */
 
 const PAGE = 50;
+/** Characters of an error's text. */
+const SHOWN = 110;
 /** The columns that the server sorts by. @type {Record<string, string>} */
 const SORTS = { job: "sequence", died: "died_at" };
 
 /** @param {string | null} text @returns {string} an order that the server knows */
-export const sortOf = (text) => (text && Object.values(SORTS).includes(text.replace(/^-/, "")) ? text : "sequence");
+export const sortOf = (text) => (text && Object.values(SORTS).includes(text.replace(/^-/, "")) ? text : "-died_at");
 
 /** The letters that match a filter. */
 export function LettersView({ connection, queue, query }) {
@@ -150,7 +152,7 @@ function LetterError({ letter }) {
   const name = letter.error_class?.split(".").at(-1);
   return html`<span class="fault">
     ${name && html`<span class="error" title=${letter.error_class}>${name}</span>`}
-    ${letter.error_message && html`<span class="message" title=${letter.error_message}>${letter.error_message}</span>`}
+    ${letter.error_message && html`<span class="message" title=${letter.error_message}>${shortened(letter.error_message, SHOWN)}</span>`}
     ${!name && !letter.error_message && html`<span class="aside">no error was recorded</span>`}
   </span>`;
 }

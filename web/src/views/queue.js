@@ -31,7 +31,8 @@ export function QueueView({ connection, queue }) {
   const poll = useQueue(connection, queue);
   const detail = poll.data;
   const points = useMemo(() => detail?.history ?? [], [detail]);
-  const deaths = useMemo(() => deathsOf(detail?.deaths ?? [], lastHour()), [detail]);
+  const span = useMemo(lastHour, [detail]);
+  const deaths = useMemo(() => deathsOf(detail?.deaths ?? [], span), [detail]);
   return html`
     <${QueueHead} ...${{ connection, queue, poll }} tab="overview" />
     ${!detail && !poll.error && html`<${Loading} what="the queue" rows=${8} />`}
@@ -43,9 +44,9 @@ export function QueueView({ connection, queue }) {
         ${detail.risks.length > 0 && html`<${Risks} risks=${detail.risks} />`}
         <${Numbers} numbers=${detail.numbers} />
         <div class="charts panel">
-          <${Trend} title="Jobs" points=${points} lines=${JOBS} />
-          <${Trend} title="Flow" points=${points} lines=${RATES} asRate=${true} />
-          ${detail.deaths.length > 0 && html`<${Trend} title="Deaths" points=${detail.deaths} lines=${DEATHS} series=${deaths} height=${120} />`}
+          <${Trend} title="Jobs" points=${points} lines=${JOBS} span=${span} />
+          <${Trend} title="Flow" points=${points} lines=${RATES} asRate=${true} span=${span} />
+          ${detail.deaths.length > 0 && html`<${Trend} title="Deaths" points=${detail.deaths} lines=${DEATHS} series=${deaths} height=${120} span=${span} />`}
         </div>
         <h2>Consumers</h2>
         <div class="panel"><${Consumers} ...${{ connection, queue, detail, reload: poll.reload }} /></div>
@@ -59,6 +60,7 @@ export function QueueView({ connection, queue }) {
   `;
 }
 
+/** @returns {[number, number]} */
 const lastHour = () => [Date.now() / 1000 - 3600, Date.now() / 1000];
 
 /** What is wrong, each with the numbers that show it. @param {{findings: StateFinding[]}} props */

@@ -1,7 +1,7 @@
 /** Redrives of a queue, and one of them: its waves, their outcomes, and pause, resume and abort. */
 
 import { getRedrive, getRedrives, steerRedrive } from "../api.js";
-import { NONE, clock, counted, exact, percent, rate } from "../format.js";
+import { NONE, clock, counted, exact, percent, rate, shortened } from "../format.js";
 import { html, useState } from "../html.js";
 import { Ago, Badge, Empty, Facts, Failure, Loading, Modal, Notice, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
@@ -206,7 +206,7 @@ const waveColumns = [
   { key: "parked", label: "Parked", numeric: true, hint: "With those that were parked at the gate", cell: (wave) => exact(wave.parked + wave.parked_again) },
   {
     key: "causes", label: "Died again of", wide: true,
-    cell: (wave) => wave.died_of.map((cause) => html`<span key=${cause.fingerprint} class="error-text" title=${cause.error}>${exact(cause.count)} × ${cause.error}</span>`),
+    cell: (wave) => wave.died_of.map((cause) => html`<span key=${cause.fingerprint} class="error-text" title=${cause.error}>${exact(cause.count)} × ${shortened(cause.error, 160)}</span>`),
   },
   { key: "gate", label: "Gate", wide: true, cell: (wave) => html`<span class="gate">${wave.reason || NONE}${wave.passed_by && wave.passed_by !== "rule" && `, passed by ${wave.passed_by}`}</span>` },
 ];

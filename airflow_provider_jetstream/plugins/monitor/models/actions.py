@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field
 
 from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
+from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
 from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState
 
 
@@ -99,9 +100,9 @@ class TaskQueue(MonitorModel):
     :param connection: the Airflow connection's id
     :param map_index: -1 where the task isn't mapped
     :param published_at: when the task began to publish
-    :param published: the number of published jobs on record; ``null`` where it isn't recorded
-    :param ended: of those, how many have ended; ``null`` likewise
-    :param stored: of those, how many are still in the queue; ``null`` likewise
+    :param published: the number of published jobs on record
+    :param ended: of those, how many have ended: unknown once the task is closed, since its jobs aren't recorded then
+    :param stored: of those, how many are still in the queue; unknown likewise
     :param closed: whether the task has published all jobs and awaited those that it waits for
     :param letters: dead letters in circulation whose headers name the task
     :param parked: parked letters likewise
@@ -113,12 +114,12 @@ class TaskQueue(MonitorModel):
     task_id: str | None
     map_index: int | None
     published_at: datetime | None = None
-    published: int | None = None
-    ended: int | None = None
-    stored: int | None = None
+    published: Figure
+    ended: Figure
+    stored: Figure
     closed: bool | None = None
-    letters: int = 0
-    parked: int = 0
+    letters: Figure
+    parked: Figure
     select: dict[str, Any] = Field(default_factory=dict)
 
 
