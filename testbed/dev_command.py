@@ -31,6 +31,7 @@ class DevCommand:
         command = [python, "-m", "airflow_provider_jetstream.command.program", "dev", "--no-browser"]
         # The credentials are for another server.
         env = {**os.environ, "TMPDIR": str(self.temporary), "NATS_USER": "somebody", "NATS_PASSWORD": "else"}
+        env["AIRFLOW_CONN_WAREHOUSE"] = "sqlite://"
         self.process = Process.start([*command, *ports, *options], env=env, log_file=folder / "dev.log", cwd=folder)
         self._seen: set[psutil.Process] = set()
 
@@ -61,6 +62,11 @@ class DevCommand:
                 if process.is_running():
                     left.append(" ".join(process.cmdline()))
         return left + [str(path) for path in self.temporary.rglob("*")]
+
+    @property
+    def running(self) -> list[psutil.Process]:
+        """The processes that it has started and that run now."""
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     @property
     def seen(self) -> int:

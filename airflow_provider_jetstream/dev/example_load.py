@@ -92,11 +92,11 @@ async def publish_without_end(connection: NatsPyConnection, pause: float = 1.0) 
 
 
 def receipt(number: int) -> dict[str, object]:
-    """Return the body of a receipt; some fail, always the same ones."""
+    """Return the body of a receipt; some fail, always the same ones. Mailboxes are busy only at first."""
     address = f"{_NAMES[number % len(_NAMES)]}@example.org"
     if number % _CAPITALS_EVERY == _CAPITALS_EVERY - 1:
         return {"to": address.upper(), "order": number}
-    if number % _BUSY_EVERY == _BUSY_EVERY - 1:
+    if number < _RECEIPTS_AT_FIRST and number % _BUSY_EVERY == _BUSY_EVERY - 1:
         return {"to": address, "order": number, "busy": True}
     return {"to": address, "order": number}
 

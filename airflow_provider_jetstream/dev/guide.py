@@ -12,9 +12,9 @@ USER: Final = "admin"
 PASSWORD: Final = "admin"  # noqa: S105
 _NEXT: Final = """\
 Click next:
-  1. Log in. The page lists the queues: receipts has dead letters, thumbnails is behind, nobody works on reminders.
-  2. Open receipts, then its dead letters: groups by cause, each with its jobs and their errors.
-  3. Select the group MailboxBusyError and redrive it: those receipts are sent now.
+  1. Log in. The page lists the queues: jobs of receipts and thumbnails die, nobody works on reminders.
+  2. Open receipts, then its dead letters: addresses in capitals still fail, mailboxes were busy only at first.
+  3. Redrive the letters of MailboxBusyError: those receipts are sent now.
   4. {airflow}/dags/{dag} is a DAG that publishes jobs and waits for them.
 In another terminal:
   jetstream-queue letters diagnose receipts --server {nats}

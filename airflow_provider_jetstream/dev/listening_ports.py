@@ -10,6 +10,11 @@ from airflow_provider_jetstream.jetstream.errors import ArgumentError
 LOOPBACK = "127.0.0.1"
 
 
+def loopback() -> str:
+    """Return the name by which the processes of one machine find each other's servers."""
+    return LOOPBACK
+
+
 def free_port(port: int, program: str, option: str) -> int:
     """Return a port, or any free one for 0; refuse one on which another process listens.
 

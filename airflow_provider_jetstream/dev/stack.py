@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 _API_SERVER: Final = "airflow_provider_jetstream.dev.api_server"
+# Of tasks and triggers: Airflow's own servers would listen on every address.
+_LOG_SERVER: Final = "airflow.utils.serve_logs.log_server:get_app"
+_LOG_PORTS: Final = ("AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT", "AIRFLOW__LOGGING__TRIGGER_LOG_SERVER_PORT")
+_HOSTNAME: Final = "airflow_provider_jetstream.dev.listening_ports.loopback"
 _POLL: Final = 0.1
 _WATCH: Final = 1.0
 _NATS_SECONDS: Final = 30.0
@@ -146,10 +151,16 @@ class DevStack:
             extra=_SETTINGS,
             parallelism=4,
         )
+        # The user's own connections, but not what configures another Airflow.
+        env |= {name: value for name, value in os.environ.items() if name.startswith("AIRFLOW_CONN_")} | env
+        logs = str(free_port(0, "the logs", ""))
+        env |= {"AIRFLOW__CORE__HOSTNAME_CALLABLE": _HOSTNAME} | dict.fromkeys(_LOG_PORTS, logs)
         prepare_home(home, {USER: PASSWORD})
         self._start("api-server", [sys.executable, "-m", _API_SERVER], env=env, cwd=home)
         await self._wait_for_page()
         # They would take the processor from the API server, which people wait for.
+        serving = ["uvicorn", "--factory", _LOG_SERVER, "--host", LOOPBACK, "--port", logs, "--log-level", "warning"]
+        self._start("log-server", [sys.executable, "-m", *serving], env=env, cwd=home)
         for name in COMPONENTS:
             if name != "api-server":
                 self._start(name, [sys.executable, "-m", "airflow", *COMPONENTS[name]], env=env, cwd=home)

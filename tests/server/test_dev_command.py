@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -17,7 +19,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream import ConnectionSettings, connect, discover_queue, list_redrives
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Selection,
+    connect,
+    diagnose_dead_letters,
+    discover_queue,
+    list_redrives,
+)
 from testbed.airflow_client import AirflowApiError, AirflowClient
 from testbed.code_blocks import sections
 from testbed.dev_command import DevCommand
@@ -45,9 +54,13 @@ async def test_the_command_starts_a_page_with_busy_queues_and_leaves_nothing_aft
         async with connect(settings) as connection:
             await _queues_are_busy(connection)
             await _the_page_can_redrive(f"http://{LOOPBACK}:{dev.page_port}", connection)
+            # Its jobs take so long that the task is deferred.
+            until = datetime.now(UTC) + timedelta(seconds=40)
+            await connection.api("CONSUMER.PAUSE.receipts.sender", {"pause_until": until.isoformat()})
+            await asyncio.to_thread(_a_task_that_waits_has_its_log, f"http://{LOOPBACK}:{dev.page_port}")
         assert await dev.stop(signal.SIGINT) == []
-        # nats-server, four of Airflow, two workers and what ends them all.
-        assert dev.seen >= 8
+        # nats-server, five of Airflow, two workers and what ends them all.
+        assert dev.seen >= 9
         assert dev.process.returncode == 130
     finally:
         dev.process.kill()
@@ -93,12 +106,38 @@ async def _the_page_can_redrive(url: str, connection: NatsPyConnection) -> None:
     await eventually(lambda: client.dag("jetstream_redrive"), 90)
     assert client.import_errors() == []
     select = {"error_class": "handlers.MailboxBusyError"}
+    # What the printed text advises, the diagnosis advises too.
+    queue = await discover_queue(connection, "receipts")
+
+    async def advises_to_try() -> bool:
+        diagnosis = await diagnose_dead_letters(connection, queue, Selection(error_class=select["error_class"]))
+        return bool(diagnosis.action == "try_a_few")
+
+    await eventually(advises_to_try, 120)
     run_id = client.trigger("jetstream_redrive", {"queue": "receipts", "select": select, "rate": 50})
     run = await asyncio.to_thread(client.wait_for_run, "jetstream_redrive", run_id, 120)
     assert run["state"] == "success"
-    (redrive,) = await list_redrives(connection, await discover_queue(connection, "receipts"))
+    (redrive,) = await list_redrives(connection, queue)
     assert redrive.redriven > 0
     assert client.runs("send_receipts")
+
+
+def _a_task_that_waits_has_its_log(url: str) -> None:
+    """Read the log of a task while it runs and while it is deferred."""
+    client = AirflowClient(url, "admin", "admin")
+    run_id = client.trigger("send_receipts", {})
+    seen: set[str] = set()
+    while (run := client.run("send_receipts", run_id))["state"] in ("queued", "running"):
+        for task in client.task_instances("send_receipts", run_id):
+            if task["state"] in ("running", "deferred"):
+                seen.add(task["state"])
+                path = f"/api/v2/dags/send_receipts/dagRuns/{run_id}/taskInstances/{task['task_id']}/logs/1"
+                answer = client.request("GET", path)
+                assert "Could not read served logs" not in answer.text, answer.text
+            if "deferred" in seen:
+                return
+        time.sleep(0.2)
+    raise AssertionError(f"expected the task to be deferred, found {run}")
 
 
 @pytest.mark.slow
@@ -125,6 +164,10 @@ async def test_own_dags_take_the_place_of_the_examples_as_the_tutorial_begins(tm
             assert not dag["is_paused"]
         assert client.import_errors() == []
         assert client.dag("send_receipts") is None
+        # The connections of the terminal are the user's own.
+        (scheduler,) = (each for each in dev.running if "scheduler" in each.cmdline())
+        assert scheduler.environ()["AIRFLOW_CONN_WAREHOUSE"] == "sqlite://"
+        assert str(dev.nats_port) in scheduler.environ()["AIRFLOW_CONN_NATS_DEFAULT"]
         assert await dev.stop(signal.SIGINT) == []
     finally:
         dev.process.kill()

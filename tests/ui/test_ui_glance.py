@@ -121,3 +121,31 @@ def test_each_tab_can_be_seen_on_a_phone(url: str, server_settings: ConnectionSe
         assert box is not None
         assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
     context.close()
+
+
+def test_a_groups_row_says_what_to_do_and_the_dialog_begins_with_it(
+    url: str, server_settings: ConnectionSettings, page: Page
+) -> None:
+    queue = blocking(with_connection(server_settings, make_queue, "advised"))
+    bodies = [f"job {number}" for number in range(14)]
+    blocking(with_connection(server_settings, make_terminated_letters, queue, bodies, reason=ERROR))
+    # Of Airflow's own API, the DAG alone is asked for.
+    dag = {"params": {"waves": {}}}
+    page.route("**/api/v2/dags/**", lambda route: route.fulfill(json=dag))
+    page.goto(f"{url}#/queues/nats_default/advised/dead")
+    advice = cell(page, "terminated by a worker", "What to do")
+    expect(advice).to_contain_text("don't redrive yet")
+    expect(advice.get_by_role("listitem").first).to_contain_text("the last one died")
+    # What would do no good isn't the button that stands out.
+    main = page.get_by_role("button", name="Redrive all of them")
+    expect(main).not_to_have_class(re.compile("primary"))
+    main.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("14 letters match now")
+    expect(dialog.get_by_role("status")).to_contain_text("They would probably die again")
+    expect(dialog).not_to_contain_text("Protocol")
+    expect(dialog.get_by_label("Sizes")).to_have_value("10, rest")
+    dialog.get_by_role("button", name="Cancel").click()
+    # The words are a way into the group, too.
+    page.get_by_role("link", name=ERROR[:30]).click()
+    expect(page.locator("main")).to_contain_text("14 letters match")

@@ -97,7 +97,7 @@ def test_the_page_is_shown_and_acts_from_within_airflow(other: Airflow, browsing
     frame = page.frame_locator("iframe")
     frame.get_by_role("link", name=QUEUE, exact=True).click()
     frame.get_by_role("navigation", name="Parts of the queue").get_by_role("link", name="Dead letters").click()
-    group = frame.get_by_role("row").filter(has_text="terminated")
+    group = frame.get_by_role("row").filter(has_text="terminated by a worker")
     group.get_by_role("button", name="Redrive 3 letters").click()
     dialog = frame.get_by_role("dialog")
     expect(dialog).to_contain_text("3 letters match now")

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useState } from "./html.js";
 import { useMe } from "./session.js";
+import { isAgainst } from "./views/diagnosis.js";
 
 /** @typedef {"redrive" | "park" | "in_place" | "edit"} Action */
 
@@ -16,6 +17,7 @@ export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in 
  * @property {string} queue
  * @property {object} select
  * @property {Action} action
+ * @property {Record<string, any>} [advice] what is known of the letters' cause
  */
 
 /** @type {(PendingAction & {number: number}) | null} */
@@ -69,9 +71,10 @@ const NO_SELECTION = "No filter selects exactly these letters: group by other fi
  * @param {Action[]} props.actions
  * @param {string} props.what the letters, for screen readers
  * @param {boolean} [props.main] the main buttons of a view; those in rows are plainer
+ * @param {Record<string, any>} [props.advice] what is known of the letters' cause
  * @param {string} [props.none] why there is no selection
  */
-export function ActionButtons({ connection, queue, select, actions, what, main = false, none = NO_SELECTION }) {
+export function ActionButtons({ connection, queue, select, actions, what, main = false, advice, none = NO_SELECTION }) {
   const me = useMe();
   const reason = !me.may_act
     ? `Your role may view but not act: acting requires the permission to trigger the DAG ${me.dag_id}.`
@@ -83,11 +86,11 @@ export function ActionButtons({ connection, queue, select, actions, what, main =
         (action) => html`<button
           key=${action}
           type="button"
-          class=${main && action === "redrive" ? "primary" : ""}
+          class=${main && action === "redrive" && !isAgainst(advice) ? "primary" : ""}
           disabled=${Boolean(reason)}
           title=${reason || undefined}
           aria-label=${`${LABELS[action]} ${what}`}
-          onClick=${() => openDialog({ connection, queue, select, action })}
+          onClick=${() => openDialog({ connection, queue, select, action, advice })}
         >
           ${LABELS[action]}…
         </button>`,

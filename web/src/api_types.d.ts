@@ -115,6 +115,7 @@ export interface DryRun {
   undeliverable: number;
   risks: (string)[];
   counted_at: string;
+  awaits_ends: boolean;
   conf: Record<string, any>;
 }
 

@@ -4,7 +4,8 @@ import { ApiError, dryRun, getDagDetails, triggerDag } from "./api.js";
 import { LABELS, closeDialog, usePendingAction } from "./actions.js";
 import { counted, exact } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { Badge, Failure, Loading } from "./components.js";
+import { Badge, Failure, Loading, Notice } from "./components.js";
+import { Advice, isAgainst } from "./views/diagnosis.js";
 import { addRun } from "./runs.js";
 import { describe } from "./selection.js";
 import { useMe } from "./session.js";
@@ -34,6 +35,11 @@ export function wavesOf(sizes, share) {
   return { waves, stop_when: Number(share || 20) / 100 };
 }
 
+const CANARY = 10;
+
+/** @param {DryRun} counts @param {number} letters @returns {string} ten first, then the others: all at once only where somebody chooses that */
+export const canaryOf = (counts, letters) => (counts.awaits_ends && letters > CANARY ? `${CANARY}, rest` : "");
+
 /** Whether the DAG takes waves: a deployment's own one may be older. */
 function useWaves(dagId, action) {
   const [known, setKnown] = useState(false);
@@ -56,7 +62,7 @@ export function Confirmation() {
   return action && action.action !== "edit" && html`<${Dialog} key=${action.number} ...${action} />`;
 }
 
-function Dialog({ connection, queue, select, action, number }) {
+function Dialog({ connection, queue, select, action, advice, number }) {
   const me = useMe();
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [counts, setCounts] = useState(/** @type {DryRun | undefined} */ (undefined));
@@ -99,6 +105,8 @@ function Dialog({ connection, queue, select, action, number }) {
       <form onSubmit=${confirm}>
         <h2 id="act-title">${label}</h2>
         <p>${DESCRIPTIONS[action]}</p>
+        ${action === "redrive" && isAgainst(advice) && html`<${Notice} tone="warn" title="They would probably die again"><${Advice} advice=${advice} /><//>`}
+        ${action === "redrive" && advice && !isAgainst(advice) && html`<div class="hint"><${Advice} advice=${advice} /></div>`}
         <p class="what"><${Badge}>${queue}<//> ${describe(select)}</p>
         <div class="counted" aria-live="polite">
           ${!counts && !error && html`<${Loading} what="the count" rows=${2} />`}
@@ -118,11 +126,12 @@ function Dialog({ connection, queue, select, action, number }) {
         }
         ${
           waves &&
+          counts &&
           html`<fieldset class="waves">
             <legend>Canary and waves</legend>
             <label>
-              Sizes <span class="hint">empty for all at once</span>
-              <input name="sizes" autocomplete="off" placeholder="10, 100, rest" pattern=${WAVES} title="Numbers with commas between them, and rest as the last one" />
+              Sizes <span class="hint">${counts.awaits_ends ? "empty for all at once" : "the queue stores no ends of jobs, so that a canary would wait at its gate"}</span>
+              <input name="sizes" autocomplete="off" defaultValue=${canaryOf(counts, letters)} placeholder="10, 100, rest" pattern=${WAVES} title="Numbers with commas between them, and rest as the last one" />
             </label>
             <label>
               Stop where more died again than, % <input name="share" type="number" min="0" max="100" value="20" />
@@ -154,8 +163,8 @@ function Counts({ counts, action, letters }) {
   }
   return html`
     <p class="number"><strong>${exact(letters)}</strong> ${letters === 1 ? "letter matches" : "letters match"} now</p>
-    ${action !== "park" && html`<p class="hint">Protocol ${counts.protocol}: ${counts.guarantee}</p>`}
     <${Notes} notes=${notes} />
+    ${action !== "park" && html`<details class="hint"><summary>What is guaranteed</summary>${counts.guarantee}</details>`}
   `;
 }
 

@@ -54,6 +54,7 @@ async def dry_run(
         undeliverable=counts["undeliverable"],
         risks=counts["risks"],
         counted_at=datetime.now(UTC),
+        awaits_ends=declared.events is not None,
         conf={
             "nats_conn_id": poller.conn_id,
             "queue": queue,

@@ -8,6 +8,9 @@ import { usePoll } from "../polling.js";
 import { asQuery } from "../selection.js";
 import { lettersAddress } from "../routing.js";
 
+/** @import { DiagnosisView, Group } from "../api_types" */
+/** @typedef {Record<string, any>} Cause a group of a diagnosis */
+
 /** Seconds between two diagnoses: each reads the queue's letters. */
 const SECONDS = 60;
 /** @type {Record<string, ["good" | "bad" | "warn" | "info" | "plain", string]>} */
@@ -20,10 +23,38 @@ const ACTIONS = {
   add_consumer: ["warn", "add a consumer"],
 };
 
-/** The diagnosis of the selected letters. */
-export function Diagnosis({ connection, queue, select }) {
+/**
+ * @param {{connection: string, queue: string, select: object}} of the selected letters
+ * @param {boolean} wanted whether to read them
+ */
+export function useDiagnosis({ connection, queue, select }, wanted) {
   const query = asQuery(select);
-  const poll = usePoll((signal) => getDiagnosis(connection, queue, query, signal), SECONDS, `${connection}/${queue}/diagnosis?${query}`);
+  const load = (signal) => (wanted ? getDiagnosis(connection, queue, query, signal) : Promise.resolve(undefined));
+  return usePoll(load, SECONDS, `${connection}/${queue}/diagnosis?${query}/${wanted}`);
+}
+
+/** @param {Group} group @param {DiagnosisView} diagnosis @returns {Cause | undefined} what is known of the cause of a group's letters */
+export function adviceFor(group, diagnosis) {
+  const { reason, error_class: error } = group.key;
+  const alike = diagnosis.groups.filter((cause) => cause.reason === reason && cause.error_class === error);
+  return alike.find((cause) => cause.example === group.example) ?? (alike.length === 1 ? alike[0] : undefined);
+}
+
+/** What to do about a cause, with what speaks for it. @param {{advice: Cause | undefined}} props */
+export function Advice({ advice }) {
+  if (!advice) return html`<span class="aside">not known</span>`;
+  const [tone, word] = ACTIONS[advice.action] ?? ["plain", advice.action];
+  return html`<span class="advice">
+    <${Badge} tone=${tone}>${word}<//> ${advice.advice}
+    <ul class="notes">${(advice.evidence ?? []).map((line) => html`<li key=${line}>${line}</li>`)}</ul>
+  </span>`;
+}
+
+/** Whether a redrive would do no good now. @param {Cause | undefined} advice */
+export const isAgainst = (advice) => Boolean(advice) && !["try_a_few", "nothing"].includes(advice?.action);
+
+/** The diagnosis of the selected letters. */
+export function Diagnosis({ connection, queue, poll }) {
   const diagnosis = poll.data;
   return html`
     <section class="diagnosis panel padded" aria-label="Diagnosis">
@@ -45,16 +76,14 @@ export function Diagnosis({ connection, queue, select }) {
 const named = (items, name) => items.map((item) => `${item[name]} (${exact(item.count)})`).join(", ");
 
 function Cause({ connection, queue, group }) {
-  const [tone, word] = ACTIONS[group.action] ?? ["plain", group.action];
   const what = [group.error_class, group.error_message].filter(Boolean).join(": ") || group.reason;
   return html`
     <li class="cause">
       <p>
-        <${Badge} tone=${tone}>${word}<//> <a href=${lettersAddress(connection, queue, asQuery(group.select))}>${counted(group.count, "letter")}</a>
+        <a href=${lettersAddress(connection, queue, asQuery(group.select))}>${counted(group.count, "letter")}</a>
         <span class="aside">${percent(group.share)}</span> ${what}
       </p>
-      <p>${group.advice}</p>
-      <ul class="notes">${group.evidence.map((line) => html`<li key=${line}>${line}</li>`)}</ul>
+      <${Advice} advice=${group} />
       <${Facts}
         pairs=${[
           ["Place", group.error_place && html`<code>${group.error_place}</code>`],

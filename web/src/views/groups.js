@@ -2,7 +2,7 @@
 
 import { getGroups } from "../api.js";
 import { ActionButtons } from "../actions.js";
-import { count, counted, exact, percent } from "../format.js";
+import { count, counted, exact, percent, shortened } from "../format.js";
 import { Shown, sizeOf } from "../figure.js";
 import { html } from "../html.js";
 import { Ago, Badge, Empty, Loading, PollError } from "../components.js";
@@ -11,13 +11,15 @@ import { go, groupsAddress, letterAddress, lettersAddress, replaceQuery, withCha
 import { GROUPINGS, REASONS, asQuery, asSelect } from "../selection.js";
 import { useMe } from "../session.js";
 import { Table } from "../table.js";
-import { Diagnosis } from "./diagnosis.js";
+import { Advice, Diagnosis, adviceFor, useDiagnosis } from "./diagnosis.js";
 import { Filter, ScanNote, firstScan } from "./filter.js";
 import { QueueHead, useQueue } from "./queue_head.js";
 
 /** Fields with short values. */
 const SHORT = new Set(["fingerprint", "traceback_digest", "consumer"]);
 const BY_CAUSE = ["reason", "error_class", "fingerprint"];
+/** A diagnosis reads every letter: of more, somebody has to ask for it. */
+const FEW = 2_000;
 
 /** The groups of a queue's letters, or of its parked letters. */
 export function GroupsView({ connection, queue, query }) {
@@ -35,6 +37,8 @@ export function GroupsView({ connection, queue, query }) {
   const groups = poll.data;
   const address = { connection, queue };
   const diagnose = query.get("diagnose") === "yes" && !select.parked;
+  const total = groups?.total.value ?? 0;
+  const diagnosis = useDiagnosis({ ...address, select }, !select.parked && total > 0 && (diagnose || total <= FEW));
   const to = (other, fields = chosen) => groupsAddress(connection, queue, asQuery({ ...asSelect(other), group_by: fields }));
   const toggle = (name) => {
     const fields = Object.keys(GROUPINGS).filter((item) => groupBy.includes(item) !== (item === name));
@@ -66,14 +70,14 @@ export function GroupsView({ connection, queue, query }) {
             </button>
           </p>`
         }
-        ${diagnose && html`<${Diagnosis} ...${{ ...address, select }} />`}
-        ${!firstScan(groups.scan) && html`<${GroupsPanel} ...${{ ...address, groups, select }} />`}
+        ${diagnose && html`<${Diagnosis} ...${{ ...address, poll: diagnosis }} />`}
+        ${!firstScan(groups.scan) && html`<${GroupsPanel} ...${{ ...address, groups, select, diagnosis: diagnosis.data }} />`}
       `
     }
   `;
 }
 
-function GroupsPanel({ connection, queue, groups, select }) {
+function GroupsPanel({ connection, queue, groups, select, diagnosis }) {
   const me = useMe();
   if (!sizeOf(groups.total)) {
     return html`<${Empty} title=${select.parked ? "Nothing is parked" : "No dead letters"}>
@@ -97,10 +101,10 @@ function GroupsPanel({ connection, queue, groups, select }) {
           sizeOf(groups.uncertain) ? html` <span class="aside">and <${Shown} of=${groups.uncertain} show=${exact} dated=${false} /> that may be dead</span>` : ""
         }
       </p>
-      <${ActionButtons} ...${{ connection, queue, select, actions: [...actions, ...editing] }} what="all of them" main=${true} />
+      <${ActionButtons} ...${{ connection, queue, select, actions: [...actions, ...editing] }} what="all of them" main=${true} advice=${diagnosis?.groups[0]} />
     </div>
     <div class="panel">
-      <${Table} caption="Groups of dead letters" columns=${columnsFor({ connection, queue, groups, select, mayAct: me.may_act })}
+      <${Table} caption="Groups of dead letters" columns=${columnsFor({ connection, queue, groups, select, diagnosis, mayAct: me.may_act })}
         rows=${groups.groups} rowKey=${(group) => JSON.stringify(group.key)} />
     </div>
     ${groups.not_shown > 0 && html`<p class="hint">${counted(groups.not_shown, "letter")} of DAGs that you may not see aren't shown.</p>`}
@@ -108,7 +112,7 @@ function GroupsPanel({ connection, queue, groups, select }) {
   `;
 }
 
-function columnsFor({ connection, queue, groups, select, mayAct }) {
+function columnsFor({ connection, queue, groups, select, diagnosis, mayAct }) {
   const shown = groups.group_by.filter((name) => name !== "reason");
   return [
     {
@@ -120,7 +124,8 @@ function columnsFor({ connection, queue, groups, select, mayAct }) {
     ...(groups.group_by.includes("reason")
       ? [{ key: "reason", label: "Reason", cell: (group) => html`<${Reason} reason=${group.key.reason} />` }]
       : []),
-    { key: "error", label: "Error text", wide: true, cell: (group) => html`<${ErrorText} text=${group.error_message} />` },
+    { key: "error", label: "Error text", wide: true, cell: (group) => html`<${ErrorText} text=${group.error_message} to=${lettersOf(connection, queue, group, select)} />` },
+    diagnosis && { key: "advice", label: "What to do", wide: true, cell: (group) => html`<${Advice} advice=${adviceFor(group, diagnosis)} />` },
     ...shown.map((name) => ({ key: name, label: GROUPINGS[name] ?? name, wide: !SHORT.has(name), cell: (group) => html`<${Value} value=${group.key[name]} />` })),
     { key: "first", label: "First", cell: (group) => html`<${Ago} time=${group.first_seen} />` },
     { key: "last", label: "Last", cell: (group) => html`<${Ago} time=${group.last_seen} />` },
@@ -128,13 +133,14 @@ function columnsFor({ connection, queue, groups, select, mayAct }) {
       key: "act", label: "Act", wide: true,
       cell: (group) => html`<${ActionButtons} ...${{ connection, queue, select: group.select && { ...group.select, ...select } }}
         actions=${select.parked ? ["redrive"] : ["redrive", "park"]}
+        advice=${diagnosis && adviceFor(group, diagnosis)}
         what=${`${counted(group.count, "letter")}: ${Object.values(group.key).filter(Boolean).join(", ")}`} />`,
     },
   ].filter(Boolean);
 }
 
-const ErrorText = ({ text }) =>
-  text ? html`<span class="error-text" title=${text}>${text}</span>` : html`<span class="aside">none</span>`;
+const ErrorText = ({ text, to }) =>
+  text ? html`<a class="error-text" href=${to} title=${text}>${shortened(text, 160)}</a>` : html`<span class="aside">none was recorded</span>`;
 
 /** The letters of a group; where no selection matches exactly the group, one of its letters. */
 const lettersOf = (connection, queue, group, select) =>
@@ -142,7 +148,7 @@ const lettersOf = (connection, queue, group, select) =>
     ? lettersAddress(connection, queue, asQuery({ ...group.select, ...select }))
     : letterAddress(connection, queue, group.example, asQuery(select));
 
-/** The reason of a death; its meaning is the tooltip. */
-export const Reason = ({ reason }) => html`<${Badge} tone="bad" title=${REASONS[reason]}>${reason}<//>`;
+/** The reason of a death in words; its name in filters is the tooltip. */
+export const Reason = ({ reason }) => html`<${Badge} tone="bad" title=${reason}>${REASONS[reason] ?? reason}<//>`;
 
 const Value = ({ value }) => (value == null ? html`<span class="aside">none</span>` : html`<code>${value}</code>`);

@@ -22,7 +22,7 @@ import { SearchResults } from "./search.js";
 
 const PAGE = 50;
 /** Characters of an error's text. */
-const SHOWN = 110;
+const SHOWN = 80;
 /** The columns that the server sorts by. @type {Record<string, string>} */
 const SORTS = { job: "sequence", died: "died_at" };
 

@@ -75,6 +75,7 @@ class DryRun(MonitorModel):
     :param uncertain: jobs that may be dead but aren't proved yet
     :param undeliverable: jobs that match no consumer's filter
     :param risks: what could be lost in the queue's present state, a sentence each
+    :param awaits_ends: whether the ends of redriven jobs are stored, so that a canary can be awaited
     :param conf: the DAG run's configuration for this action; ``why``, ``rate`` and ``dry_run`` may be added
     """
 
@@ -91,6 +92,7 @@ class DryRun(MonitorModel):
     undeliverable: int
     risks: list[str]
     counted_at: datetime
+    awaits_ends: bool
     conf: dict[str, Any]
 
 
