@@ -130,7 +130,7 @@ def test_a_groups_row_says_what_to_do_and_the_dialog_begins_with_it(
     bodies = [f"job {number}" for number in range(14)]
     blocking(with_connection(server_settings, make_terminated_letters, queue, bodies, reason=ERROR))
     # Of Airflow's own API, the DAG alone is asked for.
-    dag = {"params": {"waves": {}}}
+    dag: dict[str, dict[str, dict[str, str]]] = {"params": {"waves": {}}}
     page.route("**/api/v2/dags/**", lambda route: route.fulfill(json=dag))
     page.goto(f"{url}#/queues/nats_default/advised/dead")
     advice = cell(page, "terminated by a worker", "What to do")
