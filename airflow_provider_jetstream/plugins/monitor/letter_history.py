@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from, origin_of, task_key_of
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import resolve_origins
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.plugins.monitor.job_ends import gone_among, read_ends
 
 if TYPE_CHECKING:
@@ -154,10 +155,14 @@ async def _outcome(scan: Scan, result: DeadLetter | NotDead, last: LetterRecord)
         return f"it is job {last.new_sequence} of {last.new_stream} now"
     if last.action == "handled":
         return f"job {job}: {Status.HANDLED.meaning}"
-    report = await read_ends(scan.connection, scan.queue, [job], last.at)
+    try:
+        report = await read_ends(scan.connection, scan.queue, [job], last.at)
+    except JetStreamProviderError as error:
+        # The user of the connection may read letters only.
+        return f"how job {job} ended can't be read: {error}"
     if report.last_end_at and not report.awaited:
         word = "was cancelled" if report.cancelled else "completed" if report.completed else "died again"
         return f"job {job} {word} {report.last_end_at:%Y-%m-%dT%H:%M:%SZ}"
-    if await gone_among(scan.connection, scan.queue.name, [job]):
-        return f"job {job} isn't stored any more; nothing that is stored tells how it ended"
-    return f"job {job} is pending or in flight"
+    is_gone = bool(await gone_among(scan.connection, scan.queue.name, [job]))
+    gone = "isn't stored any more; nothing that is stored tells how it ended"
+    return f"job {job} {gone if is_gone else 'is pending or in flight'}"
