@@ -74,7 +74,7 @@ def park_with_keys(page: Page) -> None:
     tab_to(page, "link", "Parked")
     page.keyboard.press("Enter")
     expect(row(page, "MalformedOrderError")).to_contain_text("2")
-    row(page, "MalformedOrderError").get_by_role("link").click()
+    row(page, "MalformedOrderError").get_by_role("link").first.click()
     page.locator("th.head a").first.click()
     expect(page.get_by_text("a person has to inspect it").first).to_be_visible()
 
