@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import pull_request, pull_subject, stream_info
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from airflow_provider_jetstream.jetstream import ConnectionSettings, connect
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from benchmarks.report import Goal

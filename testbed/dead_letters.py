@@ -18,9 +18,9 @@ from airflow_provider_jetstream.jetstream import (
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.contract import copy_filter, run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters

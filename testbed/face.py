@@ -16,8 +16,8 @@ from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.cancellation.cancel import find_cancellation
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan

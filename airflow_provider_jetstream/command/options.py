@@ -13,8 +13,12 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-from airflow_provider_jetstream.jetstream.client.settings_sources import read_context, read_environment, split_servers
+from airflow_provider_jetstream.jetstream.client.settings import (
+    ConnectionSettings,
+    read_context,
+    read_environment,
+    split_servers,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.jetstream.limits import SEQUENCE

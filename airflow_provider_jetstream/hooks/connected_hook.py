@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 from airflow.sdk import BaseHook
 
 from airflow_provider_jetstream.hooks.connection_settings import cached_settings, renewed_settings, settings_from
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.pool import shared_connection
+from airflow_provider_jetstream.jetstream.client.connect import connect, shared_connection
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
+    from airflow_provider_jetstream.jetstream.client.connect import SharedConnection
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.pool import SharedConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 _Arguments = ParamSpec("_Arguments")

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
         resume_redrive,
     )
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport, cancel
-    from airflow_provider_jetstream.jetstream.client.connect import connect
+    from airflow_provider_jetstream.jetstream.client.connect import connect, shared_connection
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-    from airflow_provider_jetstream.jetstream.client.pool import shared_connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+    from airflow_provider_jetstream.jetstream.client.streams import get_message
     from airflow_provider_jetstream.jetstream.dead_letters.account import JobAccount, account_for_jobs
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
     from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis, diagnose_dead_letters
@@ -258,11 +257,10 @@ __getattr__ = lazy_exports(
             "resume_redrive",
         ],
         "cancellation.cancel": ["CancelReport", "cancel"],
-        "client.connect": ["connect"],
+        "client.connect": ["connect", "shared_connection"],
         "client.connection": ["Connection"],
-        "client.message_reader": ["get_message"],
-        "client.pool": ["shared_connection"],
         "client.settings": ["ConnectionSettings", "connection_settings"],
+        "client.streams": ["get_message"],
         "dead_letters.account": ["JobAccount", "account_for_jobs"],
         "dead_letters.death": ["Death", "Reason"],
         "dead_letters.diagnose": ["Diagnosis", "diagnose_dead_letters"],

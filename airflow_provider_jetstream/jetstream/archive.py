@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import next_message
 from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing

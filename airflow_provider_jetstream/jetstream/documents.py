@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias, 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, pause_if_due
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.contract import document_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, ArgumentError, NotFoundError
 

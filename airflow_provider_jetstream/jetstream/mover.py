@@ -42,11 +42,16 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import (
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, Headers, parse_headers
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, msg_get, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
-from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.client.stream_api import (
+    ServerClock,
+    consumer_info,
+    pull_request,
+    pull_subject,
+    stream_info,
+    subject_counts,
+)
+from airflow_provider_jetstream.jetstream.client.streams import last_message, msg_get, read_range
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire import DELIVERY_REPLY
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES as ENVIRONMENT
-from airflow_provider_jetstream.jetstream.client.settings_sources import split_servers
+from airflow_provider_jetstream.jetstream.client.settings import VARIABLES as ENVIRONMENT
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, split_servers
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 

@@ -20,8 +20,12 @@ from airflow.triggers.shared_stream import SharedStreamProducer
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, republished_message
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_subject
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import (
+    consumer_info,
+    priority_fields,
+    pull_subject,
+    stream_info,
+)
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import (

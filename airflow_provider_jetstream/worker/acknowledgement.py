@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
+from airflow_provider_jetstream.jetstream.client.settings import VARIABLES
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker.errors import HandlerNotFoundError, WorkerStuckError

@@ -9,8 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache, follow_cancellations
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_subject
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import (
+    consumer_info,
+    priority_fields,
+    pull_subject,
+    stream_info,
+)
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.store_once import store_once
+from airflow_provider_jetstream.jetstream.client.publish_ack import store_once
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter, copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason

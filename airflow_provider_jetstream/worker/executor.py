@@ -21,7 +21,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_DEADLINE, JOB_EXPIRES
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError

@@ -23,7 +23,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE
-from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
+from airflow_provider_jetstream.jetstream.client.stream_api import pull_request
 from airflow_provider_jetstream.jetstream.client.wire import DeliveryForm, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import UnreachableError, WireError
 from airflow_provider_jetstream.worker.acknowledgement import acknowledge_markers

@@ -24,8 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
-from airflow_provider_jetstream.jetstream.client.publish_ack import are_plain_publish_acks, parse_publish_ack
-from airflow_provider_jetstream.jetstream.client.store_once import store_once
+from airflow_provider_jetstream.jetstream.client.publish_ack import (
+    are_plain_publish_acks,
+    parse_publish_ack,
+    store_once,
+)
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
 from airflow_provider_jetstream.jetstream.client.wire import AnswerForm, encode_message, encode_requests, encode_subject
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text

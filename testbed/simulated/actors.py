@@ -26,7 +26,7 @@ from airflow_provider_jetstream.jetstream import (
     wait,
     wait_by_handle,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.letter_watch import (
     LetterCriteria,
     ReportedLetters,

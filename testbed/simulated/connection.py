@@ -16,8 +16,8 @@ from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream import Connection
 from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox
-from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS, STATUS, is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers, first_values
+from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS, STATUS, is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.wire import SentFrameReader, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
 from testbed.simulated.server import Listener

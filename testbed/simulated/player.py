@@ -8,8 +8,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.headers import Headers, parse_headers
+from airflow_provider_jetstream.jetstream.client.streams import is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.wire import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import TransientError
 

@@ -26,7 +26,7 @@ from airflow_provider_jetstream.jetstream.audit.lease import (
     renewed,
     take_lease,
 )
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock
 from airflow_provider_jetstream.jetstream.contract import lease_subject
 from airflow_provider_jetstream.jetstream.errors import (
     LeaseHeldError,

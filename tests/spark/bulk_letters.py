@@ -10,8 +10,8 @@ from airflow_provider_jetstream.jetstream import provision
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.streams import read_range
 from testbed.face import consumer_info, stream_info
 from testbed.queues import CONSUMER, small_queue
 from testbed.spark_face import run_on_own_connection

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect
-from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
+from airflow_provider_jetstream.jetstream.client.blocking.connection import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.streams import Streams
+from airflow_provider_jetstream.jetstream.client.streams import Streams, read_range
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from testbed.face import Headers

@@ -10,8 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from airflow_provider_jetstream.jetstream.client.credentials import connect_command
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
-from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
+from airflow_provider_jetstream.jetstream.client.settings import VARIABLES, ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.command import program as queue_program
-from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
+from airflow_provider_jetstream.jetstream.client.settings import VARIABLES
 from airflow_provider_jetstream.jetstream.inspection.queue_metrics import METRICS
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.roles.permissions import permissions

@@ -29,9 +29,8 @@ from airflow_provider_jetstream.jetstream.client.headers import Headers, encode_
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage, parse_direct_get, parse_msg_get
 from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem, subject_problem
-from airflow_provider_jetstream.jetstream.client.wire import FrameReader, next_frame
+from airflow_provider_jetstream.jetstream.client.wire import FrameReader, next_frame, parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import _read_advisory
 from airflow_provider_jetstream.jetstream.dead_letters.record import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
+from airflow_provider_jetstream.jetstream.client.stream_api import pull_request
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ DEPENDENCY_CASES = (
         FLOW,
         "connect and publish",
         "each job is stored once or reported",
-        "connect publishing publishing_faults message_reader",
+        "connect publishing publishing_faults stored_messages",
     ),
     _server(FLOW, "work and wait", "each job is done once, and its end is seen", "worker worker_retries wait"),
     _server(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream import ConnectionSettings
-from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES as ENVIRONMENT
+from airflow_provider_jetstream.jetstream.client.settings import VARIABLES as ENVIRONMENT
 from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
 from airflow_provider_jetstream.spark.source.options import OF_SPARK, OPTIONS, option_names
 from tools.reference.arguments import class_arguments

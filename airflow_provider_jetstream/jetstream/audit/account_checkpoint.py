@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, ValidationError
 
-from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
+from airflow_provider_jetstream.jetstream.client.streams import last_with_position
 from airflow_provider_jetstream.jetstream.contract import account_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.consumer_pause import PAUSE_LEVEL
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.client.stream_api import PAUSE_LEVEL, ServerClock, consumer_info
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, ServerTooOldError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from airflow_provider_jetstream.jetstream.audit.records import parse_record
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
+from airflow_provider_jetstream.jetstream.client.streams import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import (
     intent_filter,

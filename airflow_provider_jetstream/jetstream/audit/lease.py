@@ -30,10 +30,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import msg_get
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import msg_get
 from airflow_provider_jetstream.jetstream.contract import lease_renewal_subject, lease_subject
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,

@@ -20,10 +20,15 @@ from airflow_provider_jetstream.jetstream.audit.records import (
     parse_record,
 )
 from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
-from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
-from airflow_provider_jetstream.jetstream.client.store_once import confirmed_once, with_another_id
+from airflow_provider_jetstream.jetstream.client.publish_ack import (
+    PubAck,
+    confirmed_once,
+    store,
+    store_each,
+    with_another_id,
+)
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import last_message, read_range
 from airflow_provider_jetstream.jetstream.contract import (
     MSG_ID,
     letter_audit_subject,

@@ -19,10 +19,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import parse_record
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.client.streams import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.errors import ArgumentError, NotFoundError, RedriveRequestError
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
     MSG_ID,

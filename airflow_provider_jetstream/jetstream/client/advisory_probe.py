@@ -18,11 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import (
     ListedConsumers,
     consumer_info,
     list_consumers,
+    priority_fields,
+    pull_request,
+    pull_subject,
 )
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
-from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
 from airflow_provider_jetstream.jetstream.client.wire import AnswerForm, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.errors import (

@@ -32,11 +32,15 @@ from airflow_provider_jetstream.jetstream.client.concurrency import keep_cancell
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.denials import fail
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
-from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS, STATUS, is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, encode_headers, first_values
-from airflow_provider_jetstream.jetstream.client.server_info import server_version
 from airflow_provider_jetstream.jetstream.client.session import CLIENT_SID
-from airflow_provider_jetstream.jetstream.client.wire import SentFrameReader, encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS, STATUS, is_last_of_batch
+from airflow_provider_jetstream.jetstream.client.wire import (
+    SentFrameReader,
+    encode_message,
+    encode_subject,
+    server_version,
+)
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,

@@ -23,10 +23,9 @@ from airflow_provider_jetstream.jetstream.client.credentials import connect_comm
 from airflow_provider_jetstream.jetstream.client.denials import error_kind, parse_denial
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain
 from airflow_provider_jetstream.jetstream.client.outage import Outage
-from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info
 from airflow_provider_jetstream.jetstream.client.tls import plaintext_report, require_certificate, tls_context
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
-from airflow_provider_jetstream.jetstream.client.wire import FrameReader, encode_subject
+from airflow_provider_jetstream.jetstream.client.wire import FrameReader, encode_subject, parse_server_info
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     SubscriptionRefusedError,

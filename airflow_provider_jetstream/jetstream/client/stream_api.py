@@ -1,15 +1,27 @@
-"""What streams and consumers are and hold, by requests to JetStream's API."""
+"""What streams and consumers are and hold, by requests to JetStream's API; pull requests, pauses, the server's time.
+
+Protocol: "JetStream wire API Reference" in the NATS documentation; ADR-13, "Pull Subscribe internals"; ADR-42, "Pull
+Consumer Priority Groups". CONSUMER.PAUSE needs server 2.11; the server compares the end of a pause with its own clock,
+so it is calculated from the server's time.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import time
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import not_found
-from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
@@ -196,3 +208,202 @@ async def list_consumers(connection: Connection, stream: str) -> ListedConsumers
 
 def _is_internal(config: Mapping[str, Any]) -> bool:
     return bool(config.get("sourcing") or config.get("direct"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerClock:
+    """Counts on from the time in an answer of the server; late by the time that the answer took, and never early.
+
+    :param answered_at: the time in the answer
+    :param read_at: when it arrived, by this process's monotonic clock
+    """
+
+    answered_at: datetime
+    read_at: float
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Self:
+        """Read the time in STREAM.INFO or CONSUMER.INFO, which has just arrived."""
+        return cls(datetime.fromisoformat(info["ts"]), time.monotonic())
+
+    @classmethod
+    async def read(cls, connection: Connection, stream: str) -> Self:
+        """Ask the server for the time.
+
+        :param stream: any stream that exists
+        """
+        return cls.of(await stream_info(connection, stream))
+
+    def now(self) -> datetime:
+        """Return the time."""
+        return self.answered_at + timedelta(seconds=time.monotonic() - self.read_at)
+
+    def seconds_until(self, moment: datetime) -> float:
+        """Return the seconds until a moment; 0 or less where it is past."""
+        return (moment - self.now()).total_seconds()
+
+
+PRIORITIZED = "prioritized"
+PINNED = "pinned_client"
+
+
+def pull_subject(stream: str, consumer: str, api_prefix: str) -> str:
+    """Return the subject of a consumer's pull requests."""
+    return f"{api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+
+
+def pull_request(
+    batch: int,
+    *,
+    expires: float = 0.0,
+    no_wait: bool = False,
+    max_bytes: int = 0,
+    idle_heartbeat: float = 0.0,
+    priority: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Build the body of a pull request.
+
+    :param batch: how many messages are requested
+    :param expires: seconds after which the server ends the request; 0 for the server's default
+    :param no_wait: whether the server ends the request at once where it has no message
+    :param max_bytes: bytes that the messages may have together; 0 for no limit
+    :param idle_heartbeat: seconds of silence after which the server reports that it is alive; 0 for never
+    :param priority: what :func:`priority_fields` returns
+    """
+    request: dict[str, Any] = {"batch": batch}
+    if expires:
+        request["expires"] = round(expires * NANOSECONDS)
+    if no_wait:
+        request["no_wait"] = True
+    if max_bytes:
+        request["max_bytes"] = max_bytes
+    if idle_heartbeat:
+        request["idle_heartbeat"] = round(idle_heartbeat * NANOSECONDS)
+    if priority:
+        request |= priority
+    return json.dumps(request).encode()
+
+
+def priority_fields(config: Mapping[str, Any], priority: int = 0) -> dict[str, Any]:
+    """Return the fields that a pull request needs where a consumer has priority groups; empty where it has none.
+
+    The server refuses a request that names no group of such a consumer.
+
+    :param config: the consumer's configuration as the server returns it
+    :param priority: 0 for the clients that are served first, where the consumer's policy is ``prioritized``
+    """
+    groups = config.get("priority_groups")
+    if not groups:
+        return {}
+    return {"group": groups[0]} | ({"priority": priority} if config.get("priority_policy") == PRIORITIZED else {})
+
+
+log = logging.getLogger(__name__)
+
+# The level of JetStream's API that knows pauses.
+PAUSE_LEVEL = 1
+
+_PAUSE = timedelta(seconds=10)
+_RENEWAL_SECONDS = 3.0
+
+
+class ConsumerPause:
+    """A pause of a consumer that lasts as long as a block runs.
+
+    :param before: until when somebody else has paused the consumer, if so; it is never paused for less
+    :ivar left_alone: whether the pause isn't ended with the block, but runs out by itself
+    """
+
+    def __init__(
+        self, connection: Connection, stream: str, consumer: str, clock: ServerClock, before: str | None
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._consumer = consumer
+        self._clock = clock
+        self._before = before
+        self._renewal: asyncio.Task[None] | None = None
+        self._requesting = asyncio.Lock()
+        self._unanswered: TransientError | None = None
+        self._until: str | None = None
+        self.left_alone = False
+
+    async def begin(self) -> None:
+        """Pause the consumer for a few seconds, again and again."""
+        await self._pause_for(_PAUSE)
+        self._renewal = asyncio.create_task(self._renew())
+
+    async def prolong(self, seconds: float) -> None:
+        """Pause the consumer for some seconds from now on: what reaches the server meanwhile finds it paused.
+
+        :raises ApiError: the server refused
+        :raises TransientError: it isn't known to be paused for so long
+        """
+        await self._stop_renewal()
+        if self._unanswered:
+            # Should it arrive now, it ends the pause early.
+            raise UnreachableError(f"an earlier request to pause the consumer wasn't answered: {self._unanswered}")
+        await self._pause_for(timedelta(seconds=seconds))
+
+    async def end(self) -> None:
+        """End the pause, but for one that somebody else has set, before or meanwhile."""
+        await self._stop_renewal()
+        if not self.left_alone:
+            with suppress(ApiError, NotFoundError, TransientError):
+                info = await consumer_info(self._connection, self._stream, self._consumer)
+                found = info["config"].get("pause_until")
+                # A reset in place counts on its pause.
+                if found and self._until and datetime.fromisoformat(found) == datetime.fromisoformat(self._until):
+                    await self._set(self._before)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(_RENEWAL_SECONDS)
+            async with self._requesting:
+                try:
+                    await self._pause_for(_PAUSE)
+                except TransientError as error:
+                    self._unanswered = error
+                except ApiError as error:
+                    log.warning("The pause of consumer %s can't be renewed: %s", self._consumer, error)
+
+    async def _stop_renewal(self) -> None:
+        async with self._requesting:
+            if self._renewal is not None:
+                self._renewal.cancel()
+                self._renewal = None
+
+    async def _pause_for(self, duration: timedelta) -> None:
+        until = self._clock.now() + duration
+        if self._before and datetime.fromisoformat(self._before) > until:
+            await self._set(self._before)
+            return
+        await self._set(until.astimezone(UTC).isoformat().replace("+00:00", "Z"))
+
+    async def _set(self, until: str | None) -> None:
+        self._until = until
+        request = {"pause_until": until} if until else {}
+        await self._connection.api(f"CONSUMER.PAUSE.{self._stream}.{self._consumer}", request)
+
+
+@asynccontextmanager
+async def paused(connection: Connection, stream: str, consumer: str) -> AsyncIterator[ConsumerPause]:
+    """Pause a consumer for the block, and restore a longer pause that was set before.
+
+    Deliveries in flight go on and can be acknowledged. A pause that can't be renewed runs out: before a step that
+    depends on it, read CONSUMER.INFO's ``paused`` and ``pause_remaining``.
+
+    :raises NotFoundError: the stream or the consumer doesn't exist
+    :raises ApiError: the server refused
+    """
+    info = await consumer_info(connection, stream, consumer)
+    before, clock = info["config"].get("pause_until"), ServerClock.of(info)
+    if before and datetime.fromisoformat(before) <= clock.answered_at + _PAUSE:
+        # That of a process that was killed, or as good as over.
+        before = None
+    pause = ConsumerPause(connection, stream, consumer, clock, before)
+    await pause.begin()
+    try:
+        yield pause
+    finally:
+        await pause.end()

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, first_values
-from airflow_provider_jetstream.jetstream.client.message_reader import follow, read_range
-from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import pull_request, pull_subject, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import follow, read_range
 from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError, UnreachableError
 from airflow_provider_jetstream.jetstream.evidence import is_from_elsewhere

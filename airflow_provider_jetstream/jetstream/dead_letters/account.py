@@ -33,10 +33,9 @@ from airflow_provider_jetstream.jetstream.audit.account_checkpoint import (
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, pause_if_due, sleep
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message, read_range
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges, ranges_text
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences, stream_info
-from airflow_provider_jetstream.jetstream.client.streams import read_bulk
+from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message, read_bulk, read_range
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,

@@ -10,8 +10,8 @@ from heapq import merge
 from itertools import chain, compress, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.entry import ENDS, Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_parser import EntryParser
 from airflow_provider_jetstream.jetstream.dead_letters.packed_column import PackedColumn

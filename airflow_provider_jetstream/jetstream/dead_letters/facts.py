@@ -20,14 +20,15 @@ from airflow_provider_jetstream.jetstream.client.concurrency import (
     pause_if_due,
 )
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.message_reader import (
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import (
+    Streams,
+    first_since,
     get_message,
     last_message,
     next_message,
     read_range,
 )
-from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
-from airflow_provider_jetstream.jetstream.client.streams import Streams, first_since
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
     companion_filter,

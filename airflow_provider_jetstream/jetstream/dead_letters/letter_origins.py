@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, task_key_of
 from airflow_provider_jetstream.jetstream.errors import NotFoundError

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, pause_if_due
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
-from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
-from airflow_provider_jetstream.jetstream.client.store_once import confirmed_once
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, confirmed_once, store, store_each
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import copy_filter, copy_subject

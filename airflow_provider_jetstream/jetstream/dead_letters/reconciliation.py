@@ -25,9 +25,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
-from airflow_provider_jetstream.jetstream.client.streams import Streams
+from airflow_provider_jetstream.jetstream.client.streams import Streams, get_message, read_range
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.dead_letters.entry import believed_entries, death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated
 from airflow_provider_jetstream.jetstream.archive import job_sequence, republished_message, republishing_stream
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.client.streams import last_message, next_message, read_range
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind

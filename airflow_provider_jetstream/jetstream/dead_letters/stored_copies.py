@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.advisories import AckMetric
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.concurrency import pause_if_due, sleep
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
-from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams, read_bulk
+from airflow_provider_jetstream.jetstream.client.streams import find_exact_streams, read_bulk, read_range
 from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
     handled_filter,

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import (
     list_consumers,
     list_streams,
@@ -25,6 +24,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import (
     stream_info,
     subject_counts,
 )
+from airflow_provider_jetstream.jetstream.client.streams import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.subjects import subject_matcher
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, PARTITIONS
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError

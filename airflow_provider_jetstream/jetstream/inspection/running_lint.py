@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.inspection.health import MAX_SUBJECTS, count_left_over, inspect_consumers

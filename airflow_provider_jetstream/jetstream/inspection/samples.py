@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.client.streams import read_bulk
+from airflow_provider_jetstream.jetstream.client.streams import last_with_position, read_bulk
 from airflow_provider_jetstream.jetstream.contract import SAMPLE_STREAM, SAMPLE_SUBJECT
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.queue_state import Known, QueueState

@@ -13,8 +13,13 @@ import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, priority_fields, pull_request, pull_subject
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.client.stream_api import (
+    PINNED,
+    consumer_info,
+    priority_fields,
+    pull_request,
+    pull_subject,
+)
 from airflow_provider_jetstream.jetstream.errors import UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 

@@ -29,8 +29,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
-from airflow_provider_jetstream.jetstream.client.message_reader import msg_get, next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.client.streams import msg_get, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import DRAINED, handed_over_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, origin_of, task_key_of

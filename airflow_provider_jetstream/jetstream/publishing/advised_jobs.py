@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_with_position
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store_each
+from airflow_provider_jetstream.jetstream.client.streams import get_message, last_with_position
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import document_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, TransientError

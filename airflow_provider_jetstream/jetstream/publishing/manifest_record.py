@@ -26,9 +26,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import last_with_position, next_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.client.streams import last_with_position, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import copy_filter, manifest_filter, manifest_subject, parked_filter
 from airflow_provider_jetstream.jetstream.documents import DocumentParts

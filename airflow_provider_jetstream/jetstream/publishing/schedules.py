@@ -16,9 +16,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers, first, is_servers
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message, read_range
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_streams
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock, consumer_info, list_streams
+from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message, read_range
 from airflow_provider_jetstream.jetstream.contract import (
     MOVER,
     MSG_ID,

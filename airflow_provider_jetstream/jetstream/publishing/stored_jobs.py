@@ -31,8 +31,8 @@ from airflow_provider_jetstream.jetstream.advisories import AckMetric, Cancelled
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import first
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import get_message, read_range
 from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
     DAG_ID,

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.consumer_pause import PAUSE_LEVEL, paused
-from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
+from airflow_provider_jetstream.jetstream.client.stream_api import PAUSE_LEVEL, list_consumers, paused
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, ServerTooOldError
 from airflow_provider_jetstream.jetstream.queue.consumer_state import Settlement, consumer_state
 

@@ -23,8 +23,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
+from airflow_provider_jetstream.jetstream.client.stream_api import priority_fields, pull_request, pull_subject
+from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers, removes_acknowledged

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence, republished_message
 from airflow_provider_jetstream.jetstream.client.concurrency import sleep
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
-from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store_each
-from airflow_provider_jetstream.jetstream.client.store_once import store_once
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store_each, store_once
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import get_message, read_range
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, parked_filter, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.errors import (

@@ -11,8 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.client.streams import next_message
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource

@@ -18,8 +18,7 @@ from contextlib import aclosing
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.consumer_pause import paused
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers, paused
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.consumer_pause import ConsumerPause
+    from airflow_provider_jetstream.jetstream.client.stream_api import ConsumerPause
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import Page
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState

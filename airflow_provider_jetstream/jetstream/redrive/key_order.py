@@ -22,9 +22,8 @@ from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.redrives import RedriveState
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.headers import first
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import get_message
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, copied_from
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.intent import read_open_intents
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import (
     consumer_info,
     list_consumers,
+    priority_fields,
+    pull_request,
+    pull_subject,
     stored_sequences,
     stream_info,
 )
+from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import own_consumer

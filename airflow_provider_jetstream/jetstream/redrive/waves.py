@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.audit.redrives import DeathCount, RedriveOutcomes, RedriveState, Wave
 from airflow_provider_jetstream.jetstream.client.sequence_ranges import SequenceRanges
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock, stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
 from airflow_provider_jetstream.jetstream.errors import JobsStalledError, NotFoundError, QueueGoneError

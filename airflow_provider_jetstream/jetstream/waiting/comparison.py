@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
+from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import consumer_completion_filter
 from airflow_provider_jetstream.jetstream.errors import (

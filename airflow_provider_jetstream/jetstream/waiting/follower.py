@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.stream_tail import StreamTail
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_range
+from airflow_provider_jetstream.jetstream.client.streams import get_message, last_message, read_range
 from airflow_provider_jetstream.jetstream.contract import job_completion_filter, job_copy_filter
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.documents import (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.evidence import event_of
 from airflow_provider_jetstream.jetstream.queue.end_evidence import ack_metric_filter

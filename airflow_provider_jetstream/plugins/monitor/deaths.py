@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream.audit.records import (
     LetterRecord,
     parse_record,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
 from airflow_provider_jetstream.plugins.monitor.job_ends import first_since
 from airflow_provider_jetstream.plugins.monitor.models.history import Deaths

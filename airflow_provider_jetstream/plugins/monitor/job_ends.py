@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.streams import next_message
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.waiting.comparison import read_jobs
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor

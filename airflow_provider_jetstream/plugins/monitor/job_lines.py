@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import in_thread
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
+from airflow_provider_jetstream.jetstream.client.streams import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import origin_of, task_key_of

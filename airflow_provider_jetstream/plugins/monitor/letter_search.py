@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.records import LetterRecord, parse_record
-from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, readable_text
 from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter

@@ -15,7 +15,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.airflow_compat import AirflowException
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock
 from airflow_provider_jetstream.jetstream.contract import SAMPLE_STREAM
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.samples import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.airflow_compat import AirflowException
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.consumer_pause import PAUSE_LEVEL
+from airflow_provider_jetstream.jetstream.client.stream_api import PAUSE_LEVEL
 from airflow_provider_jetstream.jetstream.errors import (
     ConnectionSettingsError,
     DeadlineError,

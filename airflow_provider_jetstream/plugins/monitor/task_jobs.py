@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.client.streams import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError

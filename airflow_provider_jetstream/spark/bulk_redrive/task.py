@@ -18,8 +18,8 @@ from airflow_provider_jetstream.jetstream.audit.lease import SharedLease
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.audit.records import RunRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
-from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
+from airflow_provider_jetstream.jetstream.client.stream_api import ServerClock
+from airflow_provider_jetstream.jetstream.client.streams import last_message
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
+from airflow_provider_jetstream.jetstream.client.stream_api import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,

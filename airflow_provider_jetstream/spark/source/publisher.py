@@ -13,8 +13,8 @@ from uuid import uuid4
 import numpy as np
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, publish_ack_frame
+from airflow_provider_jetstream.jetstream.client.streams import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DeadlineError,

@@ -23,9 +23,8 @@ from airflow_provider_jetstream.jetstream.client.blocking.connection import Bloc
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import parse_headers
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stream_info
-from airflow_provider_jetstream.jetstream.client.streams import Streams
+from airflow_provider_jetstream.jetstream.client.streams import Streams, next_message
 from airflow_provider_jetstream.jetstream.client.wire import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, archive_filter

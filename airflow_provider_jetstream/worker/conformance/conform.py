@@ -16,8 +16,8 @@ from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info
 from airflow_provider_jetstream.jetstream.client.settings import DEFAULT_PORT, ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.wire import parse_server_info
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker.conformance.lines import JOBS, BreakOffTrial, contract_lines
 from airflow_provider_jetstream.worker.conformance.trial import TrialSettings, run_trial

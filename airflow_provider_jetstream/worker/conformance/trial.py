@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel, cancel_stored
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.streams import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.wire import SentFrameReader
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID, completion_subject, copy_subject, end_id
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, WireError

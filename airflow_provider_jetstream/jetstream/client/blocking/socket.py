@@ -23,7 +23,6 @@ from airflow_provider_jetstream.jetstream.client.denials import (
     is_refusal,
     parse_denial,
 )
-from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info, server_version
 from airflow_provider_jetstream.jetstream.client.tls import (
     plaintext_report,
     require_certificate,
@@ -31,7 +30,13 @@ from airflow_provider_jetstream.jetstream.client.tls import (
     tls_problem,
 )
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
-from airflow_provider_jetstream.jetstream.client.wire import Frame, Unfinished, new_sid
+from airflow_provider_jetstream.jetstream.client.wire import (
+    Frame,
+    Unfinished,
+    new_sid,
+    parse_server_info,
+    server_version,
+)
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     JetStreamProviderError,

@@ -15,9 +15,14 @@ from airflow_provider_jetstream.jetstream import (
     connection_settings,
     get_message,
 )
-from airflow_provider_jetstream.jetstream.client.message_reader import follow, next_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
-from airflow_provider_jetstream.jetstream.client.streams import Streams, find_exact_streams
+from airflow_provider_jetstream.jetstream.client.streams import (
+    Streams,
+    find_exact_streams,
+    follow,
+    next_message,
+    read_range,
+)
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from testbed import seams
 from testbed.dead_letters import change_stream, publish_raw
@@ -169,7 +174,7 @@ async def test_following_misses_nothing_over_a_kill_and_a_restart_of_the_server(
 async def test_following_repeats_nothing_after_a_long_outage(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.MESSAGE_READER_RETRY_PAUSE, 0.01)
+    monkeypatch.setattr(seams.STREAMS_RETRY_PAUSE, 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
         await publish_bodies(connection, name, "a")
@@ -191,7 +196,7 @@ async def test_following_repeats_nothing_after_a_long_outage(
 async def test_following_starts_while_the_server_is_down(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seams.MESSAGE_READER_RETRY_PAUSE, 0.01)
+    monkeypatch.setattr(seams.STREAMS_RETRY_PAUSE, 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
         await publish_bodies(connection, name, "a")
