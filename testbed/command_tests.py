@@ -57,8 +57,8 @@ TESTS: Final[dict[str, dict[str, str]]] = {
     "docs/dead-letters.md": {
         "jetstream-queue account": f"{_READERS}::test_an_account_names_the_jobs_that_are_gone_without_evidence",
         "nats request handled": f"{_REQUESTS}::test_a_report_accounts_for_a_job_that_is_gone_and_ends_a_letter",
-        "nats request dead": f"{_REQUESTS}::test_a_record_by_hand_makes_the_letter_what_it_says",
     },
+    "docs/dead-letter-record.md": {"": f"{_REQUESTS}::test_a_record_by_hand_makes_the_letter_what_it_says"},
     "docs/examples.md": {"": f"{_READERS}::test_an_example_runs_without_docker"},
     "docs/kubernetes.md": {"": f"{_SETTINGS}::test_kubectl_makes_the_objects_that_the_pod_mounts"},
     "docs/managed-airflow.md": {"": f"{_SETTINGS}::test_the_hook_reads_a_secret_that_is_no_file"},

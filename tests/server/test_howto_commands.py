@@ -55,7 +55,7 @@ from testbed.queues import (
     stored_count,
 )
 from testbed.terminal import terminal_env
-from tools.permission_page import QUEUE
+from tools.reference.permission_page import QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The command ``jetstream-queue permissions``, and the page that is made of what it prints."""
+"""The command ``jetstream-queue permissions``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from airflow_provider_jetstream.command.program import main
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, combined_policy, permissions
-from tools.permission_page import PAGE, page
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,11 +37,6 @@ def file(tmp_path: Path) -> Path:
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main(["permissions", *map(str, arguments)]) == 0
     return capsys.readouterr().out
-
-
-def test_the_page_has_the_tables_of_now() -> None:
-    text = PAGE.read_text()
-    assert page(text) == text, "python -m tools.permission_page writes it"
 
 
 def test_a_user_with_several_roles_has_one_inbox(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.queue.field_rules import RULES
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-_PAGE = Path(__file__).parents[2] / "docs" / "queue.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "queue-warnings.md"
 _DAY = 86_400 * 1_000_000_000
 
 
@@ -172,7 +172,7 @@ def test_what_is_good_practice_is_not_warned_of(changes: dict[str, Any]) -> None
     ],
 )
 def test_an_anti_pattern_that_loses_jobs_is_refused_with_its_rule(consumers: list[dict[str, Any]], rule: str) -> None:
-    with pytest.raises(QueueDeclarationError, match=rf"\(docs/(?:queue|reference/server-fields)\.md#{rule}\)"):
+    with pytest.raises(QueueDeclarationError, match=rf"\(docs/(?:queue-warnings|reference/server-fields)\.md#{rule}\)"):
         _queue(consumers=consumers)
 
 
@@ -191,7 +191,7 @@ def test_every_warning_has_its_place_in_the_documentation() -> None:
     anchors = re.findall(r'<a id="([a-z-]+)"></a>', _PAGE.read_text(encoding="utf-8"))
     assert sorted(anchors) == sorted(set(anchors))
     assert set(anchors) == _warning_names() | {"several-unfiltered-consumers"}
-    assert QueueWarning("message-size", "too small").rule == "docs/queue.md#message-size"
+    assert QueueWarning("message-size", "too small").rule == "docs/queue-warnings.md#message-size"
     # What follows from one field is explained where the table of these has it.
     assert QueueWarning("max-age", "old jobs are removed").rule == "docs/reference/server-fields.md#max-age"
     page = (_PAGE.parent / "reference" / "server-fields.md").read_text(encoding="utf-8")

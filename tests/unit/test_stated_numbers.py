@@ -75,7 +75,7 @@ STATED = {
         f"up to {comparison._MAX_CANDIDATES} jobs of those that aren't delivered yet are read",
         f"every {comparison.INTERVAL:g} seconds, for as long as any task waits",
         f"after `reconcile` ({policy.RECONCILE_SECONDS / 60:g} minutes)",
-        f"({comparison._BRIEF_PAUSE / 10**9:g} seconds), such as those of a census",
+        f"({comparison._BRIEF_PAUSE / 10**9:g} seconds), such as those of a count under a pause",
         f"for at least {wait.SHORTEST:g} seconds, and for up to {wait.LONGEST:g} while",
         f"More than {handle._MAX_RANGES} ranges of sequences are stored as a [document]",
         f"the first {task_reports._MAX_RANGES['sequences']} ranges, and",

@@ -9,6 +9,7 @@ from tools.reference.command_pages import command_page, command_problems, parser
 from tools.reference.error_page import error_links, error_page, error_problems
 from tools.reference.hook_page import hook_page, hook_problems
 from tools.reference.metric_page import metric_page, metric_problems
+from tools.reference.permission_page import permission_page
 from tools.reference.queue_page import field_problems, queue_page
 from tools.reference.server_field_page import server_field_page
 from tools.reference.spark_page import option_problems, spark_page
@@ -23,7 +24,7 @@ def reference_pages() -> dict[str, str]:
     pages = {page.file: entry_page(page, links) for page in api_pages()}
     pages |= {"airflow.md": airflow_page(links), "hook.md": hook_page(links), "queue-fields.md": queue_page(links)}
     pages |= {"errors.md": error_page(links), "metrics.md": metric_page(), "spark-options.md": spark_page()}
-    pages["server-fields.md"] = server_field_page()
+    pages |= {"permissions.md": permission_page(), "server-fields.md": server_field_page()}
     pages |= {file: command_page(file) for file in parsers()}
     return {file: f"{_NOTE}\n\n{text}\n" for file, text in pages.items()}
 

@@ -137,7 +137,7 @@ def _filter_problems(queue: QueueFields) -> Iterator[str]:
     if unfiltered and len(queue.consumers) > 1:
         yield (
             f"consumer {unfiltered[0]} has no filter subject and would get every job: the server refuses other"
-            " consumers beside it; give each its own filter (docs/queue.md#several-unfiltered-consumers)"
+            " consumers beside it; give each its own filter (docs/queue-warnings.md#several-unfiltered-consumers)"
         )
     pairs = [(consumer, subject) for consumer in queue.consumers for subject in consumer.filter_subjects]
     for index, (ours, left) in enumerate(pairs):

@@ -1,7 +1,7 @@
 """Warnings about a queue's declaration: settings that work and will cause trouble later.
 
-They speak of the best practices and anti-patterns of work queues, and of the streams around a queue; ``docs/queue.md``
-has each rule under its name.
+They concern the practices of work queues and the streams around a queue. ``docs/queue-warnings.md`` has each rule under
+its name.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream.queue.finding import Finding
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_RULES = "docs/queue.md"
+_RULES = "docs/queue-warnings.md"
 _FIELDS = "docs/reference/server-fields.md"
 _FIELD_NAMES = frozenset(rule.name for rule in RULES) | {"unknown-field"}
 
