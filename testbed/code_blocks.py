@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+FIRST_STEPS = "docs/first-steps.md"
 
 _FENCED = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 _FILE = re.compile(r"# ([\w./-]+\.(?:py|yaml))\n")
@@ -91,8 +92,8 @@ def sections(page: str) -> list[Section]:
 
 
 def write_readme_queue(folder: Path) -> Path:
-    """Write the queue's file that the README shows, and that its DAGs and commands name; return its path."""
-    (declaration,) = (block.code for block in code_blocks("yaml") if block.page == "README.md")
+    """Write the queue's file that the first steps show, and that the README's DAG names; return its path."""
+    (declaration,) = (block.code for block in code_blocks("yaml") if block.page == FIRST_STEPS)
     path = folder / "emails.yaml"
     path.write_text(declaration, encoding="utf-8")
     return path

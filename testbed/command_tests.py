@@ -35,10 +35,8 @@ TESTS: Final[dict[str, dict[str, str]]] = {
         "jetstream-queue dev": (
             f"{_DEV}::test_the_command_starts_a_page_with_busy_queues_and_leaves_nothing_after_ctrl_c"
         ),
-        "make": _NOT_RUN,
-        "jetstream-queue queue apply": _README,
-        "NATS_URL=": _README,
     },
+    "docs/first-steps.md": {"make": _NOT_RUN, "jetstream-queue queue apply": _README, "NATS_URL=": _README},
     "docs/backup.md": {"": f"{_REQUESTS}::test_a_queue_is_backed_up_and_restored_stream_by_stream"},
     "docs/command-line.md": {
         "pip install": _NOT_RUN,

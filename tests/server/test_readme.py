@@ -32,7 +32,7 @@ from airflow_provider_jetstream.jetstream import (
     wait,
 )
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.code_blocks import ROOT, code_blocks, write_readme_queue
+from testbed.code_blocks import FIRST_STEPS, ROOT, code_blocks, write_readme_queue
 from testbed.queues import eventually, make_queue, process_all, running_worker
 from testbed.terminal import terminal_env
 
@@ -83,18 +83,19 @@ def _needs_spark(block: CodeBlock) -> bool:
 
 RUNNABLE = [block for block in code_blocks("python") if not _needs_spark(block)]
 # The tutorial's files belong together: tests/ui runs it as one lesson.
-PAGES = sorted({block.page for block in RUNNABLE} - {"README.md", "docs/tutorial.md"})
+PAGES = sorted({block.page for block in RUNNABLE} - {"README.md", FIRST_STEPS, "docs/tutorial.md"})
 
 
-def _readme_block(heading: str) -> str:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+def _block_below(heading: str, page: str = FIRST_STEPS) -> str:
+    text = (ROOT / page).read_text(encoding="utf-8")
     start = text[: text.index(f"\n## {heading}\n")].count("\n") + 1
-    return next(block.code for block in RUNNABLE if block.page == "README.md" and block.line > start)
+    return next(block.code for block in RUNNABLE if block.page == page and block.line > start)
 
 
 def _commands(program: str) -> list[str]:
-    """Return the lines of the README's command blocks that run a program, in their order."""
-    lines = [line for block in code_blocks("console") if block.page == "README.md" for line in block.code.splitlines()]
+    """Return the lines of command blocks that run a program: the README's, then those of the first steps."""
+    blocks = [block for page in ("README.md", FIRST_STEPS) for block in code_blocks("console") if block.page == page]
+    lines = [line for block in blocks for line in block.code.splitlines()]
     return [line for line in lines if re.search(rf"(^| ){program}", line)]
 
 
@@ -107,11 +108,13 @@ async def _run(block: CodeBlock, names: dict[str, Any]) -> None:
 
 @pytest.fixture
 def dag_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    write_readme_queue(tmp_path)
-    (tmp_path / "mailer.py").write_text(_readme_block("A worker"))
+    (tmp_path / "docs").mkdir()
+    for folder in (tmp_path, tmp_path / "docs"):
+        write_readme_queue(folder)
+    (tmp_path / "mailer.py").write_text(_block_below("A worker"))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(compile(_readme_block("A DAG"), "README.md", "exec"), names)
+    exec(compile(_block_below("A DAG", "README.md"), "README.md", "exec"), names)
     return names
 
 
@@ -119,15 +122,15 @@ def test_the_dag_has_its_two_tasks_in_a_row(dag_block: dict[str, Any]) -> None:
     dag: DAG = dag_block["dag"]
     assert [task.task_id for task in dag.topological_sort()] == ["send", "retry_dead_letters"]
     assert all(task.deferrable and task.wait_for_completion for task in (dag_block["send"], dag_block["retry"]))
-    assert len(_readme_block("A DAG").split("\n\n")[-1].splitlines()) <= 10
+    assert len(_block_below("A DAG", "README.md").split("\n\n")[-1].splitlines()) <= 10
 
 
 @pytest.mark.slow
 async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
     dag_block: dict[str, Any], connection: NatsPyConnection, name: str
 ) -> None:
-    names = dict(dag_block)
-    exec(compile(_readme_block("Dead letters"), "README.md", "exec"), names)
+    names: dict[str, Any] = {}
+    exec(compile(_block_below("Dead letters"), FIRST_STEPS, "exec"), names)
     dag: DAG = names["dag"]
     assert [task.task_id for task in dag.topological_sort()] == ["found", "repair"]
     # Its fields may be templates too; these are none.
@@ -182,7 +185,7 @@ def test_the_command_that_shows_everything_prints_what_the_readme_says() -> None
 
 @pytest.mark.slow
 def test_the_session_without_airflow_prints_what_it_did(nats: NatsServer) -> None:
-    program = _readme_block("Without Airflow").replace("nats://127.0.0.1:4222", nats.url)
+    program = _block_below("Without Airflow").replace("nats://127.0.0.1:4222", nats.url)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )

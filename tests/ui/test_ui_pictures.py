@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 from settlements import settle
-from ui_browsing import PHONE, PICTURES, TAKES_PICTURES, picture, row
+from ui_browsing import PICTURES, TAKES_PICTURES, picture, row
 from ui_steps import blocking, wait_for, with_connection, working
 
 from airflow_provider_jetstream.jetstream import WorkQueue, discover_queue, provision
@@ -87,21 +87,14 @@ def test_pictures_of_the_page(browsing: Browsing, night: str) -> None:
     page.reload()
     expect(row(page, "customer-emails").locator('td[data-label="State"]')).to_have_text("Unserved", timeout=SLOW)
     picture(page, "queues")
-    page.get_by_role("link", name="customer-emails", exact=True).click()
-    expect(page.get_by_role("list", name="Findings")).to_be_visible()
-    picture(page, "queue", whole=True)
     page.goto(f"{browsing.url}/jetstream/{SETTLEMENTS}/dead?diagnose=yes")
     expect(page.locator(".cause").first).to_be_visible(timeout=SLOW)
     picture(page, "dead-letters", whole=True)
     page.goto(f"{browsing.url}/jetstream/{SETTLEMENTS}/letters")
     expect(page.get_by_role("table", name="Letters")).to_be_visible()
-    picture(page, "letters")
     page.locator("th.head a").first.click()
     expect(page.get_by_label("Payload", exact=True)).to_be_visible()
     picture(page, "letter", whole=True)
-    page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/customer-emails/jobs")
-    expect(page.get_by_role("table", name="Jobs")).to_be_visible()
-    picture(page, "jobs")
 
 
 def wait_for_samples(page: Page, url: str, count: int) -> None:
@@ -157,15 +150,3 @@ def airflow_picture(page: Page, name: str, shown: Locator) -> None:
         # Airflow's own numbers come one by one.
         page.wait_for_timeout(2_000)
         page.screenshot(path=PICTURES / f"{name}-{theme}.png")
-
-
-def test_pictures_on_a_phone(browsing: Browsing, night: str) -> None:
-    page = browsing.open("#/queues", viewport=PHONE, has_touch=True, is_mobile=True)
-    for name, address in (
-        ("queues", "#/queues"),
-        ("dead", f"{SETTLEMENTS}/dead"),
-        ("letters", f"{SETTLEMENTS}/letters"),
-    ):
-        page.goto(f"{browsing.url}/jetstream/{address}")
-        expect(page.get_by_role("table").first).to_be_visible()
-        picture(page, f"phone-{name}")

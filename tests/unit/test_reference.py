@@ -14,6 +14,7 @@ from airflow_provider_jetstream.spark.source.options import OPTIONS, option_name
 from tools.reference.arguments import class_arguments
 from tools.reference.docstrings import own_docstring
 from tools.reference.pages import FOLDER, reference_links, reference_pages, reference_problems
+from tools.room_picture import PICTURE, picture
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.options import Purpose
@@ -28,6 +29,10 @@ def test_the_pages_are_what_the_code_gives() -> None:
     stored = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
     different = [name for name in stored.keys() | PAGES.keys() if stored.get(name) != PAGES.get(name)]
     assert not different, f"run make reference: {different}"
+
+
+def test_the_picture_of_the_rooms_is_what_the_imports_give() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == picture(), "run make reference"
 
 
 def test_nothing_lacks_a_description_a_type_or_a_meaning() -> None:

@@ -43,9 +43,10 @@ def _documented_blocks() -> dict[str, list[str]]:
 
 @pytest.fixture(autouse=True)
 def shown_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the files that the DAGs of the README and the tutorial name beside the page that has the DAGs."""
-    write_readme_queue(tmp_path)
+    """Put the files that the DAGs of the README, the first steps and the tutorial name beside the pages."""
     (tmp_path / "docs").mkdir()
+    for folder in (tmp_path, tmp_path / "docs"):
+        write_readme_queue(folder)
     for block in code_blocks("yaml"):
         if block.file:
             for folder in (tmp_path, tmp_path / "docs"):
