@@ -13,11 +13,19 @@ from operator import add
 from typing import TYPE_CHECKING
 
 import pytest
-from faulty_redrive import redrive_request
+from faulty_redrive import discard, redrive_request, undo
 
-from airflow_provider_jetstream.jetstream import connect, connection_settings, find_dead_letters, redrive_dead_letters
+from airflow_provider_jetstream.jetstream import (
+    RedriveRequest,
+    Selection,
+    connect,
+    connection_settings,
+    find_dead_letters,
+    list_redrives,
+    redrive_dead_letters,
+)
 from testbed.crash_points import crash_at_every_call
-from testbed.dead_letters import make_terminated_letters
+from testbed.dead_letters import letter_records, make_terminated_letters
 from testbed.face import KILL_POINTS
 from testbed.queues import (
     CONSUMER,
@@ -49,7 +57,9 @@ _CALLS = {
     "pause": "$JS.API.CONSUMER.PAUSE",
     "reset": "$JS.API.CONSUMER.RESET",
 }
-_KINDS = {protocol.value: {_CALLS[point] for point in points} for protocol, points in KILL_POINTS.items()}
+_KINDS = {str(protocol): {_CALLS[point] for point in points} for protocol, points in KILL_POINTS.items()}
+# An undo stores letters as parked.
+_KINDS["undo"] = {_CALLS["intent"], "publish parked.<queue>.worker.*", _CALLS["record"]}
 
 WHEN = ["inside the duplicate window", "after the duplicate window", "after a restart of the server"]
 WORKERS = ["process the stored jobs first", "are away"]
@@ -120,6 +130,48 @@ async def test_nothing_is_lost_and_nothing_repeats(
         add_row(protocol, when, workers, kind, len(counts), *map(sum, zip(*counts, strict=True)))
     # A redrive was killed before each kind of change at least once.
     assert {run.kind for run in crashes.runs} >= _KINDS[protocol]
+
+
+@pytest.mark.parametrize("killed", ["discard", "undo"])
+@pytest.mark.parametrize("archive", ["{}-archive", None], ids=["archive", "no archive"])
+async def test_what_is_discarded_stays_so_until_it_comes_back_once(
+    own_nats: NatsServer, killed: str, archive: str | None, tmp_path: Path, add_row: Callable[..., None]
+) -> None:
+    async def prepared(connection: NatsPyConnection, name: str) -> WorkQueue:
+        archive_name = archive and archive.format(name)
+        queue = await make_queue(connection, name, consumer={"ack_wait": "200ms"}, archive=archive_name)
+        if archive:
+            await make_terminated_letters(connection, queue, TERMINATED)
+        await make_dead_letters(connection, queue, DEAD)
+        if killed == "undo":
+            await discard(connection, queue)
+        return queue
+
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        crashes = await crash_at_every_call(
+            [own_nats.url],
+            f"faulty_redrive:{killed}",
+            lambda call: prepared(connection, f"q{call}"),
+            counted="changes",
+            kinds=_KINDS[killed],
+            logs=tmp_path,
+        )
+        jobs = [*(TERMINATED if archive else ()), *DEAD]
+        for run in crashes.runs:
+            discarded = {record.sequence for record in await letter_records(connection, run.queue)}
+            # Whoever comes next finishes what was begun, and runs nothing that is discarded.
+            await redrive_dead_letters(connection, run.queue)
+            processed = await process_available(connection, run.queue)
+            assert len(processed) == len(jobs) - len(discarded), run
+            if await list_redrives(connection, run.queue) and discarded:
+                await undo(connection, run.queue)
+            await redrive_dead_letters(connection, run.queue, RedriveRequest(Selection(parked=True)))
+            processed += await process_all(connection, run.queue, within=30)
+            assert processed == Counter(jobs), run
+            assert (await find_dead_letters(connection, run.queue)).letters == ()
+            assert not (await redrive_dead_letters(connection, run.queue)).done
+        add_row(killed, "undone", "process what is redriven", "each change", len(crashes.runs), 0, 0)
+    assert {run.kind for run in crashes.runs} >= _KINDS[killed]
 
 
 async def redrive_again(connection: NatsPyConnection, queue: WorkQueue, protocol: str) -> Counter[str]:

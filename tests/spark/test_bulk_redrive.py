@@ -237,6 +237,9 @@ def test_invalid_arguments_are_refused_before_anything_changes(
     for request, field in ((elsewhere, "target"), (RedriveRequest(order_key="header:Customer"), "order_key")):
         with pytest.raises(SparkOptionError, match=f"own queue in any order, found {field}: Spark's tasks"):
             redrive_letters(spark, rows, queue, request, connection_options)
+    for request in (RedriveRequest(discard=True), RedriveRequest(undo="20260101T000000-0")):
+        with pytest.raises(SparkOptionError, match="do that without Spark"):
+            redrive_letters(spark, rows, queue, request, connection_options)
     with pytest.raises(SparkOptionError, match="found tasks 0"):
         redrive_letters(spark, rows, queue, None, connection_options, tasks=0)
     with pytest.raises(QueueDeclarationError, match="declare a dead letter queue"):

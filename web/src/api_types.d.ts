@@ -15,7 +15,7 @@ export interface Account {
 
 export interface Attempt {
   at: string | null;
-  what: "stored" | "first_failure" | "death" | "redriven" | "requeued" | "parked" | "handled";
+  what: "stored" | "first_failure" | "death" | "redriven" | "requeued" | "parked" | "discarded" | "handled";
   text: string;
   sequence: number | null;
 }
@@ -155,7 +155,7 @@ export interface Figure {
 export interface FoundLetter {
   type: "found";
   letter: LetterLine;
-  state: "dead" | "parked" | "redriven" | "requeued" | "handled" | "ended";
+  state: "dead" | "parked" | "redriven" | "requeued" | "discarded" | "handled" | "ended";
   where: ("job_id" | "error" | "body" | "header")[];
 }
 
@@ -220,7 +220,7 @@ export interface JobPage {
 
 export interface LetterDetail {
   letter: LetterLine;
-  state: "dead" | "parked" | "redriven" | "requeued" | "handled" | "ended";
+  state: "dead" | "parked" | "redriven" | "requeued" | "discarded" | "handled" | "ended";
   now: string | null;
   next: number | null;
   next_queue: string | null;

@@ -63,6 +63,7 @@ class AccountCheckpoint(BaseModel):
     :param deleted: those of them of which the server has reported that they were deleted in flight
     :param early: jobs after ``last`` whose end was read
     :param claimed: jobs that a worker ended, and of which it isn't known whether its consumer had them
+    :param discarded: jobs that ended because somebody discarded them
     :param unaccounted: jobs that are gone without evidence of their end
     :param unknown: jobs that are gone, and of whose end there may have been evidence
     :param why_unknown: why that isn't known, a clause each
@@ -92,6 +93,7 @@ class AccountCheckpoint(BaseModel):
     deleted: _Ranges = Field(default_factory=SequenceRanges)
     early: _Ranges = Field(default_factory=SequenceRanges)
     claimed: _Ranges = Field(default_factory=SequenceRanges)
+    discarded: _Ranges = Field(default_factory=SequenceRanges)
     unaccounted: _Ranges = Field(default_factory=SequenceRanges)
     unknown: _Ranges = Field(default_factory=SequenceRanges)
     why_unknown: tuple[str, ...] = ()

@@ -233,7 +233,10 @@ class AuditLog:
     def _message_id(self, record: LetterRecord | LetterAction) -> str:
         """Return an id that concurrent redrives of the same letter share, so that the action is stored once."""
         # A job that was requeued keeps its sequence: only the time of its death tells one requeue from the next.
-        result = record.died_at if record.leaves_job else record.new_sequence
+        result: object = record.died_at if record.leaves_job else record.new_sequence
+        if record.kept:
+            # A letter that was brought back may be discarded once more.
+            result = record.kept.redrive
         place = f"{record.new_stream}:{result}" if record.new_stream else result
         return f"audit:{self.created}:{record.sequence}:{record.action}:{place}"
 

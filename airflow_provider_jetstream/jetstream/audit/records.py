@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.evidence import proves_nothing
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
-Action = Literal["redriven", "requeued", "parked", "handled"]
+Action = Literal["redriven", "requeued", "parked", "discarded", "handled"]
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -34,6 +34,25 @@ class AuditRecord(BaseModel):
     created: str
 
 
+class KeptLetter(BaseModel):
+    """What is kept of a discarded letter, so that it can be brought back.
+
+    :param redrive: the id of the redrive that discarded it
+    :param headers: the headers of the record that a parked letter has, as they are on the wire, in base64
+    :param copy_in: where the body is: in the ``archive``, in this ``record``, or ``nowhere``
+    :param body: the body in base64, where it is in this record
+    :param last_entry: its last entry in the dead letter queue; a later one was stored to bring it back
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    redrive: str
+    headers: str
+    copy_in: Literal["archive", "record", "nowhere"]
+    body: str | None = None
+    last_entry: int = 0
+
+
 class LetterRecord(AuditRecord):
     """One action on one dead letter.
 
@@ -42,8 +61,8 @@ class LetterRecord(AuditRecord):
         the letter's identity, since a loss of power gives a sequence to another job. Absent where only a worker's copy
         of the job was left, which states no exact time
     :param job_id: the job's own id, shortened
-    :param action: ``redriven`` as a new job, ``requeued`` in place, ``parked``, or found to be ``handled`` by a handler
-        of the dead letter queue
+    :param action: ``redriven`` as a new job, ``requeued`` in place, ``parked``, ``discarded``, or found to be
+        ``handled`` by a handler of the dead letter queue
     :param new_sequence: the new job's stream sequence, or the sequence of the parked letter in the dead letter queue
     :param new_stream: the new job's stream, where it isn't the letter's own
     :param copy_of: the letter of this queue of which the job was a copy, if it was one
@@ -59,6 +78,7 @@ class LetterRecord(AuditRecord):
     :param run: the key of the redrive
     :param wave: the wave of the redrive, where it has waves
     :param changes: what a transform changed
+    :param kept: what is kept of a discarded letter
     """
 
     sequence: int
@@ -80,6 +100,7 @@ class LetterRecord(AuditRecord):
     run: str | None = None
     wave: int | None = None
     changes: dict[str, Any] | None = None
+    kept: KeptLetter | None = None
 
     @property
     def in_place(self) -> bool:
@@ -189,6 +210,7 @@ class LetterAction:
     died_at: datetime | None = None
     changes: dict[str, Any] | None = None
     left_out: dict[str, str] | None = None
+    kept: KeptLetter | None = None
 
     @property
     def action(self) -> Action:
@@ -221,4 +243,6 @@ class LetterAction:
             own["copy_of"] = self.copy_of
         if self.changes or self.left_out:
             own |= {name: value for name in ("changes", "left_out") if (value := getattr(self, name))}
+        if self.kept:
+            own["kept"] = self.kept.model_dump(exclude_none=True)
         return f"{self.common.text},{_ENCODE(own)[1:]}".encode("utf-8", "replace")

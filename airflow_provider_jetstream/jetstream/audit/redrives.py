@@ -206,6 +206,7 @@ class Redrive(_RedrivePart):
     :param from_sequence: the first sequence of the audit that may hold one of its letters
     :param redriven: how many letters became jobs; a letter that died again and was brought back counts once more
     :param parked: how many were parked
+    :param discarded: how many were discarded
     :param failed: how many stayed dead letters although they were selected
     :param gone: how many were no dead letters any more
     :param rate: letters a second since it began or went on; ``None`` before the first ones
@@ -236,6 +237,7 @@ class Redrive(_RedrivePart):
     from_sequence: int = 0
     redriven: int = 0
     parked: int = 0
+    discarded: int = 0
     failed: int = 0
     gone: int = 0
     rate: float | None = None

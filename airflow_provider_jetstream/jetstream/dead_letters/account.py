@@ -120,6 +120,8 @@ class EndEvidence:
         self._skew = timedelta()
         # Jobs that were requeued in place, and so have yet to end.
         self._requeued_at: dict[int, datetime] = {}
+        # What the audit says last of jobs that were discarded, or brought back after that.
+        self._discarded: dict[int, bool] = {}
         self._reopened: set[int] = set()
 
     @property
@@ -146,6 +148,11 @@ class EndEvidence:
     def stated(self) -> SequenceRanges:
         """The jobs whose end events or the audit state, but for those that are parked."""
         return self._stated.ranges() - self._parked.ranges()
+
+    def still_discarded(self, before: SequenceRanges) -> SequenceRanges:
+        """Return the jobs that are discarded and weren't brought back, with those that were so before."""
+        brought_back = SequenceRanges.of(job for job, is_discarded in self._discarded.items() if not is_discarded)
+        return (before - brought_back) | SequenceRanges.of(job for job, so in self._discarded.items() if so)
 
     async def read(self, info: Mapping[str, Any], skew: timedelta) -> None:
         """Read what a companion has stored since the last call; the audit before the others.
@@ -262,6 +269,9 @@ class EndEvidence:
             return _NOTHING
         if record.action == "parked":
             self._parked.add(record.sequence)
+        if record.action in ("parked", "discarded"):
+            # A discarded letter that is brought back is parked.
+            self._discarded[record.sequence] = record.action == "discarded"
         if not record.in_place:
             return None, (record.sequence,)
         self._reopened.add(record.sequence)
@@ -362,6 +372,7 @@ class JobAccount(TaskReport):
     :param unaccounted: those that are gone without evidence of their end, as ranges of first and last sequence
     :param unknown: those that are gone and of whose end there may have been evidence, as ranges
     :param why_unknown: why that isn't known, a clause each
+    :param discarded: how many ended because somebody discarded them as dead letters
     """
 
     queue: str
@@ -371,6 +382,7 @@ class JobAccount(TaskReport):
     unaccounted: tuple[tuple[int, int], ...] = ()
     unknown: tuple[tuple[int, int], ...] = ()
     why_unknown: tuple[str, ...] = ()
+    discarded: int = 0
 
     @property
     def gone_count(self) -> int:
@@ -404,6 +416,8 @@ class JobAccount(TaskReport):
 
     def __str__(self) -> str:
         text = f"{self.jobs} jobs of {self.queue}: {self.stored} stored, {self.ended} ended"
+        if self.discarded:
+            text += f" ({self.discarded} of them discarded)"
         text += f", {self.unaccounted_count} unaccounted"
         if self.unaccounted:
             text += f" ({ranges_text(self.unaccounted_jobs)})"
@@ -420,6 +434,7 @@ class JobAccount(TaskReport):
             "stored": self.stored,
             "gone": self.gone_count,
             "ended": self.ended,
+            "discarded": self.discarded,
             "unaccounted": self.unaccounted_count,
             "unaccounted_sequences": [list(pair) for pair in self.unaccounted[:_REPORTED_RANGES]],
             "not_known": self.unknown_count,
@@ -439,6 +454,7 @@ class JobAccount(TaskReport):
             tuple(checkpoint.unaccounted.pairs()),
             tuple(checkpoint.unknown.pairs()),
             checkpoint.why_unknown,
+            checkpoint.discarded.count,
         )
 
 
@@ -507,6 +523,7 @@ class _Accounting:
                     "open": (before.open | again) - lost,
                     "early": SequenceRanges(),
                     "claimed": before.claimed - lost,
+                    "discarded": before.discarded - lost - again,
                     "unaccounted": before.unaccounted - lost - again,
                     "unknown": before.unknown - lost - again,
                 }
@@ -554,6 +571,7 @@ class _Accounting:
             deleted=deleted & (stays | later),
             early=((settled.early | ended) & later) - reopened,
             claimed=self._claimed & (stays | later),
+            discarded=self._evidence.still_discarded(settled.discarded) & SequenceRanges.between(1, last) - stays,
             unaccounted=unaccounted | (known - self._claimed),
             unknown=unknown,
             why_unknown=tuple(dict.fromkeys((*settled.why_unknown, *self._why))) if unknown else (),

@@ -68,7 +68,7 @@ _T = TypeVar("_T")
 _UNKNOWN_AGE = timedelta(hours=1)
 _NO_WAIT: Final = timedelta()
 # What a job that is gone is of which no entry counts, by the audit's last action on it; redriven for any other action.
-_AUDITED = {"handled": Status.HANDLED, "": Status.UNCERTAIN}
+_AUDITED = {"handled": Status.HANDLED, "discarded": Status.DISCARDED, "": Status.UNCERTAIN}
 # By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
 _RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
 _STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
@@ -351,8 +351,8 @@ def by_end(case: _Case) -> NotDead | None:
 def by_record(case: _Case) -> NotDead | None:
     """Call a job redriven that is gone and of which the audit says so; a stored one may have died since.
 
-    A record may be about an earlier job of the sequence, after a loss of power: then it says nothing. It names when its
-    job was stored; where it doesn't, only the servers' times tell, and what they leave unclear is uncertain.
+    A discarded one stays so unless it was parked since. After a loss of power a record may be about an earlier job of
+    the sequence. It names when its job was stored, or the servers' times tell; what they leave unclear is uncertain.
     """
     record, message = case.record, case.message
     if record is None:
@@ -369,6 +369,8 @@ def by_record(case: _Case) -> NotDead | None:
         case.record = None
     elif message is None and record.action == "redriven":
         return case.not_dead(Status.REDRIVEN)
+    elif record.action == "discarded" and (message or _parked_copy(case) is None):
+        return case.not_dead(Status.DISCARDED)
     return None
 
 
@@ -501,8 +503,8 @@ def by_request(case: _Case) -> NotDead | None:
         return None
     record = case.record
     # A parked one is in the dead letter queue, unless a loss of power took its record from there.
-    if record and record.action in ("redriven", "handled"):
-        return case.not_dead(Status.HANDLED if record.action == "handled" else Status.REDRIVEN)
+    if record and record.action in ("redriven", "handled", "discarded"):
+        return case.not_dead(_AUDITED.get(record.action, Status.REDRIVEN))
     message, source = _known(case.job.archived), BodySource.ARCHIVE
     created_at = case.snapshot.created_at
     copies = [entry for entry in case.believed if entry.kind in COPIES and entry.recorded_at >= created_at]
@@ -528,8 +530,9 @@ def by_request(case: _Case) -> NotDead | None:
 
 
 def by_age_of_entries(case: _Case) -> NotDead | None:
-    """Call a job stale that is gone, where the stream is younger than all entries."""
-    return case.not_dead(Status.STALE) if case.letter is None and not case.stated else None
+    """Call a job stale that is gone, where the stream is younger than all entries; a discarded one has none."""
+    is_known = case.letter or case.stated or (case.record and case.record.action == "discarded")
+    return None if is_known else case.not_dead(Status.STALE)
 
 
 def by_parked_copy(case: _Case) -> DeadLetter | NotDead | None:

@@ -109,8 +109,11 @@ def parked_entries(entries: Sequence[Entry], audited: LetterRecord | None) -> li
     """Return the records of a parked job that is gone from its queue, the last one first.
 
     :param audited: the last action on the job that the audit has. A redrive may have parked a job and been killed
-        before it removed the original, which was requeued in place since and may have run: such a record doesn't count
+        before it removed the original, which was requeued in place since and may have run: such a record doesn't count,
+        nor does what a discarded letter had been parked as
     """
+    if audited and audited.kept:
+        entries = [entry for entry in entries if entry.sequence > audited.kept.last_entry]
     requeued_at = audited.at if audited and audited.in_place else None
     parked = [entry for entry in entries if entry.kind == EntryKind.PARKED]
     return [entry for entry in reversed(parked) if requeued_at is None or entry.recorded_at >= requeued_at]

@@ -20,6 +20,8 @@ class Status(StrEnum):
     """A consumer of the dead letter queue acknowledged its entry, or reported that it is handled."""
     REDRIVEN = "redriven"
     """The audit states that it was redriven, requeued or parked since."""
+    DISCARDED = "discarded"
+    """The audit states that it was discarded."""
     ALIVE = "alive"
     """The consumer is about to deliver it again, or a worker has it."""
     UNCERTAIN = "uncertain"
@@ -46,6 +48,7 @@ _MEANINGS = {
     Status.COMPLETED: "its completion is stored",
     Status.HANDLED: "a handler of the dead letter queue has acknowledged its entry, or reported it as handled",
     Status.REDRIVEN: "it was redriven, requeued or parked since",
+    Status.DISCARDED: "it was discarded; undo that to bring it back",
     Status.ALIVE: "its consumer is about to deliver it again, or a worker has it",
     Status.UNCERTAIN: "it was dead before the server last restarted or changed, which may have undone that, or its"
     " consumer's numbers contradict that, and while other jobs are in flight it can't be known; redrive it once nothing"
@@ -59,7 +62,7 @@ _MEANINGS = {
 }
 
 # Nothing remains to be done about jobs of these, so that their entries can be removed.
-ENDED = frozenset({Status.COMPLETED, Status.HANDLED, Status.REDRIVEN, Status.GONE, Status.SPURIOUS})
+ENDED = frozenset({Status.COMPLETED, Status.HANDLED, Status.REDRIVEN, Status.DISCARDED, Status.GONE, Status.SPURIOUS})
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,7 +274,7 @@ class KeyOrder(NextLetters):
             elif status == Status.REDRIVEN:
                 # By somebody else: the next step finds out for which job to wait.
                 key.last = None
-            elif status and status not in (Status.COMPLETED, Status.HANDLED):
+            elif status and status not in (Status.COMPLETED, Status.HANDLED, Status.DISCARDED):
                 key.stopped = f"the job before it, {key.last}, isn't known to have completed: {status.meaning}"
             elif status is None and key.last not in ended:
                 key.stopped = f"the letter before it, {key.last}, wasn't redriven"
@@ -401,7 +401,7 @@ async def _preceding_job(
             record = await other.last_record(sequence) if other else None
         else:
             record = None
-    return None if record and record.action == "parked" else found
+    return None if record and record.action in ("parked", "discarded") else found
 
 
 async def _is_stored(connection: Connection, stream: str, sequence: int) -> bool:

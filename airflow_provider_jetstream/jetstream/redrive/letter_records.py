@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-    from airflow_provider_jetstream.jetstream.audit.records import Action
+    from airflow_provider_jetstream.jetstream.audit.records import Action, KeptLetter
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -45,11 +45,12 @@ class LetterRecords:
         letter: DeadLetter,
         action: Action,
         *,
-        new_sequence: int,
+        new_sequence: int | None,
         subject: str,
         changes: dict[str, Any] | None = None,
         new_stream: str | None = None,
         left_out: dict[str, str] | None = None,
+        kept: KeptLetter | None = None,
     ) -> LetterAction:
         """Build the record of one action on a letter.
 
@@ -58,6 +59,7 @@ class LetterRecords:
         :param changes: what a transform changed
         :param new_stream: the stream of the new job, where it isn't the letter's own
         :param left_out: headers for which the new job had no room
+        :param kept: what is kept of a discarded letter
         """
         common = self._common(letter, action, subject, new_stream)
         job_id = readable_text(letter.job_id)[:_LONGEST_ID]
@@ -65,11 +67,11 @@ class LetterRecords:
         stored_at = letter.time or None if letter.source != BodySource.COPY else None
         return LetterAction(
             *(common, letter.death.sequence, new_sequence, stored_at, job_id, copied_from(letter)),
-            *(letter.death.died_at, changes, left_out),
+            *(letter.death.died_at, changes, left_out, kept),
         )
 
     def _common(self, letter: DeadLetter, action: Action, subject: str, new_stream: str | None) -> CommonFields:
-        death, redrives = letter.death, letter.redrives + (action != "parked")
+        death, redrives = letter.death, letter.redrives + (action not in ("parked", "discarded"))
         error = death.error_class, death.error_message, death.explanation
         key = action, subject, new_stream, redrives, self.wave, death.stream, death.consumer, death.reason, error
         if common := self._known.get(key):

@@ -64,7 +64,7 @@ _LONGEST_REASON = 500
 _POLLS_OF_QUEUE = 10
 # Of the report, what the record has elsewhere.
 _ELSEWHERE: Final = frozenset({"redrive", "state", "reason", "outcomes", "waves"})
-_PLAIN = ("subject", "rate", "max_redrives", "order_key", "census")
+_PLAIN = ("subject", "rate", "max_redrives", "order_key", "census", "discard", "without_copy", "undo")
 
 
 @asynccontextmanager
@@ -184,8 +184,8 @@ class Operation:
 
     @property
     def done(self) -> int:
-        """How many letters are redriven or parked."""
-        return len(self.report.redriven) + len(self.report.parked)
+        """How many letters are redriven, parked or discarded."""
+        return self.report.done
 
     @property
     def wave(self) -> Wave | None:
@@ -316,7 +316,8 @@ class Operation:
         except LeaseLostError:
             raise
         except (ApiError, TransientError) as error:
-            if not (self.has_key or request.waves or request.order_key):
+            # A discard is undone by its id.
+            if not (self.has_key or request.waves or request.order_key or request.discard):
                 # Nothing is stored without an intent, so each letter fails for the same reason.
                 log.warning("The redrive couldn't be recorded: %s", error)
                 self.record = None
@@ -335,7 +336,7 @@ class Operation:
         if (found := await read_record(self.connection, audit, self.id)) is None:
             last = scan.context.audit["state"]["last_seq"] if scan.context.audit else 0
             # Of a frame, the scan doesn't know which letters it has.
-            is_counted = request.selection.selects_all and self.engine == "python"
+            is_counted = request.selection.selects_all and self.engine == "python" and not request.undo
             found = Redrive(
                 id=self.id,
                 stream=self.queue.name,
@@ -384,6 +385,8 @@ class Operation:
         async for letter in self.audit.letters_of_run(self.record.run, self.record.from_sequence):
             if letter.action == "parked":
                 report.add_parked(letter.sequence)
+            elif letter.action == "discarded":
+                report.add_discarded(letter.sequence)
             else:
                 report.add_redriven(letter.sequence, letter.new_sequence or letter.sequence, letter.new_stream)
             report.resumed += 1
@@ -412,7 +415,7 @@ class Operation:
         obeyed = self._controls and record.with_controls(self._controls).state == state
         seconds = time.monotonic() - self._began
         redriven, parked = self.counted or (len(report.redriven), len(report.parked))
-        done = redriven + parked - self._done_before
+        done = redriven + parked + len(report.discarded) - self._done_before
         waves = record.waves if waves is None else waves
         outcomes = total_outcomes(waves) if waves else record.outcomes
         report.redrive, report.state, report.reason = self.id, state, reason
@@ -425,6 +428,7 @@ class Operation:
                 "outcomes": outcomes,
                 "redriven": redriven,
                 "parked": parked,
+                "discarded": len(report.discarded),
                 "failed": report.failures,
                 "gone": len(report.gone),
                 "rate": round(done / seconds, 1) if done and seconds else record.rate,
@@ -472,8 +476,13 @@ class Operation:
     @property
     def final_reason(self) -> str:
         """Why it is in that state; empty where the state says it."""
-        failures = self.report.failures
-        return f"{failures} letters couldn't be redriven and stayed where they were" if failures else ""
+        failures, request = self.report.failures, self.request
+        if not failures:
+            return ""
+        if request.undo:
+            return f"{failures} letters couldn't be brought back"
+        verb = "discarded" if request.discard else "redriven"
+        return f"{failures} letters couldn't be {verb} and stayed where they were"
 
     async def save_end(self) -> None:
         """Record that all letters are handled, without the lease; nothing is raised where that isn't possible."""
@@ -529,8 +538,9 @@ class Operation:
         self._reported_at = time.monotonic()
         report, finished = self.report, False
         log.info(
-            "Redriving %s: %d letters redriven, %d parked, %d failed, %d were no dead letters",
-            *(self.queue.name, len(report.redriven), len(report.parked), report.failures, len(report.gone)),
+            "Redriving %s: %d letters redriven, %d parked, %d discarded, %d failed, %d were no dead letters",
+            *(self.queue.name, len(report.redriven), len(report.parked), len(report.discarded)),
+            *(report.failures, len(report.gone)),
         )
         self._progress(report)
         try:
@@ -607,7 +617,7 @@ def _plan_of_resumed(plan: Mapping[str, Any], request: RedriveRequest) -> dict[s
 
     :raises RedriveRequestError: it had a patch, and the request would redrive the other letters as they are
     """
-    if "patch" in plan and request.patch is None and request.transform is None and request.max_redrives != 0:
+    if "patch" in plan and request.patch is None and request.transform is None and request.makes_jobs:
         raise RedriveRequestError(
             f"expected a patch for the letters that are left, as those before got {str(plan['patch'])[:200]}, found"
             " none: give it again, or begin another redrive with a run of its own"

@@ -13,8 +13,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.queue.stream_config import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
+from airflow_provider_jetstream.jetstream.redrive.discard import Discards, require_discarded, returning_letters
 from airflow_provider_jetstream.jetstream.redrive.json_patch import json_text, parse_json
 from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
+from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol, require_sequences
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimit, failure_text, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import new_content
@@ -25,6 +27,7 @@ from airflow_provider_jetstream.jetstream.task_values import TaskReport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
@@ -51,6 +54,8 @@ class Preview(TaskReport):
     :param target: the queue that would get the new jobs, where it is another one
     :param redriven: how many letters would be redriven
     :param parked: how many would be parked
+    :param discarded: how many would be discarded
+    :param without_copy: how many of these nothing could bring back
     :param failed: original sequence → why it would stay a dead letter; the first hundred
     :param failures: how many would stay dead letters
     :param causes: why they would stay → how many; the first hundred causes
@@ -67,6 +72,8 @@ class Preview(TaskReport):
     target: str | None = None
     redriven: int = 0
     parked: int = 0
+    discarded: int = 0
+    without_copy: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     failures: int = 0
     causes: dict[str, int] = field(default_factory=dict)
@@ -97,6 +104,8 @@ class Preview(TaskReport):
             "target": self.target,
             "redriven": self.redriven,
             "parked": self.parked,
+            "discarded": self.discarded,
+            "without_copy": self.without_copy,
             "failed": self.failures,
             "failures": dict(list(self.failed.items())[:20]),
             "causes": dict(sorted(self.causes.items(), key=lambda cause: -cause[1])[:20]),
@@ -130,7 +139,8 @@ async def preview(
     choice = choose_protocol(
         *(request, scan.snapshot, connection.api_level, scan.context.handler_names), target=target.other_snapshot
     )
-    await require_sequences(scan, request.selection)
+    if request.undo is None:
+        await require_sequences(scan, request.selection)
     result = Preview(
         choice.protocol,
         choice.guarantee,
@@ -138,6 +148,10 @@ async def preview(
         uncertain=scan.uncertain,
         undeliverable=scan.undeliverable,
     )
+    if request.discard or request.undo:
+        await _preview_discard(result, scan, scan.audit, request, group_by)
+        result.risks = scan.risks
+        return result
     limit = CopyLimit.of(connection, target.snapshot.config)
     state = target.snapshot.state
     room = StreamRoom(target.snapshot.config, state["messages"], state["bytes"])
@@ -150,6 +164,29 @@ async def preview(
     # Some are found only while the letters are read.
     result.risks = (*scan.risks, *target.risks)
     return result
+
+
+async def _preview_discard(
+    result: Preview, scan: Scan, audit: AuditLog, request: RedriveRequest, group_by: Sequence[GroupField]
+) -> None:
+    """Add to a preview which letters would be discarded, or brought back."""
+    if request.undo is not None:
+        await require_discarded(audit, request.undo, request.selection, ())
+        async for letters in returning_letters(scan, audit, request.undo, request.selection, result.add_failure):
+            for letter in letters:
+                result.groups.add(letter, group_by)
+                result.parked += 1
+        return
+    discards = Discards(scan, request, lambda: "", LetterRecords(audit, request))
+    async for page in scan.pages(request.selection):
+        for letter in page.letters:
+            result.groups.add(letter, group_by)
+        done, failed = await discards.records_of([letter for letter in page.letters if letter.copy_sequence is None])
+        result.redriven += len(page.letters) - len(done) - len(failed)
+        result.discarded += len(done)
+        result.without_copy += sum(record.kept is None or record.kept.copy_in == "nowhere" for _, record in done)
+        for sequence, why in failed.items():
+            result.add_failure(sequence, why)
 
 
 async def preview_letter(

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.redrive.request import Protocol, Redri
 from airflow_provider_jetstream.jetstream.redrive.target import subject_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
@@ -41,10 +41,14 @@ GUARANTEES = {
 }
 
 # The changes in place of which a redrive may be killed, batch by batch, in their order.
-KILL_POINTS = {
+KILL_POINTS: Mapping[str, Sequence[str]] = {
     Protocol.COPY: ("intent", "store", "record", "remove", "entries"),
     Protocol.IN_PLACE: ("pause", "record", "reset", "entries"),
+    "discard": ("record", "remove", "entries"),
 }
+
+_DISCARDED = f"{_ONCE}: what is recorded as discarded is finished by the next redrive"
+_RETURNED = f"{_ONCE}: letters come back parked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,18 @@ class ProtocolChoice:
     :param protocol: how letters are brought back
     :param reason: why this protocol was chosen
     :param rest_in_place: whether letters whose copies are too large for the queue are then requeued in place
+    :param of_discard: what discarding letters or bringing them back guarantees, where that is what is done
     """
 
     protocol: Protocol
     reason: str
     rest_in_place: bool = False
+    of_discard: str = ""
 
     @property
     def guarantee(self) -> str:
         """What the protocol guarantees, as a sentence."""
-        return GUARANTEES[self.protocol]
+        return self.of_discard or GUARANTEES[self.protocol]
 
 
 def choose_protocol(
@@ -86,11 +92,14 @@ def choose_protocol(
     _check_subject(request, storing, is_other=target is not None)
     _check_undeliverable(request, snapshot)
     _check_protocol(request, snapshot, no_reset, handlers)
+    if request.discard or request.undo:
+        guarantee = _DISCARDED if request.discard else _RETURNED
+        return ProtocolChoice(Protocol.COPY, "no job is stored", of_discard=guarantee)
     if request.protocol == Protocol.IN_PLACE:
         return ProtocolChoice(request.protocol, "the request names it")
     held = held_problem(snapshot.queue, snapshot.held_above)
     can_reset = not (request.impossible_in_place or no_reset or handlers or held)
-    if request.max_redrives != 0 and (no_copies := copy_problem(storing.config)):
+    if request.makes_jobs and (no_copies := copy_problem(storing.config)):
         if request.protocol == Protocol.AUTO and can_reset:
             return ProtocolChoice(Protocol.IN_PLACE, no_copies)
         raise RedriveRequestError(
@@ -116,7 +125,7 @@ def capacity_problem(request: RedriveRequest, snapshot: QueueSnapshot, *, target
 
     :param target: the queue that stores the copies, where it is another one
     """
-    if request.max_redrives == 0:
+    if not request.makes_jobs:
         return ""
     state, sequences = snapshot.state, request.selection.sequences
     dead = sum(
@@ -177,7 +186,7 @@ def _check_undeliverable(request: RedriveRequest, snapshot: QueueSnapshot) -> No
             f"expected a queue that allows jobs to be deleted, found deny_delete on {snapshot.queue}: those that no"
             f" consumer takes ({named}) can't be moved; give it a consumer that takes them, or leave undeliverable out"
         )
-    if request.subject is None and request.max_redrives != 0:
+    if request.subject is None and request.makes_jobs:
         raise RedriveRequestError(
             f"expected a subject that a consumer takes for undeliverable jobs, found none: no consumer of"
             f" {snapshot.queue} takes where they are ({named}); name one, or leave undeliverable out"

@@ -24,6 +24,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, LeaseHeldError, LeaseLostError
 from airflow_provider_jetstream.jetstream.redrive.claims import Claims
+from airflow_provider_jetstream.jetstream.redrive.discard import Discards, ReturningLetters
 from airflow_provider_jetstream.jetstream.redrive.in_place import Requeueing
 from airflow_provider_jetstream.jetstream.redrive.key_order import KeyOrder, check_order
 from airflow_provider_jetstream.jetstream.redrive.next_letters import PROOF_SECONDS, NextLetters
@@ -58,7 +59,7 @@ async def redrive_dead_letters(
     progress: Callable[[RedriveReport], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> RedriveReport:
-    """Bring dead letters back as jobs with fresh deliveries.
+    """Bring dead letters back as jobs with fresh deliveries; or park or discard them, or undo a discard.
 
     Waits until no worker can be working on a letter any more: at most the consumer's ack wait after the letter's death.
     Waits before that until nobody else changes the queue's letters: it holds the queue's lease until it returns. With
@@ -133,6 +134,8 @@ def rule_of(operation: Operation) -> NextLetters:
     check_order(request, operation.queue)
     if request.waves:
         return Waves(operation, partial(_park, operation))
+    if request.undo:
+        return ReturningLetters(operation)
     return NextLetters(operation) if request.order_key is None else KeyOrder(operation)
 
 
@@ -249,13 +252,16 @@ class _Step:
         report.target = target.stream if target.is_other else None
         report.uncertain, report.undeliverable = scan.uncertain, scan.undeliverable
         report.risks = (*scan.risks, *target.risks)
-        self._claims = Claims.of_scan(connection, scan.context)
+        request = operation.request
+        # No handler has the entries of letters that come back.
+        self._claims = None if request.undo else Claims.of_scan(connection, scan.context)
         self._steps = Steps(
-            *(connection, queue, scan.snapshot, operation.request, intents, report),
+            *(connection, queue, scan.snapshot, request, intents, report),
             claims=self._claims,
             rest_in_place=choice.rest_in_place,
             target=target,
             gathers_entries=True,
+            discards=partial(Discards, scan, request, lambda: operation.id) if request.discard else None,
         )
         self._requeueing = Requeueing(
             *(scan, self._steps, report, operation.stopped),
@@ -281,13 +287,17 @@ class _Step:
             async with self._claims or nullcontext():
                 await self._run()
         except LeaseLostError as error:
-            done = f"{len(self._report.redriven)} letters were redriven and {len(self._report.parked)} parked before"
+            report = self._report
+            done = f"{len(report.redriven)} letters were redriven and {len(report.parked)} parked before"
+            if report.discarded:
+                done = f"{len(report.discarded)} letters were discarded before"
             raise LeaseLostError(f"{error}; {done}") from None
 
     async def _run(self) -> None:
         operation, rule, report = self._operation, self._rule, self._report
-        if operation.is_recorded and not rule.is_listed:
-            await require_sequences(self._scan, operation.request.selection, {*report.redriven, *report.parked})
+        if operation.is_recorded and not rule.is_listed and not operation.request.undo:
+            done = {*report.redriven, *report.parked, *report.discarded}
+            await require_sequences(self._scan, operation.request.selection, done)
         selection = rule.selection
         if report.protocol == Protocol.IN_PLACE:
             selection = Selection(sequences=frozenset(await self._requeueing.requeue_all(Selection())))

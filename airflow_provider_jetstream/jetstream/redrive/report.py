@@ -76,6 +76,7 @@ class RedriveReport(TaskReport):
     :param redriven: original sequence → new sequence; the same one where the job was requeued in place, and 0 where an
         earlier redrive brought it to another queue than this one does
     :param parked: sequences of letters that were parked
+    :param discarded: sequences of letters that were discarded
     :param failed: original sequence → why it is still a dead letter; the first thousand
     :param failures: how many are still dead letters
     :param gone: sequences of jobs that are no dead letters (any more)
@@ -84,7 +85,7 @@ class RedriveReport(TaskReport):
     :param uncertain: more jobs that may be dead: they can't be identified yet
     :param undeliverable: jobs that match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
-    :param resumed: how many of the redriven and parked letters an earlier try had handled
+    :param resumed: how many of the redriven, parked and discarded letters an earlier try had handled
     :param cancelled: whether it was stopped before the end
     :param redrive: the redrive's id, by which it is read, paused, resumed and aborted
     :param state: its state
@@ -99,6 +100,7 @@ class RedriveReport(TaskReport):
     target: str | None = None
     redriven: SequenceMap = field(default_factory=SequenceMap)
     parked: array[int] = field(default_factory=lambda: array("Q"))
+    discarded: array[int] = field(default_factory=lambda: array("Q"))
     failed: dict[int, str] = field(default_factory=dict)
     failures: int = 0
     gone: array[int] = field(default_factory=lambda: array("Q"))
@@ -117,6 +119,7 @@ class RedriveReport(TaskReport):
     waiting: str = ""
     # Sequences are added nearly in order: a higher one than all before needs no search.
     _highest_parked: int = field(default=0, init=False, repr=False, compare=False)
+    _highest_discarded: int = field(default=0, init=False, repr=False, compare=False)
     _highest_gone: int = field(default=0, init=False, repr=False, compare=False)
 
     def add_failure(self, sequence: int, why: str) -> None:
@@ -145,12 +148,23 @@ class RedriveReport(TaskReport):
             self.parked.append(sequence)
             self._highest_parked = max(self._highest_parked, sequence)
 
+    def add_discarded(self, sequence: int) -> None:
+        """Add a letter that was discarded."""
+        if sequence > self._highest_discarded or sequence not in self.discarded:
+            self.discarded.append(sequence)
+            self._highest_discarded = max(self._highest_discarded, sequence)
+
     def add_gone(self, sequence: int) -> None:
-        """Add a job that is no dead letter (any more), unless this redrive redrove or parked it."""
-        ours = sequence in self.redriven or sequence in self.parked
+        """Add a job that is no dead letter (any more), unless this redrive has handled it."""
+        ours = sequence in self.redriven or sequence in self.parked or sequence in self.discarded
         if not ours and (sequence > self._highest_gone or sequence not in self.gone):
             self.gone.append(sequence)
             self._highest_gone = max(self._highest_gone, sequence)
+
+    @property
+    def done(self) -> int:
+        """How many letters were redriven, parked or discarded."""
+        return len(self.redriven) + len(self.parked) + len(self.discarded)
 
     def awaited_sequences(self) -> set[int]:
         """Return the stream sequences of the new jobs whose ends can be awaited."""
@@ -166,6 +180,7 @@ class RedriveReport(TaskReport):
             "target": self.target,
             "redriven": len(self.redriven),
             "parked": len(self.parked),
+            "discarded": len(self.discarded),
             "failed": self.failures,
             "gone": len(self.gone),
             "left_to_handlers": len(self.left_to_handlers),
@@ -189,7 +204,7 @@ class RedriveReport(TaskReport):
 
         :raises RedriveError: the redrive was stopped, or letters failed
         """
-        done = len(self.redriven) + len(self.parked)
+        done = self.done
         if self.cancelled:
             raise RedriveError(
                 f"stopped after {done} dead letters, as requested; the others stayed where they were, and running it"
@@ -197,8 +212,9 @@ class RedriveReport(TaskReport):
             )
         if self.failures:
             named = "; ".join(f"{sequence}: {reason}" for sequence, reason in sorted(self.failed.items())[:5])
+            verb = "discarded" if self.discarded else "redriven"
             raise RedriveError(
-                f"{done} dead letters were redriven, {self.failures} stayed where they were: {named};"
+                f"{done} dead letters were {verb}, {self.failures} stayed where they were: {named};"
                 " running it again is safe"
             )
 

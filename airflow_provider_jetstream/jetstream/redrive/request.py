@@ -43,6 +43,9 @@ _TYPES: Mapping[str, tuple[Any, str]] = {
     "why": _OPTIONAL_TEXT,
     "who": (dict, "a dict"),
     "run": _OPTIONAL_TEXT,
+    "discard": (bool, "True or False"),
+    "without_copy": (bool, "True or False"),
+    "undo": _OPTIONAL_TEXT,
     "census": (bool, "True or False"),
     "keep_open": (bool, "True or False"),
 }
@@ -91,6 +94,12 @@ class RedriveRequest(TaskValue):
         waits for the jobs may be cut off in that too
     :param patch: operations by RFC 6902 on the letters' JSON bodies, in place of a transform: a
         :class:`~airflow_provider_jetstream.jetstream.JsonPatch`, its JSON text or its operations
+    :param discard: whether letters are dropped instead, recorded in the audit, from which they can be brought back
+        for as long as it has the record and, where the record refers to the archive, that has the copy
+    :param without_copy: with ``discard``: whether also letters are dropped of which there would be no copy, so that
+        nothing brings them back
+    :param undo: the id of a redrive that discarded letters: these come back, parked; all of them, or the ``sequences``
+        of the selection
     :raises RedriveRequestError: a field has an invalid value, or fields exclude each other
     """
 
@@ -111,6 +120,9 @@ class RedriveRequest(TaskValue):
     waves: Sequence[WaveSize] = ()
     stop_when: StopWhen | Mapping[str, Any] | float | None = None
     patch: JsonPatch | Sequence[Mapping[str, Any]] | str | None = None
+    discard: bool = False
+    without_copy: bool = False
+    undo: str | None = None
 
     def __post_init__(self) -> None:
         self._parse()
@@ -125,7 +137,9 @@ class RedriveRequest(TaskValue):
             )
         if self.run is not None and ("." in self.run or subject_problem(self.run, wildcards=False)):
             raise RedriveRequestError(f"expected a key without dots, wildcards and white space, found {self.run!r}")
-        if problem := self._target_problem() or self._wave_problem() or self._patch_problem():
+        if problem := self._discard_problem() or self._target_problem():
+            raise RedriveRequestError(problem)
+        if problem := self._wave_problem() or self._patch_problem():
             raise RedriveRequestError(problem)
         if self.order_key is not None and (problem := _order_key_problem(self.order_key)):
             raise RedriveRequestError(problem)
@@ -154,9 +168,16 @@ class RedriveRequest(TaskValue):
     @property
     def operation(self) -> str:
         """What the holder of the queue's lease does, in words."""
+        if self.discard or self.undo:
+            return "discard" if self.discard else "undo a discard"
         if self.max_redrives == 0:
             return "park"
         return "redrive in place" if self.protocol == Protocol.IN_PLACE else "redrive"
+
+    @property
+    def makes_jobs(self) -> bool:
+        """Whether letters become jobs, rather than being parked or discarded, all of them."""
+        return not (self.discard or self.undo) and self.max_redrives != 0
 
     @property
     def impossible_in_place(self) -> tuple[str, ...]:
@@ -169,6 +190,8 @@ class RedriveRequest(TaskValue):
             "patch": self.patch,
             "rate": self.rate,
             "max_redrives": self.max_redrives is not None,
+            "discard": self.discard,
+            "undo": self.undo,
             "order_key": self.order_key,
             "waves": self.waves,
         }
@@ -191,7 +214,7 @@ class RedriveRequest(TaskValue):
 
     def must_park(self, letter: DeadLetter) -> bool:
         """Return whether a letter is to be parked rather than redriven."""
-        return self.max_redrives is not None and letter.redrives >= self.max_redrives
+        return bool(self.undo) or (self.max_redrives is not None and letter.redrives >= self.max_redrives)
 
     def _type_problem(self) -> str:
         """Return which field has a value of another type than it can have; empty where none has."""
@@ -212,6 +235,23 @@ class RedriveRequest(TaskValue):
             return f"expected a rate above 0 letters a second, found {self.rate}: leave it out for all speed"
         if self.max_redrives is not None and self.max_redrives < 0:
             return f"expected max_redrives of at least 0, found {self.max_redrives}"
+        return ""
+
+    def _discard_problem(self) -> str:
+        """Return what a discard or its undo can't have; empty where it has nothing of that."""
+        if self.without_copy and not self.discard:
+            return "expected discard beside without_copy, found none: it drops letters of which no copy would be stored"
+        if not (self.discard or self.undo):
+            return ""
+        what = "undo" if self.undo else "discard"
+        others = set(self.impossible_in_place) - {what, "selection", "rate"}
+        if self.protocol != Protocol.AUTO:
+            others.add("protocol")
+        if others:
+            named = ", ".join(sorted(others))
+            return f"expected nothing that makes or changes jobs beside {what}, found {named}: leave that out"
+        if self.undo and self.selection != Selection(sequences=self.selection.sequences):
+            return "expected nothing but sequences in the selection of an undo, found other fields: leave them out"
         return ""
 
     def _target_problem(self) -> str:

@@ -44,7 +44,7 @@ from airflow_provider_jetstream.jetstream.redrive.repair import new_content
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, OpenIntent
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.claims import Claims
+    from airflow_provider_jetstream.jetstream.redrive.discard import Discards
     from airflow_provider_jetstream.jetstream.redrive.letter_records import Done
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
@@ -93,6 +94,7 @@ class Steps:
     :param rest_in_place: whether letters whose copies are too large are left for :attr:`without_room`
     :param gathers_entries: whether finished entries stay until they are many, or :meth:`remove_entries` is called. One
         that a redrive leaves because it is cut off does no harm: the audit says what was done to its letter
+    :param discards: returns what builds the records of letters that are discarded, where letters are
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Steps:
         claims: Claims | None = None,
         rest_in_place: bool = False,
         gathers_entries: bool = False,
+        discards: Callable[[LetterRecords], Discards] | None = None,
     ) -> None:
         self._connection = connection
         self._queue = queue
@@ -129,6 +132,7 @@ class Steps:
         self._overlaps = False
         self._finishing: asyncio.Task[set[int]] | None = None
         self.records = LetterRecords(intents.audit, request)
+        self._discards = discards(self.records) if discards else None
         self.without_room: dict[int, str] = {}
         # A handler would get entries that were claimed, so these don't stay.
         self._entries_at_once = ENTRIES_AT_ONCE if gathers_entries and claims is None else 1
@@ -141,7 +145,7 @@ class Steps:
         self.set_aside: Mapping[int, str] = {}
 
     async def redrive(self, letters: Sequence[DeadLetter]) -> None:
-        """Redrive letters, or park those that were redriven too often.
+        """Redrive or discard letters, or park those that were redriven too often.
 
         :param letters: the letters in the order in which their jobs are to be stored
         """
@@ -149,6 +153,13 @@ class Steps:
         # Whatever the request says now: a letter whose redrive was cut off has a new job, which may have run already.
         begun = [letter for letter in letters if letter.copy_sequence is not None]
         fresh = [letter for letter in letters if letter.copy_sequence is None]
+        if self._discards:
+            discarded, failed = await self._discards.records_of(fresh)
+            for sequence, why in failed.items():
+                self._report.add_failure(sequence, why)
+            if begun or discarded:
+                await self._redrive(begun, [], [], discarded)
+            return
         to_park = [letter for letter in fresh if self._request.must_park(letter)]
         to_copy = [letter for letter in fresh if not self._request.must_park(letter)]
         jobs = [job for letter in to_copy if (job := await self._new_job(letter))]
@@ -211,22 +222,31 @@ class Steps:
         return [letter for letter in letters if letter.sequence not in aside] if aside else letters
 
     async def _redrive(
-        self, begun: Sequence[DeadLetter], to_park: Sequence[DeadLetter], jobs: Sequence[RedrivenJob]
+        self,
+        begun: Sequence[DeadLetter],
+        to_park: Sequence[DeadLetter],
+        jobs: Sequence[RedrivenJob],
+        discarded: Sequence[Done] = (),
     ) -> set[int]:
         """Redrive and park letters for which there is room; return the stream sequences of those that are recorded.
 
         :param begun: letters whose new jobs are stored
+        :param discarded: letters for which nothing is stored but their record
         """
         if len(jobs) < LEAST_OVERLAPPED or not self._overlaps:
             await self.finish_stored()
-            return await self._finish(await self._store(begun, to_park, jobs))
+            return await self._finish(await self._store(begun, to_park, jobs, discarded))
         batch = await self._store(begun, to_park, jobs)
         await self.finish_stored()
         self._finishing = asyncio.create_task(self._finish(batch))
         return set()
 
     async def _store(
-        self, begun: Sequence[DeadLetter], to_park: Sequence[DeadLetter], jobs: Sequence[RedrivenJob]
+        self,
+        begun: Sequence[DeadLetter],
+        to_park: Sequence[DeadLetter],
+        jobs: Sequence[RedrivenJob],
+        discarded: Sequence[Done] = (),
     ) -> StoredBatch:
         """Record the intents of letters and store their new jobs or their parked records."""
         batch = StoredBatch(self._intents.begin_batch())
@@ -240,12 +260,15 @@ class Steps:
             to_park, jobs = [], []
         await self._audit.require_lease()
         if self._claims:
-            failed = await self._claims.take([*begun, *to_park, *(job.letter for job in jobs)])
+            fresh = [*(job.letter for job in jobs), *(letter for letter, _ in discarded)]
+            failed = await self._claims.take([*begun, *to_park, *fresh])
             for sequence, why in failed.items():
                 self._report.add_failure(sequence, why)
             begun = [letter for letter in begun if letter.sequence not in failed]
             to_park = [letter for letter in to_park if letter.sequence not in failed]
             jobs = [job for job in jobs if job.letter.sequence not in failed]
+            discarded = [done for done in discarded if done[0].sequence not in failed]
+        batch.done += discarded
         batch.done += ((letter, self.records.of_begun(letter)) for letter in begun)
         batch.done += [done for done in await map_concurrently(partial(self._park, batch), to_park) if done]
         await self._copy(batch, jobs)
@@ -310,7 +333,7 @@ class Steps:
         return recorded
 
     async def clean_up(self, dismissed: Sequence[NotDead]) -> None:
-        """Remove the entries of jobs that have ended, and jobs that are certainly done and still stored.
+        """Remove the entries of jobs that have ended, and jobs that are certainly done, or discarded, and still stored.
 
         :param dismissed: jobs that are no dead letters
         """
@@ -321,9 +344,8 @@ class Steps:
                 entries += job.entries
         # The worker of such a job was stopped after it stored the completion and before it acknowledged the job; or a
         # handler of the dead letter queue has reported it. An acknowledged entry isn't enough: a purge looks alike.
-        done = {
-            job.sequence: job for job in dismissed if job.stored and (job.status == Status.COMPLETED or job.reported)
-        }
+        is_done = {Status.COMPLETED, Status.DISCARDED}
+        done = {job.sequence: job for job in dismissed if job.stored and (job.status in is_done or job.reported)}
         if done:
             await self._audit.require_lease()
             originals = {sequence: job.consumer for sequence, job in done.items()}
@@ -352,6 +374,9 @@ class Steps:
                 self._report.add_parked(letter.sequence)
                 # Where parking was cut off before, the letter's entries include its own parked one.
                 entries += (entry for entry in left if entry != record.new_sequence)
+            elif record.action == "discarded":
+                self._report.add_discarded(letter.sequence)
+                entries += left
             else:
                 self._report.add_redriven(letter.sequence, record.new_sequence, record.new_stream)
                 entries += left if self._removes_entries else ()
@@ -402,6 +427,8 @@ class Steps:
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries, config)
 
     def _why_parked(self, letter: DeadLetter) -> str:
+        if self._request.undo:
+            return self._request.why or "brought back after it was discarded"
         return self._request.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
 
     async def _park(self, batch: StoredBatch, letter: DeadLetter) -> Done | None:

@@ -1,8 +1,8 @@
 """What the stored messages of a queue's companions say about the ends of its jobs: pure functions of one message.
 
 Completions, cancelled ends and ack metrics are in the events stream, deaths in the dead letter queue, and what became
-of dead jobs (redriven, parked, handled) in the audit. A redrive stores a copy under another stream sequence, and
-removes job and entry: without the audit, a wait that begins after it finds neither an end nor the job.
+of dead jobs (redriven, parked, discarded, handled) in the audit. A redrive stores a copy under another stream sequence,
+and removes job and entry: without the audit, a wait that begins after it finds neither an end nor the job.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What a handler says of a job; whether that job is dead at all, others say.
 _REPORTED: Final = "a handler of the dead letter queue reports that it has handled it"
 _ACTIONS: Final = {
-    "parked": "it died and was parked",
     "handled": "it died, and a handler of the dead letter queue has handled it",
 }
 _UNKNOWN = datetime.max.replace(tzinfo=UTC)

@@ -153,8 +153,8 @@ async def _outcome(scan: Scan, result: DeadLetter | NotDead, last: LetterRecord)
         return f"job {job} is a dead letter again since {result.death.died_at:%Y-%m-%dT%H:%M:%SZ}"
     if last.new_stream:
         return f"it is job {last.new_sequence} of {last.new_stream} now"
-    if last.action == "handled":
-        return f"job {job}: {Status.HANDLED.meaning}"
+    if last.action in ("handled", "discarded"):
+        return f"job {job}: {Status(last.action).meaning}"
     try:
         report = await read_ends(scan.connection, scan.queue, [job], last.at)
     except JetStreamProviderError as error:

@@ -32,6 +32,7 @@ _ACTION_TEXTS = {
     "requeued": "requeued in place",
     "handled": "handled by a handler of the dead letter queue",
     "parked": "parked",
+    "discarded": "discarded",
 }
 
 

@@ -71,6 +71,10 @@ def checked_request(request: RedriveRequest, tasks: int | None) -> RedriveReques
             f"expected a redrive to the letters' own queue in any order, found {name}: Spark's tasks redrive beside"
             " each other and check one queue only; redrive without Spark"
         )
+    if request.discard or request.undo:
+        raise SparkOptionError(
+            "expected letters to be redriven or parked, found discard or undo: do that without Spark"
+        )
     if tasks is not None and not 1 <= tasks <= MOST_TASKS:
         raise SparkOptionError(f"expected from 1 to {MOST_TASKS} tasks, found tasks {tasks}")
     return request if request.run else replace(request, run=uuid4().hex)

@@ -24,6 +24,7 @@ const STATES = {
   parked: ["parked", "warn"],
   redriven: ["redriven", "good"],
   requeued: ["requeued", "good"],
+  discarded: ["discarded", "warn"],
   handled: ["handled", "plain"],
   ended: ["ended", "plain"],
 };

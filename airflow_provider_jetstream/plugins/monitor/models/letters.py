@@ -177,7 +177,7 @@ class Attempt(MonitorModel):
     """
 
     at: datetime | None
-    what: Literal["stored", "first_failure", "death", "redriven", "requeued", "parked", "handled"]
+    what: Literal["stored", "first_failure", "death", "redriven", "requeued", "parked", "discarded", "handled"]
     text: str
     sequence: int | None = None
 
@@ -208,7 +208,7 @@ class AuditLine(MonitorModel):
     changes: dict[str, Any] | None = None
 
 
-LetterState: TypeAlias = Literal["dead", "parked", "redriven", "requeued", "handled", "ended"]
+LetterState: TypeAlias = Literal["dead", "parked", "redriven", "requeued", "discarded", "handled", "ended"]
 
 
 class LetterDetail(MonitorModel):

@@ -455,7 +455,7 @@ var Yn=new URL("../",import.meta.url),Mt=(()=>{try{return window.parent!==window
       ${e.notes.length>0&&i`<ul class="notes padded" aria-label="Notes on the payload">${e.notes.map(l=>i`<li key=${l}>${l}</li>`)}</ul>`}
       ${e.size?i`<pre tabindex="0" role="region" aria-label="Payload">${r}</pre>`:i`<p class="hint padded">The body is empty.</p>`}
     </div>
-  `}var $h={dead:["dead","bad"],parked:["parked","warn"],redriven:["redriven","good"],requeued:["requeued","good"],handled:["handled","plain"],ended:["ended","plain"]};function _u({connection:e,queue:t,sequence:n}){let o=ae(),s=`${e}/${t}/${n}`,r=me(d=>Ei(e,t,n,d),Math.max(5,o.refresh_seconds),s),l=r.data,a=r.error?.status===404;return i`
+  `}var $h={dead:["dead","bad"],parked:["parked","warn"],redriven:["redriven","good"],requeued:["requeued","good"],discarded:["discarded","warn"],handled:["handled","plain"],ended:["ended","plain"]};function _u({connection:e,queue:t,sequence:n}){let o=ae(),s=`${e}/${t}/${n}`,r=me(d=>Ei(e,t,n,d),Math.max(5,o.refresh_seconds),s),l=r.data,a=r.error?.status===404;return i`
     ${a&&i`<${_e} tone="info" title=${`Nothing is known of letter ${n}`}>
         Neither the queue nor its audit has it. See <a href=${ht(e,t)}>the others</a>.
       <//>`}
