@@ -77,14 +77,21 @@ class BeforeRequest(Interleaved):
         super().__init__(connection, meanwhile)
         self._subject = subject
 
+    async def _happen(self) -> None:
+        """Nothing happens before other requests."""
+
     async def api(self, *arguments: Any, **options: Any) -> Any:
-        if arguments[0] == self._subject and self._open:
-            self._open = False
-            await self._meanwhile()
-        return await self._connection.api(*arguments, **options)
+        await self._happen_before(arguments[0])
+        return await super().api(*arguments, **options)
 
     async def api_request(self, *arguments: Any, **options: Any) -> Any:
-        return await self._connection.api_request(*arguments, **options)
+        await self._happen_before(arguments[0])
+        return await super().api_request(*arguments, **options)
+
+    async def _happen_before(self, subject: str) -> None:
+        if subject == self._subject and self._open:
+            self._open = False
+            await self._meanwhile()
 
 
 async def done_job(connection: NatsPyConnection, queue: WorkQueue, *, is_completed: bool = False) -> None:
@@ -298,6 +305,33 @@ async def test_ends_that_were_dropped_between_two_reads_of_one_account_are_not_k
     account = await account_for_jobs(connection, queue)
     assert (account.unaccounted, account.ended + account.unknown_count) == ((), 4)
     assert account.unknown_count >= 2
+
+
+async def test_ends_that_are_dropped_while_one_account_reads_them_are_not_known(
+    connection: NatsPyConnection, name: str
+) -> None:
+    events = {"name": f"{name}-events", "max_msgs": 2, "discard": "old"}
+    queue = await make_queue(connection, name, consumer=PATIENT, events=events)
+
+    told = 0
+
+    async def do_two() -> None:
+        nonlocal told
+        told += 2
+        await publish_jobs(connection, queue, ["done"] * 2)
+        assert await process_all(connection, queue) == {"done": 2}
+        await eventually(is_told)
+
+    async def is_told() -> bool:
+        return bool((await connection.api(f"STREAM.INFO.{name}-events"))["state"]["last_seq"] == told)
+
+    await do_two()
+    # The account knows already which events are stored, and reads none of them yet.
+    account = await account_for_jobs(BeforeRequest(connection, f"STREAM.MSG.GET.{name}-events", do_two), queue)
+    assert (account.unaccounted, account.unknown) == ((), ((1, 2),))
+    assert "has dropped what it stored" in " ".join(account.why_unknown)
+    account = await account_for_jobs(connection, queue)
+    assert (account.unaccounted, account.unknown, account.ended) == ((), ((1, 2),), 2)
 
 
 async def test_a_job_that_was_deleted_in_flight_is_named_also_once_its_entry_is_removed(

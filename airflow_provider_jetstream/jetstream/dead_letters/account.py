@@ -154,20 +154,23 @@ class EndEvidence:
         brought_back = SequenceRanges.of(job for job, is_discarded in self._discarded.items() if not is_discarded)
         return (before - brought_back) | SequenceRanges.of(job for job, so in self._discarded.items() if so)
 
-    async def read(self, info: Mapping[str, Any], skew: timedelta) -> None:
+    async def read(self, info: Mapping[str, Any], skew: timedelta) -> int:
         """Read what a companion has stored since the last call; the audit before the others.
 
         A job that was requeued in place ends after the audit's record of that.
 
         :param info: the server's STREAM.INFO of the companion, later than the snapshot
         :param skew: how much the clock of the companion's server may differ from that of the queue's
+        :returns: the first sequence that was to be read and wasn't stored any more; 0 where all were
         """
         name, state, self._skew = info["config"]["name"], info["state"], skew
         position, read = await self._position(info), self.read_to.get(name)
         noted = self._entered if name == self._dead_letter_queue else self._stated
         if name == self._dead_letter_queue and read and position < read.to:
             self.has_lost_entries = True
+        due = max(position + 1, int(state["first_seq"]))
         async for message in read_bulk(self._connection, info, position + 1):
+            due += message.sequence == due
             if message.stored_at < self._snapshot.created_at or proves_nothing(message):
                 continue
             consumer, sequences = self._ends(name, message)
@@ -177,6 +180,7 @@ class EndEvidence:
                 self._end(sequence, consumer, message.stored_at, skew)
         last = max(position, int(state["last_seq"]))
         self.read_to[name] = ReadPosition(created=info["created"], to=last, time=state["last_ts"])
+        return due if due <= last else 0
 
     async def _position(self, info: Mapping[str, Any]) -> int:
         """Return how far a companion was read; 0 where it is another stream, or lost messages that were read."""
@@ -597,8 +601,12 @@ class _Accounting:
                 infos[name] = await stream_info(self._connection, name)
         for name, info in reversed(infos.items()):
             skew = _skew(self._info, info)
-            self._note_gap(name, info, skew)
-            await self._evidence.read(info, skew)
+            read = self._evidence.read_to.get(name)
+            self._note_gap(info, skew, read, read.to + 1 if read else 1)
+            if missed := await self._evidence.read(info, skew):
+                # Its limits may have dropped that while it was read.
+                now = await stream_info(self._connection, name)
+                self._note_gap(now, skew, self._evidence.read_to[name], missed)
         self._companions = infos
         self._claimed |= await self._evidence.judge_claims(self._read_jobs)
 
@@ -612,14 +620,17 @@ class _Accounting:
 
         return await map_concurrently(read, sequences)
 
-    def _note_gap(self, name: str, info: Mapping[str, Any], skew: timedelta) -> None:
-        """Note since when a companion has all that was stored there and wasn't read yet."""
-        config, state, read = info["config"], info["state"], self._evidence.read_to.get(name)
+    def _note_gap(self, info: Mapping[str, Any], skew: timedelta, read: ReadPosition | None, due: int) -> None:
+        """Note since when a companion has all that was stored there and is due to be read.
+
+        :param read: of which stream ``due`` is the first sequence that wasn't read
+        """
+        config, state, name = info["config"], info["state"], info["config"]["name"]
         since, why = _ALWAYS, ""
         is_same = read is not None and read.created == info["created"]
         if not is_same:
             since, why = datetime.fromisoformat(info["created"]), f"{name} is younger than they are"
-        if int(state["first_seq"]) > (read.to if read and is_same else 0) + 1:
+        if int(state["first_seq"]) > (due if is_same else 1):
             now = datetime.fromisoformat(info["ts"])
             first = datetime.fromisoformat(state["first_ts"]) if state["messages"] else now
             limits = any(config.get(limit, -1) > 0 for limit in ("max_msgs", "max_bytes"))
