@@ -667,6 +667,44 @@ async def test_a_letter_whose_new_job_a_loss_of_power_took_is_redriven_once_more
         assert sorted(bodies) == left
 
 
+async def test_a_letter_whose_new_job_and_the_copy_of_the_job_in_its_place_are_lost_is_named_and_comes_back(
+    server: NatsServer,
+) -> None:
+    """The audit says that it was redriven; another job has had the new job's sequence, and a second loss its copy."""
+    streams, kept = server.store / "jetstream" / "$G" / "streams", server.folder / "before"
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        queue = await make_queue(connection, "q", dead=["a"])
+        assert len((await find_dead_letters(connection, queue)).letters) == 1
+        await asyncio.sleep(0.4)
+        for stream in ("q", "q-dead", "q-archive"):
+            shutil.copytree(streams / stream, kept / stream)
+        assert (await redrive_dead_letters(connection, queue)).redriven == {1: 2}
+    _lose_power(server, kept, "q", "q-dead", "q-archive")
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        await publish_jobs(connection, queue, ["b"])
+        assert await process_all(connection, queue) == {"b": 1}
+        await asyncio.sleep(0.4)
+    _lose_power(server, kept, "q-archive")
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 10})) as connection:
+        assert (await redrive_dead_letters(connection, queue)).redriven == {}
+        found = await find_dead_letters(connection, queue)
+        assert [(job.sequence, job.status) for job in found.dismissed] == [(1, Status.UNCERTAIN)]
+        assert [risk.name for risk in found.risks].count("new-jobs-without-copies") == 1
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=[1])))
+        assert report.redriven == {1: 3}
+        assert [message.data for message in await pull_jobs(connection, queue, 1)] == [b"a"]
+
+
+def _lose_power(server: NatsServer, kept: Path, *streams: str) -> None:
+    """Kill a server, and have some of its streams be as they were before."""
+    server.kill()
+    for stream in streams:
+        folder = server.store / "jetstream" / "$G" / "streams" / stream
+        shutil.rmtree(folder)
+        shutil.copytree(kept / stream, folder)
+    server.start()
+
+
 @pytest.mark.parametrize("is_parked", [False, True])
 async def test_an_account_names_the_terminated_jobs_whose_entries_a_loss_of_power_took(
     server: NatsServer, *, is_parked: bool

@@ -604,9 +604,7 @@ class _Accounting:
             read = self._evidence.read_to.get(name)
             self._note_gap(info, skew, read, read.to + 1 if read else 1)
             if missed := await self._evidence.read(info, skew):
-                # Its limits may have dropped that while it was read.
-                now = await stream_info(self._connection, name)
-                self._note_gap(now, skew, self._evidence.read_to[name], missed)
+                self._note_gap(await stream_info(self._connection, name), skew, self._evidence.read_to[name], missed)
         self._companions = infos
         self._claimed |= await self._evidence.judge_claims(self._read_jobs)
 

@@ -42,6 +42,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import (
     FOREIGN_ENDS,
     GIVEN_AGAIN,
+    NEW_JOB_LOST,
     UNCLEAR_ENDS,
     UNCLEAR_HANDLING,
 )
@@ -107,7 +108,7 @@ class JobFacts:
     :param near_acknowledgements: when the server stored ack metrics around the termination
     :param acknowledged_at: when the server stored the last ack metric
     :param new_job: what the queue stores where the audit says that the new job is, or the archive's copy of what was
-        there; and the queue's last sequence
+        there; the queue's last sequence; and whether there is an archive, which has copies of all jobs
     :param has_removed_entries: whether an entry isn't stored any more
     """
 
@@ -124,7 +125,7 @@ class JobFacts:
     foreign_end: datetime | Unread | None = Unread.FOREIGN_END
     near_acknowledgements: Sequence[datetime] | Unread = Unread.NEAR_ACKNOWLEDGEMENTS
     acknowledged_at: datetime | Unread | None = Unread.ACKNOWLEDGEMENT
-    new_job: tuple[StoredMessage | None, int] | Unread = Unread.NEW_JOB
+    new_job: tuple[StoredMessage | None, int, bool] | Unread = Unread.NEW_JOB
     has_removed_entries: bool | Unread = Unread.REMOVED_ENTRIES
 
 
@@ -339,12 +340,11 @@ def by_end(case: _Case) -> NotDead | None:
         return case.not_dead(Status.UNCERTAIN, why=FOREIGN_ENDS if is_foreign else UNCLEAR_ENDS)
     if order is not Order.AFTER:
         return None
-    reported = [entry.recorded_at for entry in case.current if entry.kind == EntryKind.DELIVERIES]
     requeued_at = case.requeued_at
-    reported = [at for at in reported if requeued_at is None or at >= requeued_at]
+    reported = [entry.recorded_at for entry in case.current if entry.kind == EntryKind.DELIVERIES]
     # Only a completion tells that it ended after the server had reported its last delivery. That a job is gone doesn't:
     # it may have expired, or have been evicted, purged or deleted.
-    late = ended_at is not None and any(ended_at > at for at in reported)
+    late = ended_at is not None and any(ended_at > at for at in reported if requeued_at is None or at >= requeued_at)
     return case.not_dead(Status.COMPLETED, ended_late=late)
 
 
@@ -449,13 +449,12 @@ def by_death(case: _Case) -> DeadLetter | NotDead | None:
         return None
     if case.valid:
         merged = merged_entries(case.job, case.queue, case.valid, message)
-        preserved = merged.job is not None
-        letter = case.dead(message, BodySource.QUEUE, merged.death, preserved=preserved, origin=merged.origin)
     else:
-        death = case.death_without_entry(message, case.current_consumer)
-        letter = case.dead(message, BodySource.QUEUE, death, preserved=False)
-    case.letter = _with_copy_sequence(case, letter)
-    return None
+        merged = MergedEntries(case.death_without_entry(message, case.current_consumer))
+    letter = case.dead(message, BodySource.QUEUE, merged.death, preserved=bool(merged.job), origin=merged.origin)
+    decided = _with_copy_sequence(case, letter)
+    case.letter = decided if isinstance(decided, DeadLetter) else None
+    return None if case.letter else decided
 
 
 def by_handler(case: _Case) -> NotDead | None:
@@ -786,22 +785,23 @@ def _may_have_expired(case: _Case, death: Death) -> bool:
     """Return whether a job without a copy may have expired; its copy in the archive expires as well."""
     max_age = case.snapshot.max_age
     by_age = max_age > timedelta() and death.died_at - case.snapshot.created_at >= max_age
-    by_ttl = bool(case.snapshot.config.get("allow_msg_ttl"))
-    return (by_age or by_ttl) and _known(case.job.acknowledged_at) is None
+    return (by_age or bool(case.snapshot.config.get("allow_msg_ttl"))) and _known(case.job.acknowledged_at) is None
 
 
-def _with_copy_sequence(case: _Case, letter: DeadLetter) -> DeadLetter:
+def _with_copy_sequence(case: _Case, letter: DeadLetter) -> DeadLetter | NotDead:
     """Add the new job's sequence, where a redrive was cut off after it stored the new job."""
     record = case.record
     if record is None or record.action != "redriven":
         return letter
     if record.new_stream in (None, case.snapshot.queue) and record.new_sequence:
-        # After a loss of power the audit may be newer than the queue. A record is stored after its new job, so whatever
-        # the queue has in that place now tells, or has had.
-        message, last = _known(case.job.new_job)
-        is_new_job = message is not None and first(message.headers, REDRIVE_SEQUENCE) == str(case.sequence)
-        if not (is_new_job or (message is None and last >= record.new_sequence)):
+        # After a loss of power the queue may be older than the audit's record: what has, or had, that place tells.
+        message, last, has_archive = _known(case.job.new_job)
+        stated = first(message.headers, REDRIVE_SEQUENCE) if message else str(case.sequence)
+        if stated != str(case.sequence) or last < record.new_sequence:
             return letter
+        if message is None and has_archive and _bearing(case, record.at, record.at) is not Order.AFTER:
+            # Another job may have had that place since, whose copy is lost as well.
+            return letter if case.is_named else case.not_dead(Status.UNCERTAIN, why=NEW_JOB_LOST)
     return replace(letter, copy_sequence=record.new_sequence, copy_stream=record.new_stream)
 
 

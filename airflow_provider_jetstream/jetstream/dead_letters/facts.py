@@ -275,7 +275,7 @@ class FactReader:
             last = int((await stream_info(self._connection, queue))["state"]["last_seq"])
             if last >= sequence and self._archive:
                 message = await self._archive.find(sequence)
-        job.new_job = message, last
+        job.new_job = message, last, self._archive is not None
 
     async def _read_removed_entries(self, job: JobFacts) -> None:
         entries = [entry.sequence for entry in stored_entries(job.entries)]

@@ -23,6 +23,7 @@ UNCLEAR_ENDS: Final = "unclear-ends"
 FOREIGN_ENDS: Final = "foreign-ends"
 UNCLEAR_HANDLING: Final = "unclear-handling"
 GIVEN_AGAIN: Final = "sequences-given-again"
+NEW_JOB_LOST: Final = "new-jobs-without-copies"
 
 _UNCERTAIN: Final = {
     UNCLEAR_ENDS: "whether jobs of {queue} ended isn't known (the first is {first}): an end is stored, but within"
@@ -37,6 +38,9 @@ _UNCERTAIN: Final = {
     GIVEN_AGAIN: "whether jobs of {queue} ended isn't known (the first is {first}): the server lost its power and gave"
     " their sequences to other jobs since, whose ends and records hide theirs; find out, and redrive by sequence those"
     " that didn't end",
+    NEW_JOB_LOST: "whether jobs of {queue} were redriven isn't known (the first is {first}): the server was restarted"
+    " after the audit's records of that, and neither queue nor archive has their new jobs, which a loss of power may"
+    " have taken; find out whether these have run, and redrive by sequence the jobs of which they haven't",
 }
 
 

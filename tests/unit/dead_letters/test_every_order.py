@@ -267,7 +267,7 @@ def facts_of(order: Sequence[str], place: str) -> tuple[JobFacts, QueueFacts]:
         foreign_end=last_end,
         near_acknowledgements=(),
         acknowledged_at=None,
-        new_job=(None, JOB + 4),
+        new_job=(None, JOB + 4, False),
         has_removed_entries=False,
     )
     return job, _QUEUES[place, restart]
