@@ -134,7 +134,7 @@ class ComposeServices:
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the whole environment of a service's process."""
-        image = self._services[name].get("build", {}).get("target")
+        image = self._services[name]["image"].partition("/")[2].partition(":")[0]
         programs = self._programs.get(image, Path(sys.executable).parent)
         path = os.pathsep.join([str(self._server.parent), str(programs), os.environ["PATH"]])
         own = {"PATH": path, "HOME": str(self._working_dir(name))}

@@ -65,6 +65,20 @@ def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> No
     assert not any("network_mode" in service for service in services.values())
 
 
+def test_one_service_builds_each_image_of_this_project_and_no_service_pulls_it(services: dict[str, Service]) -> None:
+    builders: dict[str, list[str]] = {}
+    for name, service in services.items():
+        image = service["image"]
+        if image.startswith("airflow-provider-jetstream/"):
+            builders.setdefault(image, [])
+            if "build" in service:
+                builders[image].append(name)
+            assert service["pull_policy"] == ("build" if "build" in service else "never"), name
+        else:
+            assert "build" not in service
+    assert sorted(builders.values()) == [["airflow-init"], ["provision"], ["spark-master"]]
+
+
 def test_mounted_files_exist_and_are_read_only(services: dict[str, Service]) -> None:
     for service in services.values():
         for mount in bind_mounts(service).values():

@@ -1,4 +1,4 @@
-"""The account of a queue: which of its jobs are gone, and of which of them nothing says how they ended.
+"""The account of a queue: the jobs that are gone, and the ones among them whose end nothing states.
 
 A work queue removes a job whatever happened to it. A job that is gone is accounted for by its completion, its ack
 metric, an entry that says that it was terminated or parked, a record of the audit, or the report of a handler;
@@ -88,7 +88,7 @@ class EndEvidence:
     :param checkpoint: the last account: evidence about later jobs counts only if it was stored later
     :param dead_letter_queue: the dead letter queue's stream, if the queue declares one
     :ivar read_to: how far each companion was read, by its name
-    :ivar completing: the consumers of which a completion is stored
+    :ivar completing: the consumers whose workers have stored a completion
     :ivar has_lost_entries: whether the dead letter queue has lost entries that the last account had read
     """
 
@@ -136,7 +136,7 @@ class EndEvidence:
 
     @property
     def deleted(self) -> SequenceRanges:
-        """The jobs of which the server reported that they were deleted in flight, also of some that were done."""
+        """The jobs that the server reported as deleted in flight; it reports some done jobs as well."""
         return self._deleted.ranges()
 
     @property
@@ -146,7 +146,7 @@ class EndEvidence:
 
     @property
     def stated(self) -> SequenceRanges:
-        """The jobs whose end events or the audit state, but for those that are parked."""
+        """The jobs whose end is stated by the events or the audit, without the parked jobs."""
         return self._stated.ranges() - self._parked.ranges()
 
     def still_discarded(self, before: SequenceRanges) -> SequenceRanges:
@@ -209,7 +209,7 @@ class EndEvidence:
     async def _judge(
         self, claims: Mapping[str, SequenceRanges], read_jobs: ReadJobs
     ) -> tuple[SequenceRanges, SequenceRanges]:
-        """Return the jobs that one of the consumers that claim them may have had, and those of which it isn't known."""
+        """Return the jobs that a consumer stating their end may have had, and the jobs for which that isn't known."""
         believed, unknown = _Growing(), _Growing()
         for some in batches(reduce(or_, claims.values(), SequenceRanges())):
             for sequence, job in zip(some, await read_jobs(some), strict=True):
@@ -224,7 +224,7 @@ class EndEvidence:
         return believed.ranges(), unknown.ranges()
 
     def _ends(self, stream: str, message: StoredMessage) -> _Ends:
-        """Return the jobs of which a message states that they ended; note what else it states."""
+        """Return the jobs whose end a message states, and note what else the message states."""
         for prefix, read in self._kinds.items():
             if message.subject.startswith(prefix):
                 return read(message)
@@ -415,7 +415,7 @@ class JobAccount(TaskReport):
 
     @property
     def unknown_share(self) -> float:
-        """The share of the jobs that are gone of which the end isn't known."""
+        """The jobs whose end isn't known, as a share of the jobs that are gone."""
         return self.unknown_count / self.gone_count if self.gone_count > 0 else 0.0
 
     def __str__(self) -> str:
@@ -700,7 +700,7 @@ class _Accounting:
         return accounted
 
     async def _divide(self, gone: SequenceRanges, last: int) -> tuple[SequenceRanges, SequenceRanges]:
-        """Divide jobs without evidence into those of which there would be some, and the others; leave out no jobs."""
+        """Divide jobs without evidence: first the jobs that would have left some, then all others."""
         unknown = gone & self._claimed
         if unknown:
             self._why.append("another consumer's worker may have ended them, and no archive shows whose they were")

@@ -2,7 +2,7 @@
 
 An advisory is a hint, not the truth: a slow worker may have finished the job since, its stream or consumer may have
 been recreated with the same sequences, or the server may have repeated an advisory. A job is a dead letter only if its
-entries are about the very message that is stored now, or about one of which a copy is stored.
+entries are about the very message that is stored now, or about a message with a stored copy.
 
 The rules are the functions ``by_…``. Each returns what a job is, or ``None`` where its evidence doesn't decide: then
 the next rule is asked. Where a fact decides that wasn't read, :func:`classify` returns which it is: the caller reads it
@@ -65,10 +65,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# For so long before its termination a job may have been acknowledged of which nothing says when it was stored.
+# How long before its termination a job without a known time of storing may have been acknowledged.
 _UNKNOWN_AGE = timedelta(hours=1)
 _NO_WAIT: Final = timedelta()
-# What a job that is gone is of which no entry counts, by the audit's last action on it; redriven for any other action.
+# The status of a gone job without an entry that counts, by the audit's last action; redriven for any other action.
 _AUDITED = {"handled": Status.HANDLED, "discarded": Status.DISCARDED, "": Status.UNCERTAIN}
 # By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
 _RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
@@ -313,7 +313,7 @@ class _Case:
         )
 
     def death_without_entry(self, message: StoredMessage, consumer: ConsumerState | None) -> Death:
-        """Return the death of a job of which no entry says when it died."""
+        """Return the death of a job whose entries don't say when it died."""
         died_at = message.stored_at
         if consumer:
             # No later than this.
@@ -580,7 +580,7 @@ def by_entries(case: _Case) -> NotDead | None:
 
 
 def by_deletion(case: _Case) -> NotDead | None:
-    """Dismiss a job of which only the server reports that it was deleted in flight, unless it had expired by then."""
+    """Dismiss a job that only the server reports as deleted in flight, unless the job had expired by then."""
     merged, kinds = case.merged, {entry.kind for entry in case.valid}
     # A worker that gives up an expired job terminates it. Where only the server reports the deletion, the report may be
     # wrong.
@@ -743,7 +743,7 @@ def _stored_at(job: JobFacts, queue: QueueFacts, entries: Sequence[Entry]) -> da
 
 
 def _with_whole_subject(message: StoredMessage, job: JobFacts) -> StoredMessage:
-    """Complete the subject of a job of which the server shows only a part, where the archive has a copy of the job."""
+    """Complete a subject that the server shows in part, where the archive has a copy of the job."""
     if UNKNOWN_BYTE not in message.subject:
         return message
     copy = _known(job.archived)

@@ -32,7 +32,7 @@ async def current_index(
 async def _continued(
     connection: Connection, now: ScanContext, index: EntryIndex, before: ScanContext, reconnects: int
 ) -> EntryIndex | None:
-    """Read the entries that were added since into an index, and forget those that were removed.
+    """Add new entries to an index, and drop the removed ones.
 
     :param now: up to whose snapshot to read
     :param index: the entries up to the earlier snapshot; nothing continues it where this is cut off

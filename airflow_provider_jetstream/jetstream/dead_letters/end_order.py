@@ -1,9 +1,9 @@
 """Whether an end that is stored is about the message that is stored now; nothing is read here.
 
-A queue's file may be older than those of its companions after a loss of power: each stream syncs by itself. Then other
-jobs get the sequences of jobs that had ended, within one creation of the stream. So an end counts only if the server
-stored it after the message. A worker's completion names in its id when its job was stored, which tells exactly. Of
-everything else only the servers' times tell.
+Each stream syncs by itself, so after a loss of power a queue's file may be older than the files of its companions. Then
+new jobs get the sequences of ended jobs, within one creation of the stream. So an end counts only if the server
+stored it after the message. The id of a worker's completion has the time at which the job was stored, which is exact.
+For every other end the servers' times decide.
 """
 
 from __future__ import annotations

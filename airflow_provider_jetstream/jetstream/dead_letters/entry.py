@@ -128,7 +128,7 @@ def last_consumer(entries: Iterable[Entry]) -> str | None:
 def believed_entries(
     snapshot: QueueSnapshot, sequence: int, job: StoredMessage | None, entries: Sequence[Entry]
 ) -> tuple[Entry, ...]:
-    """Return the entries about a job without those of consumers that didn't have the job.
+    """Return the entries about a job, without entries of consumers that didn't have the job.
 
     A worker may name the job of any consumer, so what it brings about counts only from one that may have had the job
     (``queue/filter_marks.py``).

@@ -267,7 +267,7 @@ class EntryIndex:
         return {name: _EPOCH + timedelta(microseconds=time) for name, time in times if name}
 
     def deleted_in_flight(self) -> Iterator[int]:
-        """Return the jobs of which only the server states that they were deleted while a worker had them."""
+        """Return the jobs that only the server reports as deleted while a worker had them."""
         for job in dict.fromkeys(self._deletions):
             kinds = {entry.kind for entry in self.entries_of(job)}
             if kinds == {EntryKind.DELETION}:
@@ -328,7 +328,7 @@ class EntryIndex:
         self._order.take_new()
 
     def _entries_at(self, positions: Sequence[int]) -> list[Entry | None]:
-        """Return entries by their positions; ``None`` for those that are dropped."""
+        """Return entries by their positions; ``None`` for a dropped entry."""
         names = self._names
         columns = (self._entries, self._kinds, self._consumers, self._recorded_at, self._deliveries)
         return [

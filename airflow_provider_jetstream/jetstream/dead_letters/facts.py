@@ -333,7 +333,7 @@ class Acknowledgements:
         self._reading = asyncio.Lock()
 
     async def times(self) -> Mapping[int, datetime]:
-        """Return by stream sequence when the last ack metric of each job was stored, for those that have one."""
+        """Return the time of each job's last ack metric by stream sequence; jobs without one are left out."""
         async with self._reading:
             if self._times is None:
                 info = await stream_info(self._connection, str(self._events))

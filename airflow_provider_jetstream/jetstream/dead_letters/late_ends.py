@@ -45,7 +45,7 @@ _UNCERTAIN: Final = {
 
 
 def late_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iterable[Finding]) -> tuple[Risk, ...]:
-    """Return a risk for each consumer of which jobs have ended late.
+    """Return a risk for each consumer whose jobs have ended late.
 
     :param jobs: jobs that are no dead letters
     :param known: what was found before; nothing is repeated

@@ -100,7 +100,7 @@ def task_key_of(headers: Pairs) -> str | None:
 
 
 def copied_from(letter: DeadLetter) -> int | None:
-    """Return the sequence of the letter of the same queue of which a letter's job was a copy, if it says so.
+    """Return the sequence of the letter from which a letter's job was copied, if its headers name one of this queue.
 
     Where the copy had no room for the queue's name, the letter may have been one of another queue.
     """

@@ -52,7 +52,7 @@ class LetterOrigins:
         return origins
 
     async def add_to(self, results: Sequence[DeadLetter | NotDead]) -> list[DeadLetter | NotDead]:
-        """Return letters with their origins; those that have one already, and other jobs, stay as they are."""
+        """Return letters with their origins. Letters with an origin, and jobs that are no letters, stay as they are."""
         keys = [
             (task_key_of(result.headers) or "") if isinstance(result, DeadLetter) and result.origin is None else ""
             for result in results

@@ -396,7 +396,7 @@ class ArrivalWatch(LetterWatch):
 
     :param interval: seconds after which the letters are refreshed even if no entry is stored
     :param reported: what was reported before
-    :param only_new_groups: whether only groups count of which no letter that is dead now was reported
+    :param only_new_groups: whether a group counts only if none of its dead letters was reported
     """
 
     def __init__(
@@ -444,7 +444,7 @@ class ArrivalWatch(LetterWatch):
         return min([self._interval, *left])
 
     async def _compare(self, letters: TrackedLetters) -> tuple[int, dict[GroupKey, _Arrived]]:
-        """Divide the letters in those that were reported and those that weren't."""
+        """Divide the letters into reported and unreported ones."""
         reported = self.reported if self.reported.created == letters.created else ReportedLetters(letters.created)
         query = LetterQuery.of(self.criteria.selection, letters.now)
         groups: dict[GroupKey, _Arrived] = {}

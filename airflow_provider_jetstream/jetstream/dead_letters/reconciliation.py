@@ -3,16 +3,15 @@
 A stored job is pending, in flight or dead; so ``stored - num_pending - num_ack_pending`` is the number of dead ones,
 whatever happened to their advisories. Which jobs these are is certain only up to the consumer's settled sequence: its
 last delivery where nothing is in flight, its ack floor otherwise. Above it, an entry is evidence only as far as the
-server hasn't restarted since. Deliveries that the server doesn't look at, as those of a paused consumer, may have been
-the last ones: each counts as uncertain.
+server hasn't restarted since. The server doesn't check the deliveries of a paused consumer, so each of them may have
+been a job's last one and counts as uncertain.
 
-Entries are read after the consumers are counted: a dead job that leaves the queue in between, as one that is redriven,
-seems to have no entry then, and in a second count a job that dies meanwhile makes up for it. So a scan reads numbers
-and entries again where they differ, and the least difference counts: a dead job that nothing names is in each of them.
+Entries are read after the consumers are counted. A dead job that is redriven in between seems to have no entry, and
+a job that dies meanwhile hides that in a second count. So a scan reads numbers and entries again where they differ. The
+least difference counts: every count includes a dead job that no entry names.
 
-A consumer whose numbers never stand still can't be subtracted from each other. Its dead jobs are bounded: of the jobs
-that it had delivered at one moment, those that are stored a little later were dead or in flight at that moment, since
-what was acknowledged before has left the stream by then.
+A consumer whose numbers never stand still can't be counted. Its dead jobs are bounded: a job that it had delivered at
+one moment, and that is still stored a little later, was dead or in flight at that moment.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ _NAMED = 5
 class JudgedOrphans:
     """The jobs without an entry that are dead by their consumers' numbers.
 
-    :param certain: stream sequences of those that are dead, in order
-    :param disputed: of those that may never have been delivered, or that a worker may have
+    :param certain: stream sequences of dead jobs, in order
+    :param disputed: stream sequences of jobs that may be undelivered, or in flight
     :param findings: why they are uncertain, a sentence for each consumer
     """
 

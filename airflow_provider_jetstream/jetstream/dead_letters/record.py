@@ -1,7 +1,7 @@
 """The record of a dead letter: the job's body, its own headers, and headers that describe its death.
 
-Records are written by workers that terminate a job, and by scans that find a letter without one. docs/dead-letter-record.md
-describes the headers; their version is a header of its own.
+Workers write a record when they terminate a job, and scans when they find a letter without one.
+docs/dead-letter-record.md describes the headers; their version is a header of its own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Finds which entries handlers have taken off a dead letter queue, by the server's copies of all entries.
 
-The dead letter queue republishes each entry to the audit stream. An entry of which a copy is stored and that is no
-longer stored itself was removed: by a handler's acknowledgement, by a redrive, by a limit of the stream, or by hand. A
-redrive terminates what it removes, which the server reports to the audit. What could have been removed by a limit, and
-what no handler can have received, doesn't count as handled.
+The dead letter queue republishes each entry to the audit stream. An entry with a stored copy that is gone itself was
+removed: by a handler's acknowledgement, by a redrive, by a limit of the stream, or by hand. A redrive terminates the
+entries that it removes, which the server reports to the audit. An entry that a limit may have removed, or that no
+handler can have received, doesn't count as handled.
 
-Where entries are gone of which no copy is stored, since nothing copied them yet, or the audit was full or away, nobody
-knows which: then a dead job without an entry may be handled or not.
+An entry that was removed before it was copied leaves no trace. A dead job without an entry is therefore uncertain: a
+handler may have handled it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _HANDLED_KINDS = {EntryKind.DELIVERIES: EntryKind.HANDLED, EntryKind.PROVEN_COPY
 class Traced(NamedTuple):
     """The copies of entries that a scan has read.
 
-    :param first: the lowest sequence of an entry of which there is a copy; 0 without any
+    :param first: the lowest sequence of an entry with a stored copy; 0 without any
     :param removed: of how many removed entries there is one
     """
 

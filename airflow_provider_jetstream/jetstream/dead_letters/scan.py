@@ -281,7 +281,7 @@ class Scan:
         return (job for job in found if job not in self.index)
 
     async def record_handled(self) -> None:
-        """Record in the audit the jobs of the last page of which the audit doesn't know yet that they are handled."""
+        """Record the handled jobs of the last page that the audit doesn't have yet."""
         records, self._newly_handled = self._newly_handled, []
         if self.audit and records:
             error: JetStreamProviderError | None

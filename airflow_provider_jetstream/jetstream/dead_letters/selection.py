@@ -120,7 +120,7 @@ class Selection(BaseModel):
 
     @property
     def names_unaccounted(self) -> bool:
-        """Whether it selects, of the jobs that it names, those that are gone without evidence of their end."""
+        """Whether it selects the named jobs that are gone without evidence of their end."""
         return self.sequences is not None and not self.parked
 
     @property

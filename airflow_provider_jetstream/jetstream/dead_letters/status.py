@@ -77,7 +77,7 @@ class NotDead:
     :param reported: whether a handler itself reported that it is handled
     :param ended_late: whether it ended after the server had reported that its deliveries were used up
     :param why: the risk that says why it is uncertain, where one does
-    :param handled: the letter that a handler has handled, of which the audit may have no record
+    :param handled: the handled letter; the audit may have no record of it yet
     :param death: how it died, where it is lost
     """
 

@@ -147,7 +147,7 @@ class LetterTable:
         # Of kinds that were looked up: neighbours are alike most often.
         self._known: dict[tuple[object, ...], int] = {}
         self._subjects: set[str] = set()
-        # Kinds of which first, last or lowest letter was removed, and the number of those that have none.
+        # Kinds that have lost their first, last or lowest letter, and the number of kinds without letters.
         self._stale: set[int] = set()
         self._unused = 0
         self._answers: dict[object, Any] = {}
@@ -513,7 +513,7 @@ class LetterTable:
             self._known.clear()
 
     def _freshen(self) -> None:
-        """Find the first, last and lowest letters of kinds of which these were removed."""
+        """Find the first, last and lowest letter again for each kind that has lost one."""
         what, some = "min(died_at), max(died_at), min(sequence), kind_id", list(self._stale)
         if len(some) <= _FEW_STALE:
             rows = [

@@ -297,7 +297,7 @@ class TrackedLetters:
 async def _known_deaths(
     table: LetterTable, open_jobs: Collection[NotDead], settled_before: Mapping[str, int], snapshot: QueueSnapshot
 ) -> KnownDeaths:
-    """Count by consumer the jobs of which it is known that they are, or may be, dead.
+    """Count by consumer the jobs that are dead or may be dead.
 
     :param open_jobs: stored jobs with entries that are no dead letters
     :param settled_before: by consumer, up to which sequence its jobs were read
@@ -393,7 +393,7 @@ def new_messages(before: QueueSnapshot, context: ScanContext, read_to: int) -> i
 async def jobs_with_evidence(
     connection: Connection, before: QueueSnapshot, after: QueueSnapshot, context: ScanContext, letters: int
 ) -> set[int] | None:
-    """Return the jobs of which events or audit have stored something since the earlier snapshot.
+    """Return the jobs about which events or audit have stored something since the earlier snapshot.
 
     :param letters: how many letters are known
     :return: ``None`` where more is stored than a proof of all letters reads

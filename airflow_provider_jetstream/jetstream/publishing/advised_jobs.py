@@ -59,7 +59,7 @@ class AdvisedJobs:
     """The jobs of one call that name an advisory subject of their queue, by their digests.
 
     :param advisory_subjects: the queue's
-    :param indexes: the position of each job among those of the call
+    :param indexes: the position of each job in the call
     :param names: subject and id of each job, for messages
     """
 
@@ -134,7 +134,7 @@ def _id_of(body: Mapping[str, Any]) -> str | None:
 
 
 class _Reservation(BaseModel):
-    """That a task waits for the job of an id on a subject, both of which stand in the message's subject as a digest.
+    """A task's reservation of a job's id on an advisory subject; the message's subject has a digest of both.
 
     :param stream: the work queue
     :param created: when its stream was created, in the server's own text

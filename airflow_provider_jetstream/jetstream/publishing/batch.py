@@ -34,7 +34,7 @@ class Batch:
     """Jobs that follow each other.
 
     :param subject: that of all jobs
-    :param headers: those that all jobs have, after those with their ids
+    :param headers: the headers that all jobs have, written after the headers with their ids
     :param message_ids: the values of ``Nats-Msg-Id``
     :param given_ids: the ids that their author gave them, in ASCII; ``None`` where they have none
     :param items: the jobs as they were listed

@@ -657,7 +657,7 @@ def _decoded(text: str) -> bytes | None:
 async def read_rows(
     connection: Connection, name: DocumentName, record: ManifestRecord
 ) -> AsyncGenerator[bytes | None, None]:
-    """Yield the rows of a manifest, part by part, and at last those of its record; ``None`` for a part that is gone."""
+    """Yield the rows of a manifest, part by part, then its record's rows; ``None`` for a part that is gone."""
     async for lines in read_parts(connection, name, record.parts, _LINES):
         decoded = [_decoded(line) for line in lines or ()]
         rows = b"".join(filter(None, decoded))

@@ -303,7 +303,7 @@ class _Sending:
                 self._write([batch])
 
     def _admitted(self, batches: Iterable[_SentBatch]) -> list[_SentBatch]:
-        """Return those that can be sent: by themselves those jobs of which one may be wrong, and may have failed."""
+        """Return the sendable batches; a job that may be wrong, or may have failed, gets a batch of its own."""
         admitted: list[_SentBatch] = []
         for batch in batches:
             jobs, largest = batch.jobs, self._connection.max_payload

@@ -131,7 +131,7 @@ class UnansweredSubjects:
         return reason
 
     def missing(self, subject: str) -> NotFoundError | None:
-        """Return the error of a subject of which the server has just said that no stream captures it."""
+        """Return the error for a subject that no stream captures, as the server has just said."""
         # Called for every job.
         known = self._known(subject) if self._reasons else None
         return known if isinstance(known, NotFoundError) else None

@@ -49,7 +49,7 @@ class PublishFailure:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedJob:
-    """A job of which the server says that a message with its message id is stored already.
+    """A job whose message id the server has stored already, as it says.
 
     :param index: its position among the published jobs
     :param stream: the stream that has the message

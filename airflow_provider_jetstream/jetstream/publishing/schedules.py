@@ -270,7 +270,7 @@ def _cron_number(field: _CronField, text: str) -> int:
 
 
 def scheduled_job(index: int, job: OutgoingJob, queue: WorkQueue | None) -> OutgoingJob:
-    """Return the message of which the server makes a job.
+    """Return the message from which the server makes a job.
 
     :raises JobError: its schedule isn't one, or the queue has none
     """

@@ -1,4 +1,4 @@
-"""Which jobs are stored already: those in a manifest, those that a try stored which was cut off, and duplicates.
+"""Which jobs are stored already: jobs in a manifest, jobs of a try that was cut off, and duplicates.
 
 ``duplicate: true`` says only that a message with the job's message id was stored. What is believed of it, and why:
 
@@ -191,7 +191,7 @@ class StoredJobs:
         return is_new
 
     def add_unverified(self, digest: bytes, sequence: int) -> None:
-        """Add a job whose message id a message had of which it isn't known whether it was the job."""
+        """Add a job whose message id is taken by a message that may or may not be the job."""
         if self._own.position(digest) is None:
             self._unverified[digest] = sequence
 
@@ -250,12 +250,12 @@ class StoredJobs:
         return known[1] if known else None
 
     def unverified(self, job: OutgoingJob) -> int | None:
-        """Return the sequence of the message of which it isn't known whether it was a job; ``None`` without any."""
+        """Return the sequence of the message that may or may not be a job; ``None`` without one."""
         digest = digest_of(job.message_id) if self._unverified else None
         return self._unverified.get(digest) if digest else None
 
     def forget_unverified(self) -> None:
-        """Send the jobs once more of which it isn't known whether they were stored: a person has cleared the task."""
+        """Send jobs whose storing isn't known once more: a person has cleared the task."""
         self._unverified.clear()
 
     def not_listed(self) -> Iterator[tuple[bytes, bytes, int]]:
@@ -336,7 +336,7 @@ def _both(digest: bytes, content: bytes) -> bytes:
 async def find_stored_jobs(
     connection: Connection, queue: WorkQueue, stored: StoredJobs, *, queue_from: int, events_from: int
 ) -> None:
-    """Search the queue, its companions included, for jobs, and add all of them to those that are known.
+    """Search the queue and its companions for jobs, and add them to the known ones.
 
     :param stored: gets jobs of other publishers, too: a job counts only where the message is the job
     :param queue_from: the first sequence of the queue that counts

@@ -84,7 +84,7 @@ class ConsumerState:
 
     @property
     def numbers(self) -> tuple[object, ...]:
-        """The numbers of which one changes whenever a job of the consumer is stored, delivered, settled or removed."""
+        """A fingerprint: a number changes whenever a job of the consumer is stored, delivered, settled or removed."""
         return (self.created, self.delivered, self.deliveries, self.pending, self.in_flight, self.stored, self.dead)
 
     @property

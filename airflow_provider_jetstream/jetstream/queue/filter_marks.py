@@ -1,4 +1,4 @@
-"""Which jobs a consumer may have had: by its filters, and by those that provisioning noted in the queue's metadata.
+"""Which jobs a consumer may have had: by its filters, and by the filters that provisioning noted in the metadata.
 
 A consumer's numbers count the jobs that its present filters match. Where another tool has changed these, the consumer
 has passed jobs that it never delivered, and nothing in the server's answers says so. A queue that other tools made has

@@ -165,7 +165,7 @@ def yaml_text(values: Mapping[str, Any]) -> str:
 
 
 def _values(declaration: Declaration, following: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared values, without those that follow from the rest of the queue."""
+    """Return the declared values, without values that follow from the rest of the queue."""
     fields = {
         field: info for field, info in type(declaration).model_fields.items() if field in declaration.model_fields_set
     }

@@ -293,7 +293,7 @@ def log_changes(queue: str, findings: Mapping[str, Risk | None]) -> None:
 
 
 async def read_streams(connection: Connection, names: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """Read STREAM.INFO of some streams by name, without those that don't exist or may not be read."""
+    """Read STREAM.INFO of some streams by name; streams that don't exist or may not be read are left out."""
 
     async def read(name: str) -> Mapping[str, Any] | None:
         try:

@@ -206,7 +206,7 @@ def ends_of(jobs: Mapping[int, StoredMessage | None], consumers: _Consumers, hel
 def stall_reasons(subjects: Mapping[int, str], consumers: _Consumers) -> dict[int, str]:
     """Return of each stored job that no consumer delivers, why.
 
-    :param subjects: those of stored jobs, by sequence
+    :param subjects: the subjects of stored jobs, by sequence
     """
     reasons = {subject: _why_stalled(subject, consumers) for subject in set(subjects.values())}
     return {job: reasons[subject] for job, subject in subjects.items() if reasons[subject]}

@@ -205,7 +205,7 @@ class _AdvisedEnds:
                 self._used.setdefault(digest, set())
 
     def remove(self, jobs: Mapping[str, int]) -> None:
-        """Forget those of the jobs that nobody awaits any more."""
+        """Forget the jobs that nobody awaits any more."""
         for digest in jobs:
             if awaited := {job for job in self._sequences.get(digest, ()) if self._is_awaited(job)}:
                 self._sequences[digest] = awaited

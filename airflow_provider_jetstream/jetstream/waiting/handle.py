@@ -60,7 +60,7 @@ class JobsHandle(BaseModel):
     :param type: tells a handle from other JSON
     :param cursor: taken before they were published
     :param sequences: their stream sequences as ranges
-    :param advised: those that workers report on advisory subjects: stream sequences by digests
+    :param advised: the jobs that workers report on advisory subjects: stream sequences by digests
     :param key: distinguishes the document that has both, where they are too many, from those of other tasks
     :param parts: references to its parts
     """
@@ -79,7 +79,7 @@ class JobsHandle(BaseModel):
         """Return the handle on the jobs of a call, and store them where they are too many for it.
 
         :param cursor: taken before the jobs were published
-        :param key: one token that distinguishes the handle from those of other tasks
+        :param key: a token that distinguishes the handle from other tasks' handles
         :raises ApiError: the events stream refuses a part
         :raises TransientError: it isn't known whether a part is stored
         """

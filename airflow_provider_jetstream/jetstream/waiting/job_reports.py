@@ -374,7 +374,7 @@ class JobReports:
     _size: int = 0
 
     def add(self, report: JobReport) -> list[JobReport]:
-        """Count a report and hold it while they are few; return those that aren't held, or aren't any more."""
+        """Count a report and hold it while reports are few; return the reports that are not held."""
         self.states[report.state] += 1
         failures = self.failures.setdefault(report.state, [])
         if report.state != _COMPLETED and len(failures) < _FIRST_FAILURES:

@@ -191,7 +191,7 @@ class WaitReport(TaskReport):
         return len(self.awaited) + len(self.dead) + len(self.unaccounted)
 
     def unsettled(self) -> list[int]:
-        """Return the jobs whose state may still change: the awaited, and those that may yet turn out completed."""
+        """Return the jobs whose state may still change: awaited ones, and dead ones that may yet complete."""
         return [*self.awaited, *self.dead, *self.unaccounted]
 
     def as_json(self) -> dict[str, Any]:

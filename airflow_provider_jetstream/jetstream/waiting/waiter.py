@@ -38,7 +38,7 @@ class Waiter:
     :param advised: the jobs that workers of any make report on advisory subjects: stream sequences by digests
     :param stall_policy: what to do about jobs that no consumer delivers; where absent, nothing
     :ivar finished: done when the policy says so, or the ends can't be read any more
-    :ivar confirmed: done when the ends are known to be those of jobs of the cursor's stream
+    :ivar confirmed: done when the ends are known to belong to the cursor's stream
     :ivar redriven: by stream sequence the jobs that were redriven, with the waits for their new jobs
     """
 
@@ -158,7 +158,7 @@ class AwaitedJobs:
         return sequence in self._by_job or any(waiter.report.is_unsettled(sequence) for waiter in self._with_many)
 
     def add(self, waiter: Waiter) -> None:
-        """Add a waiter to those of its jobs whose state may change."""
+        """Register a waiter for its jobs whose state may change."""
         if waiter.report.unsettled_count >= MANY:
             self._with_many.add(waiter)
             return
