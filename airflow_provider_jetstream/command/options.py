@@ -231,14 +231,7 @@ def selection_options() -> argparse.ArgumentParser:
     """Return a parser with the options; a letter is selected if it matches all that are given."""
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("selection", "All dead letters in circulation where no option is given.")
-    group.add_argument(
-        "--sequence",
-        action="append",
-        type=_sequences,
-        dest="select_sequences",
-        metavar="N[-M]",
-        help="of this stream sequence, or of these; may be given several times",
-    )
+    add_sequences_option(group)
     group.add_argument(
         "--reason",
         action="append",
@@ -252,6 +245,18 @@ def selection_options() -> argparse.ArgumentParser:
         "--parked", action="store_true", dest="select_parked", help="out of circulation rather than in it"
     )
     return parser
+
+
+def add_sequences_option(parser: argparse._ActionsContainer) -> None:
+    """Add the option by which letters are named."""
+    parser.add_argument(
+        "--sequence",
+        action="append",
+        type=_sequences,
+        dest="select_sequences",
+        metavar="N[-M]",
+        help="of this stream sequence, or of these; may be given several times",
+    )
 
 
 def selection_of(options: argparse.Namespace) -> Selection:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.command.exit_codes import ExitCode
 from airflow_provider_jetstream.command.options import (
     add_queue_argument,
+    add_sequences_option,
     connection_options,
     opened,
     output_options,
@@ -65,10 +66,11 @@ def redrive_text(redrive: Redrive) -> str:
     rate = f", {redrive.rate:.1f} letters/s" if redrive.rate else ""
     why = f" ({redrive.why})" if redrive.why else ""
     redriven = _redriven(redrive.redriven, redrive.waves)
+    handled = f"{redriven}, {redrive.parked} parked{_discarded(redrive.discarded)}"
     lines = [
         f"redrive {redrive.id} of {redrive.stream}, {redrive.state.value}{reason}",
         f"began {redrive.began_at:%Y-%m-%d %H:%M:%S} UTC by {_who(redrive)}{why}",
-        f"{redriven}, {redrive.parked} parked, {redrive.failed} failed, {redrive.gone} gone{rate}",
+        f"{handled}, {redrive.failed} failed, {redrive.gone} gone{rate}",
         outcomes_text(redrive.outcomes),
         *([f"with the patch {redrive.plan['patch']}"] if "patch" in redrive.plan else []),
         *(_wave_text(wave) for wave in redrive.waves),
@@ -82,7 +84,7 @@ def redrive_text(redrive: Redrive) -> str:
 def report_text(report: RedriveReport) -> str:
     """Return what a redrive did."""
     redriven = _redriven(len(report.redriven), report.waves)
-    counts = f"{redriven}, {len(report.parked)} parked, {report.failures} still dead"
+    counts = f"{redriven}, {len(report.parked)} parked{_discarded(len(report.discarded))}, {report.failures} still dead"
     lines = [
         f"redrive {report.redrive or '?'}, {report.state}{f': {report.reason}' if report.reason else ''}",
         f"{counts}, {len(report.gone)} gone",
@@ -104,12 +106,15 @@ def outcomes_text(outcomes: RedriveOutcomes) -> str:
 
 def preview_text(preview: Preview) -> str:
     """Return what a redrive would do."""
+    handled = f"{preview.redriven} would be redriven, {preview.parked} parked{_discarded(preview.discarded)}"
     lines = [
-        f"dry run: {preview.redriven} would be redriven, {preview.parked} parked, {preview.failures} would stay",
+        f"dry run: {handled}, {preview.failures} would stay",
         f"protocol {preview.protocol}: {preview.guarantee}",
     ]
     for key, group in preview.groups.largest()[:_GROUPS]:
         lines.append(f"  {group.count}: {', '.join(value for value in key if value)}")
+    if preview.without_copy:
+        lines.append(f"{preview.without_copy} of them have no copy that could bring them back")
     if preview.changed:
         lines.append(f"{preview.changed} of them would be changed")
     for letter in preview.sample:
@@ -120,6 +125,10 @@ def preview_text(preview: Preview) -> str:
     lines += [f"  {sequence}: {why}" for sequence, why in list(preview.failed.items())[:_FAILURES]]
     lines += [f"risk: {risk}" for risk in preview.risks]
     return "\n".join(lines)
+
+
+def _discarded(count: int) -> str:
+    return f", {count} discarded" if count else ""
 
 
 def _redriven(count: int, waves: Sequence[Wave]) -> str:
@@ -149,6 +158,7 @@ def add_redrive_commands(commands: argparse._SubParsersAction[argparse.ArgumentP
     actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
     common = [connection_options(), output_options()]
     _add_start(actions, [*common, selection_options()])
+    _add_discard(actions, common)
     status = actions.add_parser("status", parents=common, help="the latest redrives of a queue, or one of them")
     status.set_defaults(run=_status)
     add_queue_argument(status)
@@ -179,7 +189,7 @@ def _add_start(
         help="bring dead letters back as jobs; exit code 1 unless all were, and none is known to have died again",
         description="Ctrl-C stops it after the letters that are begun; the same command with --run goes on.",
     )
-    start.set_defaults(run=_start)
+    start.set_defaults(run=_start, request=_request)
     add_queue_argument(start)
     few = start.add_mutually_exclusive_group()
     few.add_argument("--first", type=positive_int, metavar="N", help="only N letters, and see what becomes of them")
@@ -205,13 +215,44 @@ def _add_start(
     start.add_argument("--run", dest="run_key", metavar="KEY", help="go on with the redrive of this key")
 
 
+def _add_discard(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], common: list[argparse.ArgumentParser]
+) -> None:
+    discard = actions.add_parser(
+        "discard",
+        parents=[*common, selection_options()],
+        help="drop dead letters, recorded in the audit; exit code 1 unless all were",
+        description="redrive undo with the printed id brings them back, as long as a copy is stored.",
+    )
+    discard.set_defaults(run=_start, request=_discard_request)
+    discard.add_argument(
+        "--without-copy",
+        action="store_true",
+        help="also those of which no copy would be stored: nothing brings them back",
+    )
+    undo = actions.add_parser(
+        "undo",
+        parents=common,
+        help="bring back, parked, what a redrive has discarded; exit code 1 unless all came back",
+    )
+    undo.set_defaults(run=_start, request=_undo_request)
+    for parser in (discard, undo):
+        add_queue_argument(parser)
+        parser.add_argument("--dry-run", action="store_true", help="only say what it would do")
+        parser.add_argument("--rate", type=positive_float, metavar="N", help="letters a second at most")
+        parser.add_argument("--why", metavar="TEXT", help="a reason, for the audit")
+        parser.add_argument("--run", dest="run_key", metavar="KEY", help="go on with the redrive of this key")
+    undo.add_argument("redrive", metavar="ID", help="the id of the redrive that discarded them, as status prints it")
+    add_sequences_option(undo)
+
+
 async def _start(options: argparse.Namespace, out: Output) -> ExitCode:
     from airflow_provider_jetstream.jetstream.redrive.preview import preview
     from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 
     async with opened(options, out) as connection:
         queue = await read_queue(connection, options.queue)
-        request = await asyncio.to_thread(_request, options)
+        request = await asyncio.to_thread(options.request, options)
         if options.dry_run:
             shown = await preview(connection, queue, request)
             if out.as_json:
@@ -242,13 +283,28 @@ def _request(options: argparse.Namespace) -> RedriveRequest:
         selection_of(options),
         waves=[options.first] if options.first else options.waves or (),
         stop_when=options.stop_when,
-        rate=options.rate,
         max_redrives=options.max_redrives,
         patch=None if options.patch is None else read_patch(options.patch),
-        why=options.why,
-        who=requester(),
-        run=options.run_key or f"cli-{token_hex(4)}",
+        **_common_fields(options),
     )
+
+
+def _discard_request(options: argparse.Namespace) -> RedriveRequest:
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+
+    fields: dict[str, Any] = {"discard": True, "without_copy": options.without_copy}
+    return RedriveRequest(selection_of(options), **fields | _common_fields(options))
+
+
+def _undo_request(options: argparse.Namespace) -> RedriveRequest:
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+
+    return RedriveRequest(selection_of(options), undo=options.redrive, **_common_fields(options))
+
+
+def _common_fields(options: argparse.Namespace) -> dict[str, Any]:
+    run = options.run_key or f"cli-{token_hex(4)}"
+    return {"rate": options.rate, "why": options.why, "who": requester(), "run": run}
 
 
 def show_progress(out: Output, report: RedriveReport) -> None:
@@ -260,7 +316,8 @@ def show_progress(out: Output, report: RedriveReport) -> None:
 
 
 def _progress(report: RedriveReport) -> str:
-    counts = {"redriven": len(report.redriven), "parked": len(report.parked), "failed": report.failures}
+    counts = {"redriven": len(report.redriven), "parked": len(report.parked), "discarded": len(report.discarded)}
+    counts["failed"] = report.failures
     outcomes = {name.replace("_", " "): count for name, count in report.outcomes.model_dump().items()}
     return ", ".join(f"{count} {name}" for name, count in (counts | outcomes).items() if count) or "waiting"
 

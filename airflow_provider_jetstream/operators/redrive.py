@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.audit.redrives import RedriveOutcomes
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.json_patch import JsonPatch
 from airflow_provider_jetstream.jetstream.redrive.operation import finish_run
@@ -70,15 +70,20 @@ _REQUEST_FIELDS = (
     "target_queue",
     "order_key",
     "patch",
+    "discard",
+    "without_copy",
+    "undo",
     *WavedRedriveOperator.wave_fields,
 )
 
-# Arguments without which more letters would be redriven, or to another place, or in another order.
-_NEEDED = ("select", "sequences", "subject", "target_queue", "order_key", "patch")
+# Arguments without which more letters would be redriven, or to another place, or in another order, or at all.
+_NEEDED = ("select", "sequences", "subject", "target_queue", "order_key", "patch", "discard", "undo")
 
 
 class JetStreamRedriveOperator(WavedRedriveOperator):
     """Bring dead letters back as jobs with fresh deliveries; succeed when all are back, or when the jobs have ended.
+
+    Or drop them with ``discard=True``, and bring dropped ones back with ``undo``.
 
     Running it again at any time is safe. Where the queue has an audit, a retry continues the redrive of the try before
     and waits for the jobs of all tries; so does a task that failed and is cleared, while one that succeeded begins
@@ -103,6 +108,10 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         ``body:<field>``. The task redrives letters of a key one after the other, each once the job before it has
         completed, and waits for that itself, for ``wait_timeout`` at most
     :param patch: operations by RFC 6902 on the letters' JSON bodies, in place of ``transform``: a list, or JSON text
+    :param discard: drop the letters instead: recorded in the audit, from which ``undo`` brings them back
+    :param without_copy: with ``discard``: drop also letters of which no copy would be stored, which nothing brings back
+    :param undo: the id of a redrive (``redrive`` of its result): the letters that it discarded come back, parked; with
+        ``sequences`` only these
     :param lease_timeout: how long to wait for another task or program that changes the queue's dead letters: a duration
         or seconds. One that was killed counts for half a minute
     :param census: pause the consumers first until none of their jobs is in flight, for their ack wait and half a minute
@@ -148,6 +157,9 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         "target_queue",
         "order_key",
         "patch",
+        "discard",
+        "without_copy",
+        "undo",
         "nats_conn_id",
         *WAIT_ARGUMENTS,
         *WavedRedriveOperator.wave_fields,
@@ -181,6 +193,9 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         target_queue: QueueSource | None = None,
         order_key: str | None = None,
         patch: JsonPatch | Sequence[Mapping[str, Any]] | str | None = None,
+        discard: bool | str = False,
+        without_copy: bool | str = False,
+        undo: str | None = None,
         dry_run: bool = False,
         group_by: Iterable[GroupField] = BY_CAUSE,
         **kwargs: Any,
@@ -200,12 +215,19 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         self.target_queue = target_queue
         self.order_key = order_key
         self.patch = patch.text if isinstance(patch, JsonPatch) else patch
-        check_optional_text(subject=subject, why=why, order_key=order_key)
-        for name in ("subject", "order_key"):
+        self.discard = discard
+        self.without_copy = without_copy
+        self.undo = undo
+        check_optional_text(subject=subject, why=why, order_key=order_key, undo=undo)
+        for name in ("subject", "order_key", "undo"):
             if getattr(self, name) is not None:
                 check_text(**{name: getattr(self, name)})
         require_dead_letter_queue(self._known_queue)
         target = None if target_queue is None else declared_queue(target_queue, self, "target_queue")
+        if self.wait_for_completion and (discard is True or undo is not None):
+            raise RedriveRequestError(
+                "expected no wait_for_completion beside discard or undo, found it: they make no job to wait for"
+            )
         if self.wait_for_completion:
             require_events(self._known_queue if target_queue is None else target)
         elif order_key is None and self.waves is None:
@@ -213,10 +235,11 @@ class JetStreamRedriveOperator(WavedRedriveOperator):
         # Not named dry_run: every operator has a method of that name.
         self.only_preview = dry_run
         self.group_by = group_fields(group_by)
-        self._needed_arguments = tuple(name for name in _NEEDED if getattr(self, name) is not None)
+        self._needed_arguments = tuple(name for name in _NEEDED if getattr(self, name) not in (None, False))
         if self.engine == SPARK:
             refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences, census=self.census)
             refuse_target_and_order(target_queue=target_queue, order_key=order_key, patch=patch)
+            refuse_target_and_order(discard=discard, undo=undo)
         arguments = {name: getattr(self, name) for name in _REQUEST_FIELDS}
         # Without it, a target that is known would lack a subject.
         arguments["target_queue"] = None if is_templated(subject) else target

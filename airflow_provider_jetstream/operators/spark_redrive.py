@@ -135,13 +135,14 @@ class SparkRedrivingOperator(JobWaitingOperator):
         super().on_kill()
 
 
-def refuse_target_and_order(*, target_queue: object, order_key: object, patch: object = None) -> None:
-    """Refuse where new jobs would go, in which order, or with a patch, which Spark's tasks can't see to.
+def refuse_target_and_order(**arguments: object) -> None:
+    """Refuse where new jobs would go, in which order, with a patch, or discards, which Spark's tasks can't see to.
 
+    :param arguments: the values of these arguments; absent ones are ``None`` or ``False``
     :raises RedriveRequestError: says what to use instead
     """
-    for name, value in (("target_queue", target_queue), ("order_key", order_key), ("patch", patch)):
-        if value is not None:
+    for name, value in arguments.items():
+        if value is not None and value is not False:
             raise RedriveRequestError(f'expected no {name} with engine="spark", found {value!r}: leave engine out')
 
 

@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.redrive_request import ACTIONS, REDRIVE, request_for_action
+from airflow_provider_jetstream.tasks.template_values import parse_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +69,10 @@ def reprocess_dag(
                 REDRIVE,
                 type="string",
                 enum=list(ACTIONS),
-                description="in_place takes all letters of the queue, without select and rate.",
+                description="in_place takes all letters of the queue, without select and rate; undo brings back what"
+                " the redrive of that id has discarded.",
             ),
+            "undo": Param(None, type=["null", "string"], description="The id of a redrive, for the action undo."),
             "rate": Param(None, type=["null", "number"], exclusiveMinimum=0, description="Letters a second at most."),
             "waves": Param(
                 None,
@@ -97,6 +100,7 @@ def reprocess_dag(
             queue_name="{{ params.queue }}",
             select="{{ params.select | tojson }}",
             action="{{ params.action }}",
+            undone="{{ params.undo or '' }}",
             rate="{{ params.rate }}",
             waves="{{ params.waves | tojson }}",
             stop_when="{{ params.stop_when | tojson }}",
@@ -110,22 +114,30 @@ def reprocess_dag(
 class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
     """Redrive dead letters of a queue whose declaration is read from its server.
 
-    :param action: ``redrive``, ``park``, or ``in_place`` for all letters of the queue
+    :param action: ``redrive``, ``park``, ``discard``, ``undo``, or ``in_place`` for all letters of the queue
+    :param undone: the id of the redrive whose discarded letters come back
     :param count_only: count what would be done, and change nothing; a template may give it as text
     """
 
     template_fields: Sequence[str] = (
-        *("queue_name", "select", "rate", "patch", "why", "nats_conn_id", "action", "count_only"),
+        *("queue_name", "select", "rate", "patch", "why", "nats_conn_id", "action", "undone", "count_only"),
         *JetStreamRedriveOperator.wave_fields,
     )
 
     def __init__(
-        self, *, queue_name: str, action: str = REDRIVE, count_only: bool | str = False, **kwargs: Any
+        self,
+        *,
+        queue_name: str,
+        action: str = REDRIVE,
+        undone: str = "",
+        count_only: bool | str = False,
+        **kwargs: Any,
     ) -> None:
         # execute() replaces the name by the declaration.
         super().__init__(work_queue=queue_name, **kwargs)
         self.queue_name = queue_name
         self.action = action
+        self.undone = undone
         self.count_only = count_only
 
     def known_queue(self, work_queue: QueueSource) -> WorkQueue | None:
@@ -139,8 +151,9 @@ class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
         :raises RedriveError: some letters stayed where they were
         """
         with fail_on_terminal_errors():
-            request = request_for_action(self.action, Selection())
+            request = request_for_action(self.action, Selection(), undo=parse_text(self.undone))
             self.protocol, self.max_redrives = request.protocol.value, request.max_redrives
+            self.discard, self.undo = request.discard, request.undo
             self.only_preview = str(self.count_only).strip().lower() == "true"
             self.work_queue = JetStreamHook(self.nats_conn_id).discover_queue(self.queue_name)
         return super().execute(context)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REDRIVE_COUNTS = ("redriven", "parked", "failed")
+REDRIVE_COUNTS = ("redriven", "parked", "discarded", "failed")
 # Airflow sends no metric to StatsD whose name or tags have another character.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
 

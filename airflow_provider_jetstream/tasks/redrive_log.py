@@ -29,12 +29,15 @@ def log_report(log: LeveledLog, report: Mapping[str, Any]) -> None:
 
     :param report: the report as JSON, with its guarantee
     """
-    if not (report["redriven"] or report["parked"] or report["failed"]):
+    discarded = report.get("discarded", 0)
+    if not (report["redriven"] or report["parked"] or discarded or report["failed"]):
         log.info("No dead letter of this selection was found; there is nothing to redrive")
     log.info(
         "%d dead letters redriven (%d by earlier tries), %d parked, %d failed, %d were gone; protocol %s: %s",
         *(report[name] for name in ("redriven", "resumed", "parked", "failed", "gone", "protocol", "guarantee")),
     )
+    if discarded:
+        log.info("%d dead letters discarded; undo it with undo=%r", discarded, report["redrive"])
     for sequence, reason in report["failures"].items():
         log.error("Dead letter %s stays where it is: %s", sequence, reason)
     if left := report["left_to_handlers"]:
@@ -68,6 +71,9 @@ def log_preview(log: LeveledLog, preview: dict[str, Any], group_by: Sequence[str
         "A redrive would bring back %d dead letters, park %d and fail for %d; protocol %s: %s",
         *(preview[name] for name in ("redriven", "parked", "failed", "protocol", "guarantee")),
     )
+    if discarded := preview.get("discarded"):
+        without = preview["without_copy"]
+        log.info("It would discard %d, of which %d have no copy that could bring them back", discarded, without)
     for group in preview["groups"]:
         fields = zip(group_by, group["group"], strict=True)
         log.info("%d of %s", group["count"], ", ".join(f"{name} {value or '-'}" for name, value in fields))

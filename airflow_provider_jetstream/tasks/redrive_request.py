@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 REDRIVE = "redrive"
 PARK = "park"
 IN_PLACE = "in_place"
-ACTIONS = (REDRIVE, PARK, IN_PLACE)
+DISCARD = "discard"
+UNDO = "undo"
+ACTIONS = (REDRIVE, PARK, IN_PLACE, DISCARD, UNDO)
 
 
 def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
@@ -44,6 +46,9 @@ def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
     waves: object = None,
     stop_when: object = None,
     patch: Any = None,
+    discard: object = False,
+    without_copy: object = False,
+    undo: object = None,
 ) -> RedriveRequest:
     """Parse the arguments of a redrive operator after templating, which may have made text of numbers.
 
@@ -68,6 +73,9 @@ def redrive_request(  # noqa: PLR0913 - each is an argument of its own in a DAG
         stop_when=_parse_json("stop_when", stop_when),
         # A run's configuration without a patch may render to an empty list.
         patch=None if is_absent(patch) or patch in ([], "[]") else JsonPatch.of(patch),
+        discard=parse_flag("discard", discard, RedriveRequestError),
+        without_copy=parse_flag("without_copy", without_copy, RedriveRequestError),
+        undo=parse_text(undo),
     )
 
 
@@ -78,13 +86,19 @@ def request_for_action(
     rate: float | None = None,
     why: str | None = None,
     patch: JsonPatch | str | None = None,
+    undo: str | None = None,
 ) -> RedriveRequest:
-    """Make the request for an action: ``redrive``, ``park`` or ``in_place``.
+    """Make the request for an action: ``redrive``, ``park``, ``in_place``, ``discard`` or ``undo``.
 
+    :param undo: the id of the redrive whose discarded letters come back
     :raises RedriveRequestError: there is no such action, or the other arguments don't fit it
     """
     if action not in ACTIONS:
         raise RedriveRequestError(f"expected an action among {', '.join(ACTIONS)}; found {action!r}")
+    if (action == UNDO) != (undo is not None):
+        raise RedriveRequestError(
+            f"expected the id of a redrive with the action undo only, found {action} and {undo!r}"
+        )
     return RedriveRequest(
         selection=selection,
         rate=rate,
@@ -92,6 +106,8 @@ def request_for_action(
         patch=patch,
         max_redrives=0 if action == PARK else None,
         protocol=Protocol.IN_PLACE if action == IN_PLACE else Protocol.AUTO,
+        discard=action == DISCARD,
+        undo=undo,
     )
 
 

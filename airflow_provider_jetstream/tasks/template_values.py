@@ -57,10 +57,10 @@ def require_rendered(name: str, value: object) -> None:
     """
     if not is_absent(value):
         return
-    if name in ("subject", "target_queue", "order_key", "patch"):
+    if name in ("subject", "target_queue", "order_key", "patch", "discard", "undo"):
         raise RedriveRequestError(
             f"expected a value for {name}, found that its template rendered to nothing, which would redrive to another"
-            " place, in another order, or without a change: see why, or leave it out"
+            " place, in another order, without a change, or at all: see why, or leave it out"
         )
     raise SelectionError(
         f"expected {name} to select dead letters, found that its template rendered to nothing, which would select"

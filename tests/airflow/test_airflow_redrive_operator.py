@@ -16,6 +16,7 @@ from airflow_provider_jetstream.airflow_compat import AirflowFailException
 from airflow_provider_jetstream.jetstream import (
     RedriveRequest,
     Repair,
+    Selection,
     WaitReport,
     WorkQueue,
     abort_redrive,
@@ -116,6 +117,48 @@ async def test_a_dry_run_logs_groups_and_a_sample_and_changes_nothing(
     assert "A redrive would bring back 2 dead letters, park 0 and fail for 0; protocol copy: " in output
     assert await jobs(connection, queue) == {1: b"one", 2: b"two"}
     assert (await find_dead_letters(connection, queue)).letters == before.letters
+
+
+@pytest.mark.slow
+async def test_letters_are_discarded_and_come_back_parked(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await make_letters(settings, queue, b"one", b"two")
+    result = await run(queue, discard=True, dry_run=True)
+    assert (result["discarded"], result["redriven"]) == (2, 0)
+    assert "It would discard 2, of which 0 have no copy that could bring them back" in capsys.readouterr().out
+    assert len(await jobs(connection, queue)) == 2
+    result = await run(queue, discard="True", sequences="[2]", why="a shop that closed")
+    assert (result["discarded"], result["redriven"], result["state"]) == (1, 0, "finished")
+    assert f"undo it with undo='{result['redrive']}'" in capsys.readouterr().out
+    assert await jobs(connection, queue) == {1: b"one"}
+    back = await run(queue, undo=result["redrive"])
+    assert (back["parked"], back["redriven"]) == (1, 0)
+    letters = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
+    assert [letter.body for letter in letters] == [b"two"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"discard": True, "wait_for_completion": True}, "make no job to wait for"),
+        ({"discard": True, "engine": "spark"}, "expected no discard"),
+        ({"undo": "x", "engine": "spark"}, "expected no undo"),
+        ({"discard": True, "max_redrives": 3}, "beside discard, found max_redrives"),
+        ({"without_copy": True}, "expected discard beside without_copy"),
+    ],
+)
+def test_what_can_not_be_discarded_is_refused_when_the_dag_is_parsed(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RedriveRequestError, match=problem):
+        operator(queue_of("discards"), **arguments)
+
+
+@pytest.mark.parametrize("argument", ["discard", "undo"])
+def test_a_template_that_renders_to_nothing_does_not_redrive_what_was_to_be_discarded(argument: str) -> None:
+    made = operator(queue_of("discards"), **{argument: "{{ params.what }}"})
+    setattr(made, argument, "")
+    with pytest.raises(AirflowFailException, match=f"expected a value for {argument}"):
+        made.execute(context())
 
 
 async def test_a_patch_is_shown_with_its_differences_and_refused_where_it_cannot_be_used(

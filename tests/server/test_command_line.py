@@ -421,6 +421,32 @@ async def test_a_few_letters_are_redriven_and_their_outcome_is_awaited(
 
 
 @pytest.mark.slow
+async def test_letters_are_discarded_with_a_reason_and_brought_back_by_the_redrives_id(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    await make_queue(connection, name, consumer={"ack_wait": "50ms"}, dead=["a", "b", "c"])
+    dry = await as_json(nats, "redrive", "discard", name, "--sequence", "1-2", "--dry-run")
+    assert (dry["discarded"], dry["without_copy"], dry["redriven"]) == (2, 0, 0)
+    assert await stored_count(connection, name) == 3
+    report = await as_json(nats, "redrive", "discard", name, "--sequence", "1-2", "--why", "a test shop")
+    assert (report["discarded"], report["state"]) == (2, "finished")
+    assert await stored_count(connection, name) == 1
+    shown = await command(nats, "redrive", "status", name, report["redrive"])
+    assert "0 redriven, 0 parked, 2 discarded, 0 failed" in shown
+    assert "(a test shop)" in shown
+    assert "2 parked" in await command(nats, "redrive", "undo", name, report["redrive"], "--dry-run")
+    one = await as_json(nats, "redrive", "undo", name, report["redrive"], "--sequence", 2)
+    assert one["parked"] == 1
+    assert "1 parked" in await command(nats, "redrive", "undo", name, report["redrive"])
+    lines = (await command(nats, "letters", "list", name, "--parked", "--json")).splitlines()
+    assert [json.loads(line)["sequence"] for line in lines] == [1, 2]
+    # Nothing is left to bring back; nor is there where nothing was discarded.
+    assert (await as_json(nats, "redrive", "undo", name, report["redrive"]))["parked"] == 0
+    await command(nats, "redrive", "undo", name, report["redrive"], "--sequence", 3, code=5)
+    await command(nats, "redrive", "undo", name, one["redrive"], code=2)
+
+
+@pytest.mark.slow
 async def test_a_wave_that_dies_again_waits_at_its_gate_for_another_process(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:

@@ -213,6 +213,6 @@ def redrive_samples(queue: str, redrives: list[Redrive]) -> Iterator[Sample]:
     if not redrives:
         return
     latest = redrives[0]
-    counts = {"redriven": latest.redriven, "parked": latest.parked, "failed": latest.failed}
+    counts = {name: getattr(latest, name) for name in ("redriven", "parked", "discarded", "failed")}
     for outcome, count in (counts | latest.outcomes.model_dump()).items():
         yield Sample("jetstream_redrive_letters", (queue, outcome), count)

@@ -155,8 +155,8 @@ async def returning_letters(
     if found is None or not found.plan.get("discard"):
         known = "no redrive of that id" if found is None else "a redrive that discarded nothing"
         raise RedriveRequestError(
-            f"expected the id of a redrive that discarded letters of {audit.queue}, found {redrive!r}, {known}: list"
-            f" them with jetstream-queue redrives list"
+            f"expected the id of a redrive that discarded letters of {audit.queue}, found {redrive!r}, {known}: see"
+            " jetstream-queue redrive status for the ids"
         )
     sequences = sorted(selection.sequences or ())
     if selection.sequences is None:
