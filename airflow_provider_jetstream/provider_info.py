@@ -73,7 +73,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "notifications": [f"{_PACKAGE}.notifications.jetstream.JetStreamNotifier"],
         "extra-links": [
-            *(f"{_PACKAGE}.links.monitor.{name}" for name in ("QueueLink", "RunJobsLink", "RunLettersLink")),
+            *(f"{_PACKAGE}.links.monitor.{name}" for name in ("QueueLink", "TaskJobsLink", "TaskLettersLink")),
             f"{_PACKAGE}.links.job_reports.JobReportsLink",
             f"{_PACKAGE}.links.report.DeadLetterReportLink",
         ],

@@ -1,7 +1,9 @@
 """Dead letters for tests: terminated jobs, the records about dead letters, and headers that no client sends."""
 
 import asyncio
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
@@ -24,6 +26,7 @@ from airflow_provider_jetstream.jetstream.client.streams import read_range
 from airflow_provider_jetstream.jetstream.contract import copy_filter, run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
+from airflow_provider_jetstream.jetstream.errors import ApiError
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, publish_jobs, pull_jobs, stored_count, unhurried
 
@@ -156,3 +159,14 @@ async def store_task(connection: NatsPyConnection, queue: WorkQueue, origin: Ori
     }
     subject = f"published.{queue.name}.{task_key(origin)}"
     await connection.client.jetstream().publish(subject, json.dumps(record | fields).encode())
+
+
+async def sampled_dead(connection: NatsPyConnection, name: str) -> int | None:
+    """Return how many dead letters a queue has in the last sample of the page."""
+    try:
+        answer = await connection.api("STREAM.MSG.GET.airflow_monitor", {"last_by_subj": "airflow_monitor.samples"})
+    except ApiError:
+        return None
+    sample = json.loads(zlib.decompress(base64.b64decode(answer["message"]["data"])))
+    dead_letters: int | None = sample["queues"].get(name, [None] * 7)[5]
+    return dead_letters

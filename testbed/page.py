@@ -16,9 +16,9 @@ from airflow.api_fastapi.core_api.security import get_user
 
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
+from airflow_provider_jetstream.plugins.monitor.jobs import TaskQuery
 from airflow_provider_jetstream.plugins.monitor.routes import parse_task_query
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
 from testbed import seams
 from testbed.ports import LOOPBACK
 

@@ -29,13 +29,14 @@ _FORMS: dict[str, dict[str, Any]] = {
     "Deliveries": {"pattern": "^[0-9]{1,20}$"},
     "Reason": {"enum": [reason.value for reason in Reason]},
     "Traceback-Digest": {"pattern": "^[0-9a-f]{8,64}$"},
+    "Seconds": {"pattern": "^[0-9]{1,9}([.][0-9]{1,9})?$"},
     "Fingerprint": {"pattern": "^[0-9a-f]{12}$"},
     "Time": {"format": "date-time"},
     "Stream-Created": {"format": "date-time"},
     "First-Failure": {"format": "date-time"},
     "Last-Failure": {"format": "date-time"},
 }
-_LINES = ("Explanation", "Error-Class", "Error-Message", "Error-Place", "Parked")
+_LINES = ("Explanation", "Error-Class", "Error-Message", "Error-Place", "Traceback", "Worker", "Parked")
 _REQUIRED = ("Sequence", "Subject", "Reason")
 
 

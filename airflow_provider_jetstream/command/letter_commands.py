@@ -85,6 +85,9 @@ def letter_json(letter: DeadLetter, *, content: bool = False) -> dict[str, Any]:
         "error_class": _readable(death.error_class),
         "error_message": _readable(death.error_message or death.explanation),
         "error_place": _readable(death.error_place),
+        "traceback": [readable_text(function) for function in death.traceback],
+        "worker": _readable(death.worker),
+        "seconds": death.seconds,
         "fingerprint": death.fingerprint,
         "traceback_digest": death.traceback_digest,
         "redrives": letter.redrives,
@@ -105,7 +108,7 @@ def letter_json(letter: DeadLetter, *, content: bool = False) -> dict[str, Any]:
 def letter_text(letter: DeadLetter) -> str:
     """Return the letter for people: its death, its headers, and its body as it is stored."""
     values = letter_json(letter)
-    shown = {name: value for name, value in values.items() if value is not False and value not in (None, "")}
+    shown = {name: value for name, value in values.items() if value is not False and value not in (None, "", [])}
     lines = [f"{name}: {safe_line(value)}" for name, value in shown.items()]
     lines += ["", "headers:", *(f"  {safe_line(name)}: {safe_line(value)}" for name, value in letter.headers)]
     body = _utf8(letter.body)

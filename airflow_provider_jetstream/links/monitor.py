@@ -1,4 +1,4 @@
-"""Links from a task to its queue, its jobs, and the dead letters of its run.
+"""Links from a task to its queue, its jobs, and the dead letters among them.
 
 Airflow computes them in the worker after every execution, so they exist while the task is deferred too.
 """
@@ -30,28 +30,28 @@ class QueueLink(BaseOperatorLink):
         return _address(operator)
 
 
-class RunJobsLink(BaseOperatorLink):
+class TaskJobsLink(BaseOperatorLink):
     """Links to the jobs of the task."""
 
     name = "JetStream jobs"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the address; empty where the queue isn't known."""
-        return _address(operator, view="jobs", **_run(ti_key), task_id=ti_key.task_id, map_index=ti_key.map_index)
+        return _address(operator, view="jobs", **_task(ti_key), map_index=ti_key.map_index)
 
 
-class RunLettersLink(BaseOperatorLink):
-    """Links to the dead letters among the jobs of the run."""
+class TaskLettersLink(BaseOperatorLink):
+    """Links to the dead letters among the jobs of the task."""
 
     name = "JetStream dead letters"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the address; empty where the queue isn't known."""
-        return _address(operator, view="letters", **_run(ti_key))
+        return _address(operator, view="letters", **_task(ti_key))
 
 
-def _run(ti_key: TaskInstanceKey) -> dict[str, str | int]:
-    return {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id}
+def _task(ti_key: TaskInstanceKey) -> dict[str, str | int]:
+    return {"dag_id": ti_key.dag_id, "run_id": ti_key.run_id, "task_id": ti_key.task_id}
 
 
 def _address(operator: BaseOperator, **parameters: str | int) -> str:

@@ -27,7 +27,7 @@ from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import FAIL
 from airflow_provider_jetstream.jetstream.waiting.wait import cancel_rest, wait, while_ends_are_near
 from airflow_provider_jetstream.links.job_reports import JobReportsLink
-from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
+from airflow_provider_jetstream.links.monitor import QueueLink, TaskJobsLink, TaskLettersLink
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT, deferral_limit
 from airflow_provider_jetstream.tasks.job_reports import (
@@ -102,8 +102,8 @@ class JobWaitingOperator(TaskAssets, NamedMissingValues, BaseOperator):
 
     operator_extra_links: Collection[BaseOperatorLink] = (
         QueueLink(),
-        RunJobsLink(),
-        RunLettersLink(),
+        TaskJobsLink(),
+        TaskLettersLink(),
         JobReportsLink(),
     )
     # The arguments that mean nothing to a task that doesn't wait.

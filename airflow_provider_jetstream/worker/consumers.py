@@ -154,7 +154,7 @@ async def bind_consumers(
                 cancellations[queue.name] = await _open_cancellations(stack, connection, queue)
                 cancellations[queue.name].report_to(context.jobs.supervise)
             redelivery = RedeliveryPolicy.of(config)
-            dead_letters = DeadLetterWriter(connection, queue, consumer, redelivery.max_deliver)
+            dead_letters = DeadLetterWriter(connection, queue, consumer, redelivery.max_deliver, context.worker)
             await dead_letters.inspect_target()
             supervisor = Supervisor(context.runner, context.grace_over)
             settlement = JobSettlement(

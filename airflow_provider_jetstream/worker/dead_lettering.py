@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
@@ -53,6 +53,7 @@ _COPY_TIMEOUT = 5.0
 # Shorter: a job that used up its deliveries stays in the queue with or without a copy.
 _LAST_FAILURE_TIMEOUT = 2.0
 # Detail of the headers, less and less for copies close to the size limit: length of each text, with place, with digest.
+# The first one has the traceback, the worker and the time that it took as well.
 _DETAIL_LEVELS = ((1_000, True, True), (100, True, True), (100, False, True), (0, False, True), (0, False, False))
 _MAX_FIRST_FAILURES = 4_096
 
@@ -124,11 +125,14 @@ async def is_archived(connection: Connection, queue: WorkQueue, message: PulledM
 class DeadLetterWriter:
     """Stores copies of one consumer's dead letters, and terminates the jobs that its handler gives up."""
 
-    def __init__(self, connection: Connection, queue: WorkQueue, consumer: str, max_deliver: int) -> None:
+    def __init__(
+        self, connection: Connection, queue: WorkQueue, consumer: str, max_deliver: int, worker: str | None = None
+    ) -> None:
         self._connection = connection
         self._queue = queue
         self._consumer = consumer
         self._max_deliver = max_deliver
+        self._worker = worker
         self._target = DeadLetterTarget("", "not inspected yet")
         self._first_failures: OrderedDict[tuple[int, int], datetime] = OrderedDict()
 
@@ -149,10 +153,13 @@ class DeadLetterWriter:
             self._target.problem,
         )
 
-    async def record_failure(self, message: PulledMessage, error: Exception) -> None:
-        """Record a failed delivery; on the last one store a copy with the reason, within a short time limit."""
+    async def record_failure(self, message: PulledMessage, error: Exception, seconds: float | None = None) -> None:
+        """Record a failed delivery; on the last one store a copy with the reason, within a short time limit.
+
+        :param seconds: how long the handler ran
+        """
         reason = Reason.DEADLINE if isinstance(error, HandlerDeadlineError) else Reason.MAX_DELIVERIES
-        death = self._death(message, reason, error, failure_of(error))
+        death = self._death(message, reason, error, failure_of(error), seconds=seconds)
         if not 0 < self._max_deliver <= message.attempt or self._target.problem:
             return
         try:
@@ -160,12 +167,15 @@ class DeadLetterWriter:
         except JetStreamProviderError as problem:
             log.warning("the reason why job %d of %s is dead isn't stored: %s", death.sequence, death.stream, problem)
 
-    async def terminate(self, message: PulledMessage, error: GiveUpError) -> bool:
-        """Terminate a job once its body is preserved; returns whether the job is settled, else it must be nak'ed."""
+    async def terminate(self, message: PulledMessage, error: GiveUpError, seconds: float | None = None) -> bool:
+        """Terminate a job once its body is preserved; returns whether the job is settled, else it must be nak'ed.
+
+        :param seconds: how long the handler ran
+        """
         reason = Reason.EXPIRED if isinstance(error, JobExpiredError) else Reason.TERMINATED
         # A subclass of GiveUpError is as informative as a cause.
         cause = error.__cause__ or (None if type(error) is GiveUpError else error)
-        death = self._death(message, reason, cause, failure_of(error), error_text(error))
+        death = self._death(message, reason, cause, failure_of(error), error_text(error), seconds)
         try:
             await self._store_copy(message, death, _COPY_TIMEOUT)
         except DeadLetterGoneError as gone:
@@ -203,6 +213,7 @@ class DeadLetterWriter:
         error: BaseException | None,
         failure: Failure | None,
         explanation: str | None = None,
+        seconds: float | None = None,
     ) -> Death:
         now = datetime.now(UTC)
         # The sequences of a recreated stream start again at 1.
@@ -225,6 +236,9 @@ class DeadLetterWriter:
             error_message=None if error is None else error_text(error),
             traceback_digest=failure.digest if failure else None,
             error_place=failure.place if failure else None,
+            traceback=failure.functions if failure else (),
+            worker=self._worker,
+            seconds=seconds,
         )
 
     async def _store_copy(self, message: PulledMessage, death: Death, seconds: float) -> None:
@@ -270,9 +284,11 @@ class DeadLetterWriter:
 
     def _headers(self, death: Death, stored: StoredMessage, subject: str) -> Headers:
         limit = min(self._connection.max_payload, self._target.max_message_size or self._connection.max_payload)
-        for length, with_place, with_digest in _DETAIL_LEVELS:
+        for number, (length, with_place, with_digest) in enumerate(_DETAIL_LEVELS):
+            bare: dict[str, Any] = {"traceback": (), "worker": None, "seconds": None} if number else {}
             shortened = replace(
                 death,
+                **bare,
                 explanation=(death.explanation or "")[:length],
                 error_message=(death.error_message or "")[:length],
                 error_place=death.error_place if with_place else None,

@@ -372,7 +372,7 @@ class JobExecutor:
             case _:
                 delay, outcome = self.redelivery.backoff_delay(job.attempt), DeliveryOutcome.RETRIED
         try:
-            await self.dead_letters.record_failure(message, error)
+            await self.dead_letters.record_failure(message, error, _seconds_of(run))
         finally:
             run.stop_signals()
             await self._nak(run, delay)
@@ -415,7 +415,7 @@ class JobExecutor:
         return seconds
 
     async def _terminate(self, run: JobRun, error: GiveUpError) -> DeliveryOutcome:
-        if await self.dead_letters.terminate(run.message, error):
+        if await self.dead_letters.terminate(run.message, error, _seconds_of(run)):
             return DeliveryOutcome.EXPIRED if isinstance(error, JobExpiredError) else DeliveryOutcome.GIVEN_UP
         run.stop_signals()
         await self._nak(run, self.redelivery.backoff_delay(run.job.attempt))
@@ -427,3 +427,7 @@ class JobExecutor:
                 await nak(self.connection, run.message, delay)
         except (ApiError, TransientError) as error:
             log.warning("the nak of job %d isn't sent: %s", run.message.sequence, error)
+
+
+def _seconds_of(run: JobRun) -> float:
+    return max(0.0, asyncio.get_running_loop().time() - run.began)

@@ -38,6 +38,7 @@ _MAX_PROBLEMS = 5
 _DIGITS = 12
 _MAX_NAME_LENGTH = 200
 _MAX_ERRORS = 50
+_MAX_FUNCTIONS = 20
 _IGNORED_MODULES = sys.stdlib_module_names | {__name__.partition(".")[0]}
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 # Comprehensions: since Python 3.12 they have no frames.
@@ -262,11 +263,12 @@ class Failure:
     """Where a handler failed.
 
     ``digest`` is twelve hexadecimal digits; ``place`` is the innermost function of the handler's own code, as
-    ``module:function:line``.
+    ``module:function:line``; ``functions`` are those on the way there, the outermost first.
     """
 
     digest: str
     place: str
+    functions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +307,10 @@ def _read(error: BaseException) -> Failure | None:
     for chained, trace in zip(errors, frames, strict=True):
         lines |= dict.fromkeys([f"error {class_name(type(chained))}", *(f"in {frame.function}" for frame in trace)])
     # The last error of the chain that has frames is the root cause; an error that was never raised has none.
-    innermost = [trace for trace in frames if trace][-1][-1]
+    root = [trace for trace in frames if trace][-1]
     digest = sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:_DIGITS]
-    return Failure(digest, f"{_ascii(innermost.function)}:{innermost.line}")
+    places = [f"{_ascii(frame.function)}:{frame.line}" for frame in root]
+    return Failure(digest, places[-1], tuple(places[-_MAX_FUNCTIONS:]))
 
 
 def _error_chain(error: BaseException) -> Iterator[BaseException]:

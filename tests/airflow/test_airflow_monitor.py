@@ -151,3 +151,6 @@ def test_the_jobs_of_a_task_are_found_while_it_waits(
     assert link.path == "/plugin/jetstream"
     assert parse_qs(link.query)["run_id"] == [run_id]
     assert parse_qs(link.query)["queue"] == ["monitored"]
+    # A failed task's own letters are one click away.
+    of_letters = parse_qs(urlsplit(links["JetStream dead letters"]).query)
+    assert (of_letters["view"], of_letters["run_id"], of_letters["task_id"]) == (["letters"], [run_id], ["publish"])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream import connect, connection_settings
-from airflow_provider_jetstream.jetstream.errors import ApiError
 from testbed import seams
-from testbed.dead_letters import make_terminated_letters
+from testbed.dead_letters import make_terminated_letters, sampled_dead
 from testbed.nats_server import NatsServer
 from testbed.page import running_page
 from testbed.queues import eventually, make_queue, publish_jobs
@@ -150,14 +146,3 @@ async def test_letters_that_die_while_nobody_looks_are_in_the_samples(
             return {1, 2, 3} <= {point["dead"] for point in detail["history"]}
 
         await eventually(charted, 30)
-
-
-async def sampled_dead(connection: NatsPyConnection, name: str) -> int | None:
-    """Return how many dead letters the last sample has."""
-    try:
-        answer = await connection.api("STREAM.MSG.GET.airflow_monitor", {"last_by_subj": "airflow_monitor.samples"})
-    except ApiError:
-        return None
-    sample = json.loads(zlib.decompress(base64.b64decode(answer["message"]["data"])))
-    dead_letters: int | None = sample["queues"].get(name, [None] * 7)[5]
-    return dead_letters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -94,9 +95,10 @@ async def test_a_letter_that_was_redriven_keeps_its_body_and_headers_and_tells_i
     page: httpx.AsyncClient, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "60s", "sample_freq": "100%"})
-    (sequence,) = await make_terminated_letters(connection, queue, ['{"a":1}'])
+    (sequence,) = await make_terminated_letters(connection, queue, ['{"a":1}'], reason="no such account")
     await redrive_dead_letters(connection, queue, RedriveRequest(why="mended"))
     letter = await shown(page, f"{name}/letters/{sequence}")
+    assert letter["letter"]["error_message"] == "no such account"
     assert (letter["state"], letter["next"], letter["source"]) == ("redriven", sequence + 1, "archive")
     assert letter["payload"]["raw"] == '{"a":1}'
     assert (letter["letter"]["origin"], letter["letter"]["origin_known"]) == (None, True)
@@ -107,7 +109,7 @@ async def test_a_letter_that_was_redriven_keeps_its_body_and_headers_and_tells_i
 
     async def completed() -> bool:
         now = (await shown(page, f"{name}/letters/{sequence}"))["now"]
-        return bool(now.startswith(f"job {sequence + 1} completed 20"))
+        return bool(re.fullmatch(rf"job {sequence + 1} completed 20\S+Z, \d+\.\d s after the redrive", now))
 
     await eventually(completed, 60)
 

@@ -113,6 +113,34 @@ async def test_letters_of_a_dag_are_for_those_who_may_see_it(server: NatsServer)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("page")
+async def test_the_newest_cause_in_the_list_is_of_a_dag_that_its_viewer_may_see(server: NatsServer) -> None:
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
+        queue = await make_queue(connection, "causes", consumer={"ack_wait": "30s"})
+        created = (await stream_info(connection, "causes"))["created"]
+        for count, dag_id in enumerate(("open", _CLOSED), 1):
+            origin = Origin(dag_id, "r", "t")
+            await store_task(connection, queue, origin, created=created, published=1)
+            await publish_jobs(connection, queue, ["a job"], headers={"Airflow-Task": task_key(origin)})
+            for message in await pull_jobs(connection, queue, 1):
+                await message.term()
+            await wait_for_entries(connection, queue, count)
+
+    async def newest(client: httpx.AsyncClient) -> str | None:
+        async def listed() -> dict[str, Any] | None:
+            snapshot = (await client.get(f"snapshot?connection={CONNECTION}")).json()
+            (numbers,) = [found for found in snapshot["connections"][0]["queues"] if found["queue"] == "causes"]
+            return numbers if numbers["newest"] and sum(numbers["deaths_of_hour"]) == 2 else None
+
+        return str((await eventually(listed, 60))["newest"]["dag_id"])
+
+    async with page_client("stranger") as stranger, page_client("friend") as friend:
+        assert await newest(friend) == _CLOSED
+        assert await newest(stranger) == "open"
+        assert _CLOSED not in (await stranger.get(f"snapshot?connection={CONNECTION}")).text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("page")
 async def test_a_letter_whose_task_is_not_known_is_for_those_who_may_see_every_dag(server: NatsServer) -> None:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
         queue = await make_queue(connection, "unknown", consumer={"ack_wait": "30s"})

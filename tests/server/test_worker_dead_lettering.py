@@ -107,7 +107,8 @@ async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminat
     async def fail_async(job: Delivery) -> None:
         fail(job)
 
-    async with running_worker(Worker(queue, "worker", fail if kind == "plain" else fail_async, settings)):
+    handler = fail if kind == "plain" else fail_async
+    async with running_worker(Worker(queue, "worker", handler, settings, name="printer-1")):
         await until_stored(connection, queue.name, 0)
     copy, termination = await entries(connection, f"{name}-dead")
     assert copy.subject == f"dead.{name}.worker.1"
@@ -128,7 +129,13 @@ async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminat
         error_message="no paper in tray 7",
         traceback_digest=death.traceback_digest,
         error_place=f"{__name__}:{fail.__qualname__}:{fail.__code__.co_firstlineno + 1}",
+        traceback=death.traceback,
+        worker="printer-1",
+        seconds=death.seconds,
     )
+    # The cause was raised where its handler was called; a coroutine's own function comes before it.
+    assert death.traceback[-1] == death.error_place
+    assert death.seconds is not None
     assert re.fullmatch(r"[0-9a-f]{12}", death.traceback_digest or "")
     assert before <= original.stored_at <= death.died_at <= datetime.now(UTC)
     assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)

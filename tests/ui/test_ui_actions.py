@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 from ui_browsing import PHONE, row
-from ui_steps import dead_orders
+from ui_steps import blocking, dead_orders, dead_settlements, with_connection
+
+from airflow_provider_jetstream.jetstream import Origin
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -114,6 +116,26 @@ def test_many_letters_are_edited_after_the_difference_of_samples(
         page.goto(f"{browsing.url}/jetstream/#/queues/nats_default/exchanges/letters/5")
         expect(page.get_by_text("It isn't a dead letter any more: it was redriven")).to_be_visible()
         expect(page.locator(".changes")).to_contain_text('"after":1.5')
+
+
+def test_the_letters_of_a_dag_are_redriven_in_all_its_queues(browsing: Browsing, settings: ConnectionSettings) -> None:
+    publisher = Origin("nightly_refunds", "manual__2026-11-22T02:00:00+00:00", "refund")
+    for queue, count in (("refunds-eu", 2), ("refunds-us", 1)):
+        bodies = [f'{{"refund": {number}}}' for number in range(count)]
+        blocking(with_connection(settings, dead_settlements, queue, bodies, publisher))
+    page = browsing.open("#/dag?dag_id=nightly_refunds")
+    expect(page.locator("main")).to_contain_text("3 letters in 2 queues")
+    page.get_by_role("button", name="Redrive all letters of this DAG").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("3 letters match now")
+    expect(dialog).to_contain_text("refunds-eu dead letters: DAG nightly_refunds: 2 letters")
+    # A look at some of them says whether they are the right ones.
+    expect(dialog.get_by_role("list", name="Some of these letters").get_by_role("listitem")).to_have_count(3)
+    dialog.get_by_label("Why").fill("the bank is back")
+    dialog.get_by_role("button", name="Redrive 3 letters").click()
+    expect(page.get_by_text("2 letters of refunds-eu redriven")).to_be_visible(timeout=SLOW)
+    expect(page.get_by_text("1 letter of refunds-us redriven")).to_be_visible(timeout=SLOW)
+    page.goto("about:blank")
 
 
 def test_the_page_works_on_a_phone(browsing: Browsing, shop: str) -> None:

@@ -13,13 +13,13 @@ import pytest
 from playwright.sync_api import expect
 from ui_browsing import cell, tile
 from ui_served import served_page
-from ui_steps import blocking, with_connection
+from ui_steps import blocking, with_connection, working
 
-from airflow_provider_jetstream.jetstream import connection_settings
+from airflow_provider_jetstream.jetstream import connection_settings, redrive_dead_letters
 from testbed import seams
-from testbed.dead_letters import make_terminated_letters
+from testbed.dead_letters import make_terminated_letters, sampled_dead
 from testbed.nats_server import NatsServer
-from testbed.queues import make_queue, publish_jobs
+from testbed.queues import eventually, make_queue, publish_jobs, until_stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
     from airflow_provider_jetstream.jetstream import ConnectionSettings
+    from testbed.face import NatsPyConnection
 
 HOURS = 3 * 3600.0
 AS_OF = re.compile(r"as of \d\d:\d\d")
@@ -68,6 +69,13 @@ def held_scans(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             go_on.set()
 
 
+async def until_sampled(connection: NatsPyConnection, queue: str, count: int) -> None:
+    async def is_sampled() -> bool:
+        return await sampled_dead(connection, queue) == count
+
+    await eventually(is_sampled, 60)
+
+
 def test_after_hours_the_first_view_shows_what_is_old_as_of_its_time(
     own_nats: NatsServer, server_settings: ConnectionSettings, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +100,57 @@ def test_after_hours_the_first_view_shows_what_is_old_as_of_its_time(
             expect(cell(page, "night", "Pending").locator(".old")).to_have_count(0)
         expect(tile(page, "Dead letters")).to_have_text("3", timeout=60_000)
         expect(page.locator(".old")).to_have_count(0)
+
+
+def test_deaths_while_nobody_looks_are_in_the_first_view_and_its_chart(
+    own_nats: NatsServer, server_settings: ConnectionSettings, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = blocking(with_connection(server_settings, make_queue, "charted"))
+    with served_page(own_nats, sample_seconds=0.2) as url:
+        page.goto(f"{url}#/queues/nats_default/charted")
+        expect(page.get_by_role("img", name="Jobs, last hour")).to_have_attribute("aria-label", re.compile("Dead 0"))
+        page.goto("about:blank")
+        # Nobody looks for three hours.
+        monkeypatch.setattr(seams.CLOCK_MOVED, HOURS)
+        for count, body in enumerate("abc", 1):
+            blocking(with_connection(server_settings, make_terminated_letters, queue, [body]))
+            blocking(with_connection(server_settings, until_sampled, "charted", count))
+        page.goto(f"{url}#/queues/nats_default/charted")
+        chart = page.get_by_role("img", name="Jobs, last hour")
+        expect(chart).to_have_attribute("aria-label", re.compile("Dead 3"))
+        expect(tile(page, "Dead")).to_have_text("3")
+        expect(page.locator(".old")).to_have_count(0)
+        # Each number that it had meanwhile is on the line.
+        history = page.request.get(f"{url}api/queues/nats_default/charted").json()["history"]
+        assert {0, 1, 2, 3} <= {point["dead"] for point in history}
+
+
+def test_hours_after_a_redrive_its_page_tells_what_became_of_each_letter(
+    own_nats: NatsServer, server_settings: ConnectionSettings, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = blocking(with_connection(server_settings, make_queue, "mended"))
+    letters = blocking(with_connection(server_settings, make_terminated_letters, queue, list("abc"), reason="no bank"))
+    with served_page(own_nats) as url:
+        page.goto(f"{url}#/queues/nats_default/mended/letters/{letters[0]}")
+        expect(page.get_by_label("Payload", exact=True)).to_have_text("a")
+        page.goto("about:blank")
+        # By a program that awaits nothing, while nobody looks.
+        blocking(with_connection(server_settings, redrive_dead_letters, queue))
+        with working(server_settings, queue):
+            blocking(with_connection(server_settings, until_stored, "mended", 0))
+        monkeypatch.setattr(seams.CLOCK_MOVED, HOURS)
+        page.goto(f"{url}#/queues/nats_default/mended/redrives")
+        expect(page.get_by_role("table", name="Redrives").locator('td[data-label="Completed"]')).to_have_text("3")
+        page.get_by_role("table", name="Redrives").get_by_role("link").first.click()
+        expect(tile(page, "Completed after redrive")).to_have_text("3")
+        expect(page.locator("main")).not_to_contain_text("unknown outcome")
+        page.goto(f"{url}#/queues/nats_default/mended/letters/{letters[0]}")
+        main = page.locator("main")
+        expect(page.get_by_label("Payload", exact=True)).to_have_text("a")
+        expect(main).to_contain_text(re.compile(r"job \d+ completed .* s after the redrive"))
+        expect(main).to_contain_text("no bank")
+        for false in ("no error was recorded", "not known any more", "isn't stored any more", "earlier stream"):
+            expect(main).not_to_contain_text(false)
 
 
 def test_a_server_that_is_away_has_no_live_numbers(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from playwright.sync_api import expect
 from ui_browsing import cell, lightness, row
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
+
+    from testbed.airflow import Airflow
 
 STORE = "#/queues/nats_default/store"
 
@@ -29,9 +32,25 @@ def test_a_group_links_to_its_letters_and_a_letter_to_its_task(browsing: Browsin
     expect(page.get_by_role("heading", name="Payload")).to_be_visible()
     expect(page.get_by_label("Payload", exact=True)).to_contain_text('"bank": "slow"')
     expect(row(page, "Airflow-Task")).to_have_count(1)
+    expect(page.get_by_label("Traceback")).to_contain_text(re.compile(r"example_workers\.store, line \d+, in "))
+    facts = page.locator(".facts > div")
+    expect(facts.filter(has=page.get_by_text("Worker", exact=True))).to_contain_text("till")
+    expect(facts.filter(has_text="Last attempt took")).to_contain_text(re.compile(r"\d s"))
     page.get_by_role("link", name="shop.publish").click()
     expect(page).to_have_url(re.compile(r"/dags/shop/runs/.+/tasks/publish"))
-    expect(page.get_by_text("publish").first).to_be_visible()
+    # The task's log is what one click shows.
+    expect(page.get_by_text("9 jobs").first).to_be_visible()
+
+
+def test_a_task_has_a_link_to_its_own_dead_letters(browsing: Browsing, airflow: Airflow, shop: str) -> None:
+    links = airflow.api("GET", f"dags/shop/dagRuns/{quote(shop)}/taskInstances/publish/links")["extra_links"]
+    page = browsing.open()
+    page.goto(links["JetStream dead letters"])
+    frame = page.frame_locator("iframe")
+    selected = frame.get_by_role("list", name="Filter")
+    for value in ("shop", shop, "publish"):
+        expect(selected).to_contain_text(value)
+    expect(frame.get_by_role("table", name="Letters").locator("tbody tr")).to_have_count(9)
 
 
 def test_links_work_inside_airflow(browsing: Browsing, shop: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 from ui_browsing import row
-from ui_steps import blocking, dead_settlements, with_connection
+from ui_steps import blocking, dead_settlements, settlement_id, with_connection
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
@@ -19,6 +19,10 @@ QUEUE = "settlements"
 ADDRESS = f"#/queues/nats_default/{QUEUE}"
 BODY = '{"amount": 1.10, "currency": "EUR", "currency": "CHF"}'
 BODIES = [BODY, *(f'{{"amount": {number}.50, "currency": "EUR"}}' for number in range(119))]
+
+
+def job_name(sequence: int) -> str:
+    return settlement_id(sequence - 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,15 +48,15 @@ def test_page_and_order_survive_a_reload(browsing: Browsing) -> None:
     expect(page.get_by_text("Page 1 of 3")).to_be_visible()
     page.get_by_role("button", name="Next").click()
     expect(page.get_by_text("Page 2 of 3")).to_be_visible()
-    expect(row(page, "seq 51")).to_be_visible()
+    expect(row(page, job_name(51))).to_be_visible()
     page.reload()
     expect(page.get_by_text("Page 2 of 3")).to_be_visible()
-    expect(row(page, "seq 51")).to_be_visible()
+    expect(row(page, job_name(51))).to_be_visible()
     page.get_by_role("columnheader", name="Job").get_by_role("button").click()
-    expect(page.locator("th.head .aside").first).to_have_text("seq 1")
+    expect(page.locator("th.head .name").first).to_have_text(job_name(1))
     expect(page).to_have_url(re.compile("sort=sequence"))
     page.reload()
-    expect(page.locator("th.head .aside").first).to_have_text("seq 1")
+    expect(page.locator("th.head .name").first).to_have_text(job_name(1))
     page.go_back()
     expect(page.get_by_text("Page 2 of 3")).to_be_visible()
 

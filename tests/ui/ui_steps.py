@@ -109,17 +109,25 @@ SETTLEMENT_ERROR = (
 )
 
 
-async def dead_settlements(connection: Any, name: str, bodies: list[str]) -> list[int]:
-    """Make a queue whose jobs have names as people give them, all dead: UUIDs as ids, subjects of many tokens."""
+def settlement_id(number: int) -> str:
+    """Return the id of a job of :func:`dead_settlements`."""
+    return str(UUID(int=0x5F0F1F6E9A9D4E5C8A8B1F0C8E0F7A11 + number))
+
+
+async def dead_settlements(connection: Any, name: str, bodies: list[str], publisher: Origin = _PUBLISHER) -> list[int]:
+    """Make a queue whose jobs have names as people give them, all dead: UUIDs as ids, subjects of many tokens.
+
+    :param publisher: the task that published them
+    """
     queue = await make_queue(connection, name)
-    await store_task(connection, queue, _PUBLISHER)
+    await store_task(connection, queue, publisher)
     jetstream = connection.client.jetstream()
     subject = f"{name}.jobs.eu-central-1.acquirer-worldline.card-not-present.recurring"
-    task = {"Airflow-Task": task_key(_PUBLISHER)}
+    task = {"Airflow-Task": task_key(publisher)}
     stored = []
     for number, body in enumerate(bodies):
-        job_id = str(UUID(int=0x5F0F1F6E9A9D4E5C8A8B1F0C8E0F7A11 + number))
-        stored.append((await jetstream.publish(subject, body.encode(), headers={"Nats-Msg-Id": job_id} | task)).seq)
+        headers = {"Nats-Msg-Id": settlement_id(number)} | task
+        stored.append((await jetstream.publish(subject, body.encode(), headers=headers)).seq)
     for message in await pull_jobs(connection, queue, len(stored), within=30):
         await message.respond(f"+TERM {SETTLEMENT_ERROR}".encode())
     await wait_for_entries(connection, queue, len(stored))

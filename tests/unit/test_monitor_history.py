@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.inspection.samples import (
     ServerSample,
     parse_sample,
 )
-from airflow_provider_jetstream.plugins.monitor.shared_history import SharedHistory
+from airflow_provider_jetstream.plugins.monitor.history import SharedHistory
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 STEP = timedelta(seconds=SAMPLE_SECONDS)

@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource,
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.table import LetterQuery, LetterTable
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.plugins.monitor.letter_groups import group_letters
+from airflow_provider_jetstream.plugins.monitor.letter_service import group_letters
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField

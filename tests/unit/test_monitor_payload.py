@@ -5,7 +5,7 @@ import json
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.plugins.monitor.payload import payload_of
+from airflow_provider_jetstream.plugins.monitor.letter_view import payload_of
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,9 @@ def test_invalid_values_are_read_as_absent() -> None:
         "Explanation": " \t ",
         "Traceback-Digest": "File spooler.py, line 9",
         "Error-Place": "\n",
+        "Traceback": " > ",
+        "Worker": "\n",
+        "Seconds": "nan",
         "First-Failure": "2026-13-01",
         "Last-Failure": "0001-01-01T00:00:00+23:59",
         "Kept-Headers": '[["a"]]',
@@ -94,6 +97,14 @@ def test_invalid_values_are_read_as_absent() -> None:
     death, job, *_ = read(headers, "dead.orders.printer.17")
     assert death == Death("orders", "", 17, "printer", Reason.TERMINATED, datetime(2026, 11, 21, 9, 4, 45, tzinfo=UTC))
     assert (job.subject, job.time, job.headers) == ("", "", ())
+
+
+@pytest.mark.parametrize(("count", "kept"), [(3, 3), (40, 13)])
+def test_a_traceback_keeps_its_innermost_functions(count: int, kept: int) -> None:
+    functions = tuple(f"module:{'f' * 60}:{number:03}" for number in range(count))
+    death = replace(DEATH, traceback=functions, worker="payments-1", seconds=0.25)
+    found = read(keep(death).items()).death
+    assert found == replace(death, traceback=functions[count - kept :], created=CREATED)
 
 
 @pytest.mark.parametrize("tray", [7, 8])

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from airflow_provider_jetstream.command.redrive_commands import redrive_text
 from airflow_provider_jetstream.jetstream.audit.redrives import Redrive, RedriveOutcomes, Wave
-from airflow_provider_jetstream.plugins.monitor.redrive_view import summary_of
+from airflow_provider_jetstream.plugins.monitor.queue_actions import summary_of
 
 NOW = datetime(2026, 11, 23, 2, 15, tzinfo=UTC)
 

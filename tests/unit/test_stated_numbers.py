@@ -32,7 +32,6 @@ from airflow_provider_jetstream.jetstream.waiting import (
     wait,
 )
 from airflow_provider_jetstream.plugins.monitor import (
-    history,
     scanner,
 )
 from airflow_provider_jetstream.provider_info import get_provider_info
@@ -122,7 +121,7 @@ STATED = {
         f"At most {_word(task_assets._RANGES)} ranges of sequences are named",
     ],
     "monitor": [
-        f"one API worker takes every {history._STEP_SECONDS} seconds",
+        f"one API worker takes every {samples.SAMPLE_SECONDS:g} seconds",
         f"stores for {_word(samples._DAYS / 7)} week in the stream `airflow_monitor`",
         f"and {scanner._MAX_LETTERS:,} per server",
         f"Up to {_word(scanner.MAX_LETTERS / 10**6)} million letters per queue",

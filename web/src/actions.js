@@ -9,6 +9,8 @@ import { isAgainst } from "./views/diagnosis.js";
 /** @type {Record<Action, string>} */
 export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in place", edit: "Edit and retry" };
 
+/** @typedef {{connection: string, queue: string, select: object}} Target letters of one queue */
+
 /**
  * An action that waits for confirmation.
  *
@@ -16,6 +18,7 @@ export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in 
  * @property {string} connection
  * @property {string} queue
  * @property {object} select
+ * @property {Target[]} [others] letters of further queues
  * @property {Action} action
  * @property {Record<string, any>} [advice] what is known of the letters' cause
  */
@@ -68,13 +71,14 @@ const NO_SELECTION = "No filter selects exactly these letters: group by other fi
  * @param {string} props.connection
  * @param {string} props.queue
  * @param {object | null} props.select `null` where no selection matches exactly these letters
+ * @param {Target[]} [props.others] letters of further queues, on which it acts as well
  * @param {Action[]} props.actions
  * @param {string} props.what the letters, for screen readers
  * @param {boolean} [props.main] the main buttons of a view; those in rows are plainer
  * @param {Record<string, any>} [props.advice] what is known of the letters' cause
  * @param {string} [props.none] why there is no selection
  */
-export function ActionButtons({ connection, queue, select, actions, what, main = false, advice, none = NO_SELECTION }) {
+export function ActionButtons({ connection, queue, select, others, actions, what, main = false, advice, none = NO_SELECTION }) {
   const me = useMe();
   const reason = !me.may_act
     ? `Your role may view but not act: acting requires the permission to trigger the DAG ${me.dag_id}.`
@@ -90,7 +94,7 @@ export function ActionButtons({ connection, queue, select, actions, what, main =
           disabled=${Boolean(reason)}
           title=${reason || undefined}
           aria-label=${`${LABELS[action]} ${what}`}
-          onClick=${() => openDialog({ connection, queue, select, action, advice })}
+          onClick=${() => openDialog({ connection, queue, select, others, action, advice })}
         >
           ${LABELS[action]}…
         </button>`,

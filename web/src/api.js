@@ -8,6 +8,9 @@ const SEARCH_TIMEOUT = 180_000;
 /** What a server refuses until a person changes it. */
 export const REFUSALS = new Set(["JS101", "JS102", "JS103", "JS106", "connection"]);
 
+/** An answer takes longer than a proxy waits; it goes on. */
+const COUNTING = new Set(["JS202"]);
+
 /** A failed request, with a message for the user. */
 export class ApiError extends Error {
   /**
@@ -122,9 +125,26 @@ export const bodyAddress = (connection, queue, sequence) =>
 export const editLetter = (connection, queue, sequence, edit) =>
   request(`${letterPath(connection, queue, sequence)}/edit`, { body: edit });
 
+/**
+ * Ask until the letters are counted: an answer that takes long is joined by the same request.
+ *
+ * @param {() => Promise<any>} ask
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<any>}
+ */
+async function patiently(ask, signal) {
+  for (;;) {
+    try {
+      return await ask();
+    } catch (error) {
+      if (signal?.aborted || !COUNTING.has(error.code)) throw error;
+    }
+  }
+}
+
 /** @returns {Promise<any>} */
 export const getDiagnosis = (connection, queue, query, signal) =>
-  request(`${queuePath(connection, queue)}/diagnosis?${query}`, { signal });
+  patiently(() => request(`${queuePath(connection, queue)}/diagnosis?${query}`, { signal }), signal);
 
 /** @returns {Promise<RedriveList>} */
 export const getRedrives = (connection, queue, query, signal) =>
@@ -187,7 +207,7 @@ export const getJobs = (query, signal) => request(`api/jobs?${query}`, { signal 
 
 /** @returns {Promise<DryRun>} */
 export const dryRun = (connection, queue, select, action, signal, patch) =>
-  request(`${queuePath(connection, queue)}/dry-run`, { signal, body: patch ? { select, action, patch } : { select, action } });
+  patiently(() => request(`${queuePath(connection, queue)}/dry-run`, { signal, body: patch ? { select, action, patch } : { select, action } }), signal);
 
 /** Trigger the DAG that acts, as the user who is logged in. */
 export const triggerDag = (dagId, conf) => request(`${dagPath(dagId)}/dagRuns`, { body: { logical_date: null, conf } });

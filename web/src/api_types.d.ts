@@ -110,7 +110,7 @@ export interface DryRun {
   failures: Record<string, string>;
   causes: Record<string, number>;
   changed: number;
-  samples: (PatchedLetter)[];
+  samples: (SampleLetter)[];
   uncertain: number;
   undeliverable: number;
   risks: (string)[];
@@ -227,6 +227,9 @@ export interface LetterDetail {
   source: string | null;
   stored_at: string | null;
   first_failed_at: string | null;
+  worker: string | null;
+  seconds: number | null;
+  traceback: (string)[];
   explanation: string | null;
   hidden: boolean;
   payload: Payload | null;
@@ -287,6 +290,15 @@ export interface Me {
 export interface MonitorModel {
 }
 
+export interface NewestCause {
+  reason: string;
+  error_class: string | null;
+  error_place: string | null;
+  dag_id: string | null;
+  team: string | null;
+  died_at: string;
+}
+
 export interface OriginOfLetter {
   dag_id: string;
   run_id: string;
@@ -299,12 +311,6 @@ export interface OutcomesView {
   died_again: number;
   still_running: number;
   unknown: number;
-}
-
-export interface PatchedLetter {
-  sequence: number;
-  job_id: string;
-  difference: string;
 }
 
 export interface PauseRequest {
@@ -370,6 +376,8 @@ export interface QueueNumbers {
   parked: Figure;
   lost: Figure;
   deaths_per_minute: Figure;
+  deaths_of_hour: (number)[];
+  newest: NewestCause | null;
   undeliverable: Figure;
   schedules: Figure;
   stored: Figure;
@@ -415,6 +423,16 @@ export interface RedriveView {
   controls: (ControlView)[];
   hidden: boolean;
   summary: string;
+}
+
+export interface SampleLetter {
+  sequence: number;
+  job_id: string;
+  subject: string;
+  reason: string;
+  error_class: string | null;
+  error_place: string | null;
+  difference: string;
 }
 
 export interface ScanState {

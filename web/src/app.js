@@ -63,17 +63,18 @@ export function App() {
     firstRender.current = false;
   }, [address]);
   const View = VIEWS[route.view];
-  // Its surroundings are Airflow's.
-  const card = route.view === "card" || isEmbedded();
+  const card = route.view === "card";
   return html`
     ${
       !card &&
+      // Its surroundings are Airflow's.
+      !isEmbedded() &&
       html`<header class="top">
         <${Breadcrumb} route=${route} />
         <${Live} />
       </header>`
     }
-    <main ref=${main} tabindex="-1" class=${route.view === "card" ? "card" : ""}>
+    <main ref=${main} tabindex="-1" class=${card ? "card" : ""}>
       <${ErrorBoundary} key=${address}>
         ${!me.data && me.error && html`<${Failure} error=${me.error} reload=${me.reload} />`}
         ${!me.data && !me.error && html`<${Loading} what="the page" rows=${6} />`}
@@ -96,7 +97,7 @@ const TITLES = { dead: "Dead letters", letters: "Letters", stored: "Jobs", redri
 
 /** @param {import("./routing.js").Route} route */
 const titleOf = ({ view, queue, sequence }) =>
-  [(view === "letter" || view === "job") && `seq ${sequence}`, TITLES[view], queue, "JetStream"].filter(Boolean).join(" · ");
+  [view === "letter" && `Letter ${sequence}`, view === "job" && `Job ${sequence}`, TITLES[view], queue, "JetStream"].filter(Boolean).join(" · ");
 
 /** The path to the current view, with links. */
 function Breadcrumb({ route }) {
@@ -111,10 +112,10 @@ function Breadcrumb({ route }) {
   }
   if (view === "letters" || view === "letter") steps.push(["Letters", lettersAddress(connection, queue, query)]);
   if (view === "stored" || view === "job") steps.push(["Jobs", storedJobsAddress(connection, queue, query)]);
-  if (view === "job") steps.push([`seq ${sequence}`, window.location.hash]);
+  if (view === "job") steps.push([`Job ${sequence}`, window.location.hash]);
   if (view === "redrives" || view === "redrive") steps.push(["Redrives", redrivesAddress(connection, queue)]);
   if (view === "redrive") steps.push([id, window.location.hash]);
-  if (view === "letter") steps.push([`seq ${sequence}`, window.location.hash]);
+  if (view === "letter") steps.push([`Letter ${sequence}`, window.location.hash]);
   return html`
     <nav class="trail" aria-label="Breadcrumb">
       <ol>

@@ -3,12 +3,13 @@
 import { ApiError, dryRun, getDagDetails, triggerDag } from "./api.js";
 import { LABELS, closeDialog, usePendingAction } from "./actions.js";
 import { counted, exact } from "./format.js";
-import { html, useEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Badge, Failure, Loading, Notice } from "./components.js";
 import { Advice, isAgainst } from "./views/diagnosis.js";
 import { addRun } from "./runs.js";
-import { describe } from "./selection.js";
+import { REASONS, describe } from "./selection.js";
 import { useMe } from "./session.js";
+import { jobName } from "./views/origin.js";
 
 /** @import { DryRun } from "./api_types" */
 
@@ -36,6 +37,7 @@ export function wavesOf(sizes, share) {
 }
 
 const CANARY = 10;
+const SAMPLES = 5;
 
 /** @param {DryRun} counts @param {number} letters @returns {string} ten first, then the others: all at once only where somebody chooses that */
 export const canaryOf = (counts, letters) => (counts.awaits_ends && letters > CANARY ? `${CANARY}, rest` : "");
@@ -62,14 +64,17 @@ export function Confirmation() {
   return action && action.action !== "edit" && html`<${Dialog} key=${action.number} ...${action} />`;
 }
 
-function Dialog({ connection, queue, select, action, advice, number }) {
+/** @param {import("./actions.js").PendingAction & {action: Exclude<import("./actions.js").Action, "edit">, number: number}} props */
+function Dialog({ connection, queue, select, others = [], action, advice, number }) {
   const me = useMe();
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  const [counts, setCounts] = useState(/** @type {DryRun | undefined} */ (undefined));
+  const [all, setAll] = useState(/** @type {DryRun[] | undefined} */ (undefined));
   const [error, setError] = useState(/** @type {ApiError | undefined} */ (undefined));
   const [round, setRound] = useState(0);
   const [sending, setSending] = useState(false);
   const waves = useWaves(me.dag_id, action);
+  const targets = [{ connection, queue, select }, ...others];
+  const started = useRef(new Set());
   const label = LABELS[action];
   useEffect(() => {
     dialog.current?.showModal();
@@ -77,23 +82,30 @@ function Dialog({ connection, queue, select, action, advice, number }) {
   }, []);
   useEffect(() => {
     const controller = new AbortController();
-    setCounts(undefined);
+    setAll(undefined);
     setError(undefined);
-    dryRun(connection, queue, select, action, controller.signal).then(setCounts, (problem) => {
+    Promise.all(targets.map((target) => dryRun(target.connection, target.queue, target.select, action, controller.signal))).then(setAll, (problem) => {
       if (!controller.signal.aborted) setError(problem);
     });
     return () => controller.abort();
   }, [round]);
-  const letters = counts ? counts.parked + (action === "park" ? 0 : counts.redriven) : 0;
+  const counts = useMemo(() => all && together(all), [all]);
+  const letters = counts ? lettersOf(counts, action) : 0;
   const confirm = async (event) => {
     event.preventDefault();
     const { why, rate, sizes, share } = /** @type {Record<string, string>} */ (Object.fromEntries(new FormData(event.currentTarget)));
-    if (!counts) return;
+    if (!all) return;
     setSending(true);
     try {
-      const conf = { ...counts.conf, why: why.trim() || null, rate: rate ? Number(rate) : null, ...wavesOf(sizes, share) };
-      const run = await triggerDag(me.dag_id, conf);
-      addRun({ dagId: me.dag_id, runId: run.dag_run_id, connection, action, queue, count: letters });
+      for (const [index, target] of targets.entries()) {
+        const count = lettersOf(all[index], action);
+        // A run that was started isn't started again after another one couldn't be.
+        if (!count || started.current.has(index)) continue;
+        const conf = { ...all[index].conf, why: why.trim() || null, rate: rate ? Number(rate) : null, ...wavesOf(sizes, share) };
+        const run = await triggerDag(me.dag_id, conf);
+        started.current.add(index);
+        addRun({ dagId: me.dag_id, runId: run.dag_run_id, connection: target.connection, action, queue: target.queue, count });
+      }
       dialog.current?.close();
     } catch (problem) {
       setError(explained(problem, me.dag_id));
@@ -107,7 +119,11 @@ function Dialog({ connection, queue, select, action, advice, number }) {
         <p>${DESCRIPTIONS[action]}</p>
         ${action === "redrive" && isAgainst(advice) && html`<${Notice} tone="warn" title="They would probably die again"><${Advice} advice=${advice} /><//>`}
         ${action === "redrive" && advice && !isAgainst(advice) && html`<div class="hint"><${Advice} advice=${advice} /></div>`}
-        <p class="what"><${Badge}>${queue}<//> ${describe(select)}</p>
+        ${targets.map(
+          (target, index) => html`<p class="what" key=${index}><${Badge}>${target.queue}<//> ${describe(target.select)}${
+            all && targets.length > 1 ? `: ${counted(lettersOf(all[index], action), "letter")}` : ""
+          }</p>`,
+        )}
         <div class="counted" aria-live="polite">
           ${!counts && !error && html`<${Loading} what="the count" rows=${2} />`}
           ${error && html`<${Failure} error=${error} reload=${() => setRound(round + 1)} />`}
@@ -149,6 +165,33 @@ function Dialog({ connection, queue, select, action, advice, number }) {
   `;
 }
 
+/** @param {DryRun} counts @param {import("./actions.js").Action} action @returns {number} how many letters it acts on */
+const lettersOf = (counts, action) => counts.parked + (action === "park" ? 0 : counts.redriven);
+
+/** @param {DryRun[]} all @returns {DryRun} the counts of several queues as those of one */
+function together([first, ...rest]) {
+  const sum = { ...first };
+  for (const counts of rest) {
+    for (const name of /** @type {const} */ (["redriven", "parked", "failed", "uncertain", "undeliverable"])) sum[name] += counts[name];
+    sum.failures = { ...sum.failures, ...counts.failures };
+    sum.risks = [...new Set([...sum.risks, ...counts.risks])];
+    sum.samples = [...sum.samples, ...counts.samples];
+    sum.awaits_ends = sum.awaits_ends && counts.awaits_ends;
+  }
+  return { ...sum, samples: sum.samples.slice(0, SAMPLES) };
+}
+
+/** Some of the letters, so that a person sees whether they are the right ones. @param {{samples: DryRun["samples"]}} props */
+const Samples = ({ samples }) => html`
+  <ul class="samples" aria-label="Some of these letters">
+    ${samples.map(
+      (letter, index) => html`<li key=${index}><strong>${jobName(letter)}</strong> <span class="aside">${
+        letter.error_class ? `${letter.error_class.split(".").at(-1)}${letter.error_place ? ` in ${letter.error_place}` : ""}` : (REASONS[letter.reason] ?? letter.reason)
+      }</span></li>`,
+    )}
+  </ul>
+`;
+
 function Counts({ counts, action, letters }) {
   const notes = [
     action === "redrive" && counts.parked && `${counted(counts.parked, "letter")} of them were redriven too often and would be parked.`,
@@ -163,6 +206,7 @@ function Counts({ counts, action, letters }) {
   }
   return html`
     <p class="number"><strong>${exact(letters)}</strong> ${letters === 1 ? "letter matches" : "letters match"} now</p>
+    ${counts.samples.length > 0 && html`<${Samples} samples=${counts.samples} />`}
     <${Notes} notes=${notes} />
     ${action !== "park" && html`<details class="hint"><summary>What is guaranteed</summary>${counts.guarantee}</details>`}
   `;

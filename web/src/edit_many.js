@@ -10,6 +10,7 @@ import { addRun } from "./runs.js";
 import { describe } from "./selection.js";
 import { useMe } from "./session.js";
 import { Lines } from "./views/edit.js";
+import { jobName } from "./views/origin.js";
 
 /** @import { DryRun } from "./api_types" */
 /** @import { ApiError } from "./api.js" */
@@ -134,7 +135,7 @@ function Changes({ counts }) {
     <p class="number"><strong>${exact(counts.changed)}</strong> ${counts.changed === 1 ? "letter" : "letters"} would change, ${exact(counts.failed)} can't</p>
     ${counts.samples.map(
       (sample) => html`<div key=${sample.sequence}>
-        <p class="hint">${sample.job_id} <span class="aside">seq ${sample.sequence}</span></p>
+        <p class="hint">${jobName(sample)}</p>
         <${Lines} diff=${sample.difference} what=${`letter ${sample.sequence}`} />
       </div>`,
     )}

@@ -61,6 +61,9 @@ export function duration(seconds) {
   return rest ? `${Math.floor(hours / 24)} d ${rest} h` : `${hours / 24} d`;
 }
 
+/** @param {number} seconds @returns {string} of a short time, such as "0.2 s" */
+export const took = (seconds) => (seconds < 60 ? `${seconds < 10 ? Math.round(seconds * 100) / 100 : Math.round(seconds)} s` : duration(seconds));
+
 /** @returns {string} "3 min ago" */
 export function ago(time, now = Date.now()) {
   if (!time) return NONE;
@@ -70,6 +73,9 @@ export function ago(time, now = Date.now()) {
 
 /** @param {string | Date} time @returns {string} "02:41" */
 export const hourOf = (time, zone = airflowZone()) => inZone(time, zone).slice(11, 16);
+
+/** @param {string | Date} time @returns {string} "02:41:07" */
+export const secondOf = (time, zone = airflowZone()) => inZone(time, zone).slice(11, 19);
 
 /** @returns {string} date, time and zone, as Airflow shows them */
 export const clock = (time, zone = airflowZone()) => (time ? `${inZone(time, zone)} ${zoneName(time, zone)}` : NONE);

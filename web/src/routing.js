@@ -33,6 +33,8 @@ export const redrivesAddress = (connection, queue) => address(`/queues/${encode(
 export const redriveAddress = (connection, queue, id) =>
   address(`/queues/${encode(connection)}/${encode(queue)}/redrives/${encode(id)}`);
 export const jobsAddress = (query) => address("/jobs", query);
+/** @param {string} dagId @returns {string} the address of the dead letters of a DAG */
+export const dagLettersAddress = (dagId) => address("/dag", { dag_id: dagId });
 
 /**
  * @typedef {object} Route

@@ -3,16 +3,16 @@
 import { AirflowLink, dagAddress, runAddress } from "./airflow.js";
 import { getDag, getRedrives, getResult, getRun } from "./api.js";
 import { counted, exact } from "./format.js";
-import { html, useEffect, useState } from "./html.js";
+import { html, useEffect, useRef, useState } from "./html.js";
 import { Notice } from "./components.js";
 import { usePoll } from "./polling.js";
 import { redriveAddress } from "./routing.js";
-import { watched } from "./views/redrives.js";
+import { Steering, watched } from "./views/redrives.js";
 
 /** @import { RedriveView } from "./api_types" */
 
 const STORAGE_KEY = "jetstream-runs";
-const MAX_RUNS = 3;
+const MAX_RUNS = 8;
 /** The task of the DAG that redrives. */
 const TASK = "redrive";
 /** @type {Record<Started["action"], string>} */
@@ -51,12 +51,17 @@ const dismiss = (runId) => storeRuns(storedRuns().filter((run) => run.runId !== 
 /** The runs, above every view. */
 export function Runs() {
   const [runs, setRuns] = useState(storedRuns);
+  const element = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => {
-    const changed = () => setRuns(storedRuns());
+    const changed = () => {
+      setRuns(storedRuns());
+      // What somebody has just started goes on here.
+      element.current?.scrollIntoView({ block: "nearest" });
+    };
     listeners.add(changed);
     return () => listeners.delete(changed);
   }, []);
-  return html`<div class="runs" aria-live="polite">
+  return html`<div class="runs" aria-live="polite" ref=${element}>
     ${runs.map((run) => html`<${Run} key=${run.runId} run=${run} />`)}
   </div>`;
 }
@@ -72,6 +77,7 @@ export function Runs() {
  * @property {number | null} diedAgain
  * @property {number | null} running
  * @property {string | null} id of the redrive
+ * @property {RedriveView} [redrive] the record
  */
 
 /** @param {RedriveView} redrive @returns {Outcome} */
@@ -83,6 +89,7 @@ export const outcomeOf = (redrive) => ({
   diedAgain: watched(redrive.outcomes) ? redrive.outcomes.died_again : null,
   running: watched(redrive.outcomes) ? redrive.outcomes.still_running : null,
   id: redrive.id,
+  redrive,
 });
 
 /** @param {any} value what the task returned @returns {Outcome} */
@@ -137,6 +144,7 @@ function Run({ run }) {
         ${state === "running" && html`<${Spinner} /> Letters of ${queue} are being ${PARTICIPLES[action]}: the ${link} is running${outcome ? `; ${sentence(outcome, queue, action)} so far` : ""}.`}
         ${state === "running" && outcome?.id && html` <a href=${redriveAddress(connection, queue, outcome.id)}>Its redrive</a>`}
         ${state === "queued" && html`<${Spinner} /> The ${link} for ${counted(run.count, "letter")} of ${queue} is queued.`}
+        ${outcome?.redrive && outcome.redrive.waves.length > 0 && html`<${Waves} ...${{ connection, queue, redrive: outcome.redrive, reload: poll.reload }} />`}
         ${
           poll.data?.paused &&
           html` The DAG is paused: nothing happens until you unpause it
@@ -146,6 +154,25 @@ function Run({ run }) {
       </span>
     <//>
   `;
+}
+
+/** How a canary and its waves go, to their end. @param {{connection: string, queue: string, redrive: RedriveView, reload: () => void}} props */
+const Waves = (props) => html`
+  <ul class="notes" aria-label="Waves">${props.redrive.waves.map((wave) => html`<li key=${wave.number}>${waveSentence(wave, props.redrive)}</li>`)}</ul>
+  <${Steering} ...${props} />
+`;
+
+/** @param {RedriveView["waves"][number]} wave @param {RedriveView} redrive @returns {string} */
+export function waveSentence({ number, state, redriven, outcomes, reason }, { waves, letters }) {
+  const ended = outcomes.completed + outcomes.died_again;
+  const what = number === 1 && waves.length > 0 ? `the first ${counted(redriven, "letter")}` : `${counted(redriven, "letter")} more`;
+  if (state === "redriving") return `Wave ${number}: ${what} so far`;
+  if (state === "awaiting") return `Wave ${number}: ${exact(ended)} of ${what} ended, ${exact(outcomes.completed)} of them completed`;
+  const done = `Wave ${number}: ${exact(outcomes.completed)} of ${what} completed${outcomes.died_again ? `, ${exact(outcomes.died_again)} died again` : ""}`;
+  if (state !== "at_gate") return done;
+  const before = waves.reduce((count, wave) => count + wave.redriven, 0);
+  const rest = letters == null || letters <= before ? "the others" : `the other ${exact(letters - before)}`;
+  return `${done}. It has stopped here: ${reason}. Redrive ${rest}?`;
 }
 
 /** @param {Started} run */

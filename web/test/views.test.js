@@ -7,6 +7,7 @@ import { patchProblem } from "../src/edit_many.js";
 import { asInForm, asStored, kindOf, notEditable } from "../src/views/edit.js";
 import { sortOf } from "../src/views/letters.js";
 import { momentOf } from "../src/zone.js";
+import { waveSentence } from "../src/runs.js";
 import { jobName } from "../src/views/origin.js";
 import { outcomeTone } from "../src/views/redrives.js";
 import { withLine } from "../src/views/search.js";
@@ -32,11 +33,23 @@ test("numbers for people", () => {
   assert.equal(ago("2026-01-01T00:00:00Z", Date.parse("2026-01-01T00:03:10Z")), "3 min ago");
 });
 
-test("a job is named as its author named it", () => {
+test("a job is named as its author named it; without an id, by its subject and time", () => {
   const origin = { dag_id: "d", run_id: "r", task_id: "t", map_index: -1 };
-  assert.equal(jobName({ job_id: "d/r/t/-1/order-7", origin }), "order-7");
-  assert.equal(jobName({ job_id: "d/r/t/-1/#3", origin }), "t job 3");
-  assert.equal(jobName({ job_id: "5f0f1f6e-9a9d-4e5c-8a8b-1f0c8e0f7a11", origin: null }), "5f0f1f6e-9a9d-4e5c-8a8b-1f0c8e0f7a11");
+  const job = { sequence: 14, subject: "sales.eu", died_at: "2026-11-22T02:56:13Z" };
+  assert.equal(jobName({ ...job, job_id: "d/r/t/-1/order-7", origin }), "order-7");
+  assert.equal(jobName({ ...job, job_id: "d/r/t/-1/#3", origin }), "t job 3");
+  assert.equal(jobName({ ...job, job_id: "5f0f1f6e-9a9d-4e5c-8a8b-1f0c8e0f7a11", origin: null }), "5f0f1f6e-9a9d-4e5c-8a8b-1f0c8e0f7a11");
+  assert.match(jobName({ ...job, job_id: "14" }), /^sales\.eu, \d\d:56:13$/);
+});
+
+test("a canary says what became of it and asks for the rest", () => {
+  /** @type {any} */
+  const wave = { number: 1, state: "awaiting", redriven: 10, outcomes: outcomes(7, 0), reason: "" };
+  const redrive = /** @type {any} */ ({ letters: 192, waves: [wave] });
+  assert.equal(waveSentence(wave, redrive), "Wave 1: 7 of the first 10 letters ended, 7 of them completed");
+  assert.equal(waveSentence({ ...wave, state: "passed", outcomes: outcomes(10, 0) }, redrive), "Wave 1: 10 of the first 10 letters completed");
+  const stopped = waveSentence({ ...wave, state: "at_gate", outcomes: outcomes(0, 10), reason: "of 10 jobs, 10 died again" }, redrive);
+  assert.match(stopped, /10 died again\. It has stopped here: .*\. Redrive the other 182\?$/);
 });
 
 test("lines of a difference", () => {

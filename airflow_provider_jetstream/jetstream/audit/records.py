@@ -73,6 +73,8 @@ class LetterRecord(AuditRecord):
     :param reason: why the job was dead
     :param died_at: when it died
     :param fingerprint: the fingerprint of its death
+    :param error_class: the type of the error that it died of, where a worker recorded that
+    :param error_message: the beginning of the error's text, or of the worker's explanation
     :param why: the reason given for the redrive
     :param who: the Airflow task, as its identifying fields, or whatever the caller passed
     :param run: the key of the redrive
@@ -95,6 +97,8 @@ class LetterRecord(AuditRecord):
     reason: str
     died_at: datetime | None = None
     fingerprint: str
+    error_class: str | None = None
+    error_message: str | None = None
     why: str | None = None
     who: dict[str, Any] = Field(default_factory=dict)
     run: str | None = None
@@ -183,6 +187,8 @@ class CommonFields:
     redrives: int
     reason: str
     fingerprint: str
+    error_class: str | None
+    error_message: str | None
     why: str | None
     who: dict[str, Any]
     run: str | None

@@ -72,6 +72,7 @@ _NO_WAIT: Final = timedelta()
 _AUDITED = {"handled": Status.HANDLED, "discarded": Status.DISCARDED, "": Status.UNCERTAIN}
 # By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
 _RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
+_OF_RECORD = (*("error_class", "error_message", "traceback_digest", "error_place", "traceback", "worker", "seconds"),)
 _STATED = BY_WORKERS | {EntryKind.PROVEN_COPY, EntryKind.PARKED}
 
 
@@ -867,11 +868,9 @@ def merged_entries(
         first_failed_at=record.first_failed_at if record else None,
         deliveries=max(entry.deliveries for entry in entries) or None,
         explanation=explanation,
-        error_class=record.error_class if record else None,
-        error_message=record.error_message if record else None,
-        traceback_digest=record.traceback_digest if record else None,
-        error_place=record.error_place if record else None,
     )
+    if record:
+        death = replace(death, **{name: getattr(record, name) for name in _OF_RECORD})
     return MergedEntries(death, message if message and message.subject else None, copied.origin if copied else None)
 
 

@@ -54,6 +54,9 @@ class Death(TaskReport):
     :param error_message: the error's text, where a worker recorded it
     :param traceback_digest: equal for failures of the same kind at the same line, where a worker recorded it
     :param error_place: where the handler failed, as ``module:function:line``
+    :param traceback: the handler's own functions on the way there, each as ``module:function:line``, outermost first
+    :param worker: the worker that had the last delivery, where it recorded that
+    :param seconds: how long the handler ran at the last delivery, where a worker recorded it
     """
 
     stream: str
@@ -69,6 +72,9 @@ class Death(TaskReport):
     error_message: str | None = None
     traceback_digest: str | None = None
     error_place: str | None = None
+    traceback: tuple[str, ...] = ()
+    worker: str | None = None
+    seconds: float | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -26,11 +26,12 @@ from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE, 
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, NO_CONSUMER, copy_filter, parked_filter
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.evidence import proves_nothing
+from airflow_provider_jetstream.jetstream.limits import LINE
 from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.origin import Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -132,6 +133,9 @@ _ERROR_CLASS = f"{PREFIX}Error-Class"
 _ERROR_MESSAGE = f"{PREFIX}Error-Message"
 _TRACEBACK_DIGEST = f"{PREFIX}Traceback-Digest"
 _ERROR_PLACE = f"{PREFIX}Error-Place"
+_TRACEBACK = f"{PREFIX}Traceback"
+_WORKER = f"{PREFIX}Worker"
+_SECONDS = f"{PREFIX}Seconds"
 _FINGERPRINT = f"{PREFIX}Fingerprint"
 _PARKED = f"{PREFIX}Parked"
 _ORIGIN = f"{PREFIX}Origin"
@@ -141,6 +145,9 @@ _STORED_AS_JSON = f"{PREFIX}Kept-Headers"
 _CLOCK_DIFFERENCE = timedelta(minutes=5)
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _WHOLE = re.compile(r"[0-9]{1,20}")
+_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+# Of the functions of a traceback.
+_BETWEEN = " > "
 _TOKEN = re.compile(r"[^\s.*>\ud800-\udfff]+")
 # Bytes that aren't UTF-8 are escaped as U+DC80 to U+DCFF.
 _SUBJECT_TEXT = re.compile(r"[^\s\ud800-\udc7f\udd00-\udfff]+", re.ASCII)
@@ -190,6 +197,9 @@ def record_headers(
         _ERROR_MESSAGE: death.error_message,
         _TRACEBACK_DIGEST: death.traceback_digest,
         _ERROR_PLACE: one_line(death.error_place),
+        _TRACEBACK: _traceback_line(death.traceback),
+        _WORKER: one_line(death.worker),
+        _SECONDS: None if death.seconds is None else f"{death.seconds:.3f}",
         _FINGERPRINT: death.fingerprint,
         _PARKED: one_line(parked),
         _ORIGIN: format_origin(origin) if origin and first(headers, AIRFLOW_TASK) else None,
@@ -201,6 +211,17 @@ def record_headers(
     fields[MSG_ID] = f"dead:{writer}:{death.stream}:{death.sequence}:{time}:{death.deliveries or 0}"
     sent = [pair for pair in headers if pair[0] not in special]
     return Headers([*sent, *((name, value) for name, value in fields.items() if value)])
+
+
+def _traceback_line(functions: Sequence[str]) -> str | None:
+    """Return as many of the functions as one line holds, from the innermost on."""
+    line = ""
+    for function in reversed(functions):
+        longer = f"{function}{_BETWEEN}{line}" if line else function
+        if len(longer) > LINE:
+            break
+        line = longer
+    return one_line(line)
 
 
 class Outline(NamedTuple):
@@ -280,6 +301,9 @@ def read_record(message: StoredMessage, stream: str) -> Record | None:
         error_message=one_line(fields.get(_ERROR_MESSAGE)),
         traceback_digest=_matching(_DIGEST, fields.get(_TRACEBACK_DIGEST)),
         error_place=one_line(fields.get(_ERROR_PLACE)),
+        traceback=tuple(part for part in (one_line(fields.get(_TRACEBACK)) or "").split(_BETWEEN) if ":" in part),
+        worker=one_line(fields.get(_WORKER)),
+        seconds=float(seconds) if (seconds := _matching(_DECIMAL, fields.get(_SECONDS))) else None,
     )
     # The server's own headers of a record are about the record.
     own = [pair for pair in message.headers if not pair[0].startswith(PREFIX) and not is_servers(pair[0])]

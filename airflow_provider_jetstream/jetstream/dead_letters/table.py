@@ -336,6 +336,19 @@ class LetterTable:
         rows = await self._read("SELECT DISTINCT dag_id FROM kinds WHERE dag_id NOTNULL")
         return frozenset(_text(dag_id) or "" for (dag_id,) in rows)
 
+    async def newest(self, fields: Sequence[GroupField], most: int) -> list[tuple[GroupKey, datetime]]:
+        """Return the values of fields that the letters in circulation have that died last, and when; the last first."""
+        columns = ", ".join(map(_columns, fields))
+
+        def read() -> list[tuple[GroupKey, datetime]]:
+            self._freshen()
+            sql = f"""
+                SELECT max(last), {columns} FROM kinds k WHERE count AND NOT parked
+                GROUP BY {columns} ORDER BY 1 DESC LIMIT {most}"""
+            return [(_key(fields, key), self._moment(last)) for last, *key in self._database.execute(sql)]
+
+        return await self._run(read)
+
     async def count_by_task(self, dag_id: str, run_id: str) -> dict[tuple[str | None, int | None], tuple[int, int]]:
         """Count the letters whose jobs a DAG run published.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 _LONGEST_ID = 200
+_LONGEST_TEXT = 200
 _MOST_KNOWN = 1_000
 
 # A letter with a new job, or a parked one, and the record of that.
@@ -88,6 +89,8 @@ class LetterRecords:
             redrives=redrives,
             reason=death.reason.value,
             fingerprint=death.fingerprint,
+            error_class=_shown(death.error_class),
+            error_message=_shown(death.error_message or death.explanation),
             why=self._request.why,
             who=self._request.who,
             run=self._request.run,
@@ -157,3 +160,7 @@ class LetterRecords:
         except (ApiError, TransientError) as error:
             return (error,)
         return (record is not None and record.action != "handled",)
+
+
+def _shown(text: str | None) -> str | None:
+    return readable_text(text)[:_LONGEST_TEXT] if text else None

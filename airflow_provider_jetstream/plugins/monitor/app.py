@@ -26,8 +26,8 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.plugins.monitor import routes
 from airflow_provider_jetstream.plugins.monitor.authorization import page_access, refusal
-from airflow_provider_jetstream.plugins.monitor.errors import LettersUnreadError
 from airflow_provider_jetstream.plugins.monitor.running_service import start_sampling
+from airflow_provider_jetstream.plugins.monitor.server_poller import LettersUnreadError
 
 if TYPE_CHECKING:
     from fastapi import Request

@@ -118,6 +118,11 @@ def permitted_dags(dag_ids: Collection[str], user: GetUserDep) -> frozenset[str]
     )
 
 
+def permitted_owners(dag_ids: Collection[str], user: GetUserDep) -> dict[str, str | None]:
+    """Return those of some DAGs whose task instances a user may see, each with its team, where Airflow has teams."""
+    return {details.id: details.team_name for details in _dag_details(permitted_dags(dag_ids, user)) if details.id}
+
+
 def may_see_every_dag(user: GetUserDep) -> bool:
     """Return whether a user may see the task instances of all DAGs, and so also those of a DAG that isn't known."""
     return get_auth_manager().is_authorized_dag(method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, user=user)

@@ -70,6 +70,7 @@ def queue_numbers(
     letters: LetterFigures,
     pending_history: list[int | None],
     reading: Reading,
+    deaths_of_hour: list[int],
 ) -> QueueNumbers:
     """Return a queue's numbers.
 
@@ -77,6 +78,7 @@ def queue_numbers(
     :param letters: what is known of its dead letters
     :param pending_history: pending jobs of the last hour
     :param reading: of the overview
+    :param deaths_of_hour: see the field of the same name of ``QueueNumbers``
     """
     health, left_over, of = overview.health, overview.left_over, reading.of
     letters = letters if reading.current else letters.as_of_before()
@@ -87,6 +89,7 @@ def queue_numbers(
         "stored": of(overview.state["messages"]),
         "bytes": of(overview.state["bytes"]),
         **{item.name: getattr(letters, item.name) for item in fields(letters)},
+        "deaths_of_hour": deaths_of_hour,
     }
     if health is None:
         return QueueNumbers(**numbers, problem=problem_of(overview.problem) if overview.problem else None)

@@ -1,38 +1,66 @@
-"""Polls one server every few seconds while the page is open, once for all viewers."""
+"""Polls each server that the page shows: every few seconds while somebody looks, else one sample each 20 seconds.
+
+The sampler runs in the API server since that is what shows the numbers: it knows which connections to show, it is there
+whenever somebody can look, and nothing else has to be deployed. A triggerer isn't part of every Airflow, and its loop
+belongs to waiting tasks. Of several API workers one samples, see
+:mod:`~airflow_provider_jetstream.jetstream.inspection.samples`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import random
+import socket
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.airflow_compat import AirflowException
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.stream_api import PAUSE_LEVEL
+from airflow_provider_jetstream.jetstream.client.stream_api import PAUSE_LEVEL, ServerClock, stream_info
+from airflow_provider_jetstream.jetstream.contract import SAMPLE_STREAM
 from airflow_provider_jetstream.jetstream.errors import (
     ConnectionSettingsError,
     DeadlineError,
     JetStreamProviderError,
+    NotFoundError,
+    PermissionDeniedError,
+    QueueDeclarationError,
     TransientError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues, is_work_queue
+from airflow_provider_jetstream.jetstream.inspection.samples import (
+    SAMPLE_SECONDS,
+    TAKE_OVER_SECONDS,
+    QueueSample,
+    SampleStream,
+)
+from airflow_provider_jetstream.jetstream.line_text import shown_value
+from airflow_provider_jetstream.jetstream.queue.declaration import name_problems
+from airflow_provider_jetstream.jetstream.queue.discovery import known_queue
 from airflow_provider_jetstream.plugins.monitor import clock
-from airflow_provider_jetstream.plugins.monitor.history import SPARKLINE_POINTS, QueueHistory, sparkline
-from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, Problem, ServerState
+from airflow_provider_jetstream.plugins.monitor.background import SingleFlightCache
+from airflow_provider_jetstream.plugins.monitor.history import SPARKLINE_POINTS, QueueHistory, SharedHistory
+from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, Problem, QueueNumbers, ServerState
 from airflow_provider_jetstream.plugins.monitor.queue_view import LetterFigures, Reading, problem_of, queue_numbers
 from airflow_provider_jetstream.plugins.monitor.scanner import Scanner
-from airflow_provider_jetstream.plugins.monitor.shared_history import SharedHistory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
     from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
-    from airflow_provider_jetstream.plugins.monitor.models.history import Point
+    from airflow_provider_jetstream.plugins.monitor.models.queues import Point
+    from airflow_provider_jetstream.plugins.monitor.scanner import Owners, QueueScan
+
 
 # After so long without a request, polling ends.
 IDLE_SECONDS = 30.0
@@ -139,8 +167,11 @@ class ServerPoller:
         """Return a number of letters that was counted in the table of a queue's scan."""
         return self.scanner.scan_of(queue).figure(value, self.overviews[queue], self._viewed_since)
 
-    def connection_state(self, *, with_queues: bool = True) -> ConnectionState:
-        """Return the state of the connection, and the numbers of its queues."""
+    def connection_state(self, *, with_queues: bool = True, owners: Owners | None = None) -> ConnectionState:
+        """Return the state of the connection, and the numbers of its queues.
+
+        :param owners: the DAGs that the user may see, and their teams
+        """
         return ConnectionState(
             connection=self.conn_id,
             state=self.state,
@@ -148,20 +179,28 @@ class ServerPoller:
             taken_at=self._polled_at,
             age_seconds=self.age(),
             server=self._server,
-            queues=[
-                queue_numbers(
-                    self.conn_id,
-                    overview,
-                    self.histories[name],
-                    self.letters(name),
-                    self.sparkline(name),
-                    self.reading(),
-                )
-                for name, overview in self.overviews.items()
-            ]
+            queues=[self._with_newest(self.numbers(name), owners or {}) for name, overview in self.overviews.items()]
             if with_queues
             else [],
         )
+
+    def numbers(self, queue: str) -> QueueNumbers:
+        """Return a queue's numbers."""
+        counts, overview = self.scanner.scan_of(queue).counts, self.overviews[queue]
+        return queue_numbers(
+            *(self.conn_id, overview, self.histories[queue], self.letters(queue), self.sparkline(queue)),
+            self.reading(),
+            counts.deaths_of_hour(clock.of_server(self.now(queue))) if counts else [],
+        )
+
+    def newest_dags(self) -> set[str]:
+        """Return the DAGs whose newest dead letters are known."""
+        known = [scan.counts for scan in map(self.scanner.scan_of, self.overviews) if scan.counts]
+        return {cause.dag_id for counts in known for cause in counts.newest if cause.dag_id is not None}
+
+    def _with_newest(self, numbers: QueueNumbers, owners: Owners) -> QueueNumbers:
+        counts = self.scanner.scan_of(numbers.queue).counts
+        return numbers.model_copy(update={"newest": counts.newest_cause(owners)}) if counts else numbers
 
     def dead(self, queue: str) -> int | None:
         """Return how many letters a queue has now; ``None`` where that isn't known."""
@@ -169,9 +208,7 @@ class ServerPoller:
         return None if found.value is None or found.certainty == "old" else int(found.value)
 
     def points(self, queue: str, time: timedelta) -> list[Point]:
-        """Return a queue's points of the last time, up to an hour: of the shared samples where there are some."""
-        if not self.shared.has(queue):
-            return self.histories[queue].points()
+        """Return a queue's points of the last time, up to an hour."""
         now = self.now(queue)
         return self.shared.points(queue, now - time, now)
 
@@ -182,9 +219,7 @@ class ServerPoller:
 
     def sparkline(self, queue: str) -> list[int | None]:
         """Return a queue's pending jobs of the last hour, for a small chart."""
-        if self.shared.has(queue):
-            return self.shared.sparkline(queue, SPARKLINE_POINTS)
-        return sparkline(self.histories[queue].points())
+        return self.shared.sparkline(queue, SPARKLINE_POINTS)
 
     @asynccontextmanager
     async def kept_connection(self) -> AsyncGenerator[Connection, None]:
@@ -267,7 +302,9 @@ class ServerPoller:
             watch.remember(self.shared.known(name))
             watch.compare(overview)
             if overview.health is not None:
-                self.histories[name].add(overview.health, self.dead(name))
+                self.histories[name].add(overview.health)
+            if sample := QueueSample.of(overview, watch, self.dead(name)):
+                self.shared.note(self.now(name), name, sample)
         self.state, self.problem, self.error = "up", None, None
         self._polled_time, self._polled_at = clock.monotonic(), clock.now()
         self._polled.set()
@@ -319,3 +356,208 @@ def _require_connected(connection: Connection) -> None:
         raise UnreachableError(
             f"expected the NATS server to answer, found the connection lost{cause}; see whether it runs"
         )
+
+
+log = logging.getLogger(__name__)
+
+_INSPECTION_SECONDS = 15.0
+_SAMPLES_OF_A_CONNECTION = 45
+
+
+class Sampler:
+    """Samples the queues of one server.
+
+    :param poller: of the same server
+    :param seconds: from one sample to the next
+    """
+
+    def __init__(self, poller: ServerPoller, seconds: float = SAMPLE_SECONDS) -> None:
+        self._poller = poller
+        self._seconds = seconds
+        self._take_over = TAKE_OVER_SECONDS * seconds / SAMPLE_SECONDS
+        self._holder = f"{socket.gethostname()}:{os.getpid()}:{random.randrange(2**32):08x}"  # noqa: S311
+
+    async def run(self) -> None:
+        """Sample until this is cancelled."""
+        while True:
+            try:
+                async with self._poller.kept_connection() as connection:
+                    # Then Airflow's connection is read again: it may name another server by now.
+                    for _ in range(_SAMPLES_OF_A_CONNECTION):
+                        pause = await self._sample(connection)
+                        self._poller.shared.problem = None
+                        await asyncio.sleep(pause)
+            except (JetStreamProviderError, AirflowException, TimeoutError) as error:
+                # The page names it beside its charts; a server that is away is named anyway.
+                self._poller.shared.problem = str(error) or "the server took too long to answer"
+                log.debug("The queues of %s aren't sampled: %s", self._poller.conn_id, error)
+                await asyncio.sleep(self._seconds)
+
+    async def _sample(self, connection: Connection) -> float:
+        """Sample, unless another one does; return after how many seconds to go on."""
+        stream = SampleStream(connection)
+        last = await stream.last()
+        if last is None:
+            await stream.make()
+        elif last.holder != self._holder:
+            age = ((await ServerClock.read(connection, SAMPLE_STREAM)).now() - last.at).total_seconds()
+            if age < self._take_over:
+                return max(0.1, self._take_over - age + random.random() * self._seconds / 4)  # noqa: S311
+        poller = self._poller
+        await poller.shared.update(connection)
+        async with asyncio.timeout(_INSPECTION_SECONDS):
+            await poller.observe(connection)
+        # Large queues are still being scanned then; the number of their dead letters isn't known.
+        await poller.scanner.settled(self._seconds / 2)
+        queues: dict[str, QueueSample] = {}
+        for name, overview in poller.overviews.items():
+            if sample := QueueSample.of(overview, poller.histories[name].watch, poller.dead(name)):
+                queues[name] = sample
+        try:
+            if not await stream.append(self._holder, queues, last.sequence if last else 0):
+                return self._seconds / 4
+        except NotFoundError:
+            await stream.make()
+        return self._seconds
+
+
+_MAX_DECLARATIONS = 256
+_DECLARATION_SECONDS = 30.0
+# Small queues are scanned by then; of a large one, the page shows the progress of the scan.
+_FIRST_SCAN_SECONDS = 0.4
+# A request that reads every letter anyway waits longer.
+_SCAN_SECONDS = 20.0
+_POLLS_OF_A_NEW_QUEUE = 2
+
+
+class Pollers:
+    """The pollers by connection, made when one is first used; to be used in one event loop."""
+
+    def __init__(self, settings: MonitorSettings) -> None:
+        self._settings = settings
+        self._pollers: dict[str, ServerPoller] = {}
+        self._declarations: SingleFlightCache[WorkQueue] = SingleFlightCache(_MAX_DECLARATIONS, _DECLARATION_SECONDS)
+
+    def clear(self) -> None:
+        """Forget all pollers."""
+        self._pollers.clear()
+
+    def of(self, connection: str) -> ServerPoller:
+        """Return the poller of a connection.
+
+        :raises NotFoundError: the connection isn't shown
+        """
+        if connection not in self._settings.connections:
+            raise NotFoundError(
+                f"expected a connection among {', '.join(self._settings.connections)}, found {connection!r}: name it in"
+                " [jetstream] monitor_connections to have it shown"
+            )
+        if connection not in self._pollers:
+            self._pollers[connection] = ServerPoller(connection, self._settings.refresh)
+        return self._pollers[connection]
+
+    async def refreshed(self, connections: Sequence[str]) -> list[ServerPoller]:
+        """Return the pollers of some connections, each with numbers of now if its server answers soon."""
+        pollers = [self.of(connection) for connection in connections]
+        await asyncio.gather(*(poller.refresh() for poller in pollers))
+        return pollers
+
+    async def of_queue(self, connection: str, queue: str) -> ServerPoller:
+        """Return the poller of a connection that has numbers of a queue.
+
+        :raises NotFoundError: there is no such queue
+        :raises UnreachableError: the server hasn't answered yet
+        """
+        (poller,) = await self.refreshed([connection])
+        unknown = NotFoundError(
+            f"expected a work queue {shown_value(queue)} on the server of {connection}, found none: it was deleted, or"
+            " has another name"
+        )
+        if any(name_problems("work queue", queue)):
+            # No stream has such a name, and a server may not answer a request about it.
+            raise unknown
+        if queue not in poller.overviews and poller.state == "up":
+            try:
+                async with poller.connection() as opened:
+                    config = (await stream_info(opened, queue))["config"]
+                if not is_work_queue(config):
+                    raise unknown
+            except NotFoundError:
+                raise unknown from None
+            except PermissionDeniedError:
+                # The list of all streams may be allowed.
+                pass
+        # Created just now, perhaps while a poll was running.
+        for _ in range(_POLLS_OF_A_NEW_QUEUE):
+            if queue not in poller.overviews:
+                await poller.poll_again()
+        if queue in poller.overviews:
+            return poller
+        poller.require_usable()
+        if poller.state == "starting":
+            raise UnreachableError(f"the first poll of {connection} is still running; try again")
+        raise unknown
+
+    async def requested_scan(self, connection: str, queue: str) -> QueueScan:
+        """Return the scan of a queue's dead letters, which may still run.
+
+        :raises QueueDeclarationError: the queue has no dead letter queue
+        """
+        poller = await self.of_queue(connection, queue)
+        scan = poller.scanner.request_scan(poller.overviews[queue])
+        await poller.scanner.wait_for_result(scan, _FIRST_SCAN_SECONDS)
+        if isinstance(scan.error, QueueDeclarationError):
+            raise scan.error.with_traceback(None)
+        return scan
+
+    async def finished_scan(self, connection: str, queue: str) -> QueueScan:
+        """Return the scan of a queue's dead letters once it knows what the last poll saw, if that takes no 20 seconds.
+
+        :raises QueueDeclarationError: the queue has no dead letter queue
+        """
+        scan = await self.requested_scan(connection, queue)
+        if scan.task is not None:
+            await asyncio.wait({scan.task}, timeout=_SCAN_SECONDS)
+        return scan
+
+    def require_scan(self, connection: str, scan: QueueScan) -> Scan:
+        """Return what proves single letters again.
+
+        :raises LettersUnreadError: the letters are still being read
+        :raises JetStreamProviderError: they can't be read
+        """
+        if scan.scan is not None:
+            return scan.scan
+        self.of(connection).require_usable()
+        if scan.error is not None and scan.task is None:
+            raise scan.error.with_traceback(None)
+        raise LettersUnreadError(
+            f"the dead letters are being read, {scan.letters_seen} so far; the server answers: try again in a few"
+            " seconds"
+        )
+
+    async def declaration(self, connection: str, queue: str) -> WorkQueue:
+        """Return a queue's declaration, as of half a minute ago at most.
+
+        :raises JetStreamProviderError: it can't be read
+        """
+        poller = self.of(connection)
+
+        async def discover() -> WorkQueue:
+            async with poller.connection() as opened:
+                return await known_queue(opened, queue)
+
+        return await self._declarations.get((connection, queue), discover)
+
+    async def known_declaration(self, connection: str, queue: str) -> WorkQueue | None:
+        """Return a queue's declaration; ``None`` where it can't be read, since its numbers are shown all the same."""
+        try:
+            return await self.declaration(connection, queue)
+        except JetStreamProviderError:
+            return None
+
+
+class LettersUnreadError(TransientError):
+    """The letters of a queue are still being read; the server answers."""
+
+    code = "JS601"

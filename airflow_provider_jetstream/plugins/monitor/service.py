@@ -13,19 +13,14 @@ from airflow_provider_jetstream.jetstream.audit.consumer_control import LONGEST_
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.health import inspect_queue
 from airflow_provider_jetstream.jetstream.inspection.samples import SAMPLE_SECONDS
-from airflow_provider_jetstream.plugins.monitor.answers import Answers
-from airflow_provider_jetstream.plugins.monitor.background import EventLoopThread, SingleFlightCache
-from airflow_provider_jetstream.plugins.monitor.deaths import read_deaths
-from airflow_provider_jetstream.plugins.monitor.job_lines import job_detail, job_page
+from airflow_provider_jetstream.plugins.monitor.background import Answers, EventLoopThread, SingleFlightCache
+from airflow_provider_jetstream.plugins.monitor.history import HOUR, read_deaths
+from airflow_provider_jetstream.plugins.monitor.jobs import job_detail, job_page, task_jobs
 from airflow_provider_jetstream.plugins.monitor.letter_service import LetterAnswer, LetterService
-from airflow_provider_jetstream.plugins.monitor.models.history import History
-from airflow_provider_jetstream.plugins.monitor.models.queues import QueueDetail, Snapshot
-from airflow_provider_jetstream.plugins.monitor.pollers import Pollers
+from airflow_provider_jetstream.plugins.monitor.models.queues import History, QueueDetail, Snapshot
 from airflow_provider_jetstream.plugins.monitor.queue_actions import QueueActions
-from airflow_provider_jetstream.plugins.monitor.queue_view import consumer_numbers, queue_numbers
-from airflow_provider_jetstream.plugins.monitor.sampler import Sampler
-from airflow_provider_jetstream.plugins.monitor.shared_history import HOUR
-from airflow_provider_jetstream.plugins.monitor.task_jobs import task_jobs
+from airflow_provider_jetstream.plugins.monitor.queue_view import consumer_numbers
+from airflow_provider_jetstream.plugins.monitor.server_poller import Pollers, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +29,11 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
+    from airflow_provider_jetstream.plugins.monitor.jobs import TaskQuery
     from airflow_provider_jetstream.plugins.monitor.letter_view import Hiding
-    from airflow_provider_jetstream.plugins.monitor.models.history import Deaths
-    from airflow_provider_jetstream.plugins.monitor.models.stored_jobs import JobState
-    from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
+    from airflow_provider_jetstream.plugins.monitor.models.letters import JobState
+    from airflow_provider_jetstream.plugins.monitor.models.queues import Deaths
+    from airflow_provider_jetstream.plugins.monitor.scanner import Owners
 
 
 _DEATHS_SECONDS = 30.0
@@ -65,19 +61,29 @@ class MonitorService:
         self._pollers.clear()
         self._answers.clear()
 
-    async def snapshot(self, connections: tuple[str, ...]) -> bytes:
+    async def newest_dags(self, connections: tuple[str, ...]) -> frozenset[str]:
+        """Return the DAGs of the newest dead letters of some connections, as far as their queues were scanned."""
+
+        async def read() -> frozenset[str]:
+            return frozenset().union(*(self._pollers.of(connection).newest_dags() for connection in connections))
+
+        return await self._answers.run(read())
+
+    async def snapshot(self, connections: tuple[str, ...], owners: Owners) -> bytes:
         """Return the :class:`Snapshot` of all queues of some connections.
 
+        :param owners: the DAGs that the user may see, of those of the newest dead letters, and their teams
         :raises NotFoundError: a connection isn't shown
         """
 
         async def make() -> Snapshot:
             pollers = await self._pollers.refreshed(connections)
             return Snapshot(
-                connections=[poller.connection_state() for poller in pollers], refresh_seconds=self._settings.refresh
+                connections=[poller.connection_state(owners=owners) for poller in pollers],
+                refresh_seconds=self._settings.refresh,
             )
 
-        return await self._answers.now(("snapshot", connections), make)
+        return await self._answers.now(("snapshot", connections, *sorted(owners)), make)
 
     async def queue(self, connection: str, queue: str) -> bytes:
         """Return the :class:`QueueDetail` of a queue.
@@ -93,9 +99,7 @@ class MonitorService:
             declared = await self._pollers.known_declaration(connection, queue)
             letters, reading = overview.dead_letter_queue, poller.reading()
             return QueueDetail(
-                numbers=queue_numbers(
-                    *(connection, overview, history, poller.letters(queue), poller.sparkline(queue)), reading
-                ),
+                numbers=poller.numbers(queue),
                 state=poller.state,
                 problem=poller.problem,
                 age_seconds=poller.age(),
@@ -154,7 +158,7 @@ class MonitorService:
         async def read() -> tuple[list[Deaths], datetime | None]:
             until = poller.now(queue)
             try:
-                return await read_deaths(scan, until - time, until)
+                return await read_deaths(scan.table, scan.scan, until - time, until)
             except JetStreamProviderError:
                 return [], until
 

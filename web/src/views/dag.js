@@ -1,6 +1,7 @@
 /** The dead letters of a DAG, over all queues and runs. */
 
 import { AirflowLink, dagAddress } from "../airflow.js";
+import { ActionButtons } from "../actions.js";
 import { getGroups, getSnapshot } from "../api.js";
 import { counted, exact, shortened } from "../format.js";
 import { html } from "../html.js";
@@ -62,9 +63,21 @@ const columns = [
   { key: "queue", label: "Queue", cell: (row) => html`<a href=${queueAddress(row.connection, row.queue)}>${row.queue}</a> <span class="aside">${row.connection}</span>` },
   { key: "task", label: "Task", cell: (row) => html`<code>${row.key.task_id ?? "–"}</code>` },
   { key: "error", label: "Error", wide: true, cell: (row) => html`<span class="error-text" title=${row.error_message ?? ""}>${shortened([row.key.error_class, row.error_message].filter(Boolean).join(": "), 160) || "–"}</span>` },
+  { key: "act", label: "Act", wide: true, cell: (row) => html`<${ActionButtons} ...${row} actions=${["redrive", "park"]} what=${`${counted(row.count, "letter")} of ${row.queue}`} />` },
   { key: "first", label: "First", cell: (row) => html`<${Ago} time=${row.first_seen} />` },
   { key: "last", label: "Last", cell: (row) => html`<${Ago} time=${row.last_seen} />` },
 ];
+
+/** All letters of the DAG, in each queue that has some. @param {{dagId: string, rows: Row[]}} props */
+function AllLetters({ dagId, rows }) {
+  const queues = new Map(rows.map(({ connection, queue }) => [`${connection}/${queue}`, { connection, queue, select: { dag_id: dagId } }]));
+  const [first, ...others] = queues.values();
+  const count = rows.reduce((sum, row) => sum + row.count, 0);
+  return html`<div class="toolbar spread">
+    <p class="number"><strong>${exact(count)}</strong> ${count === 1 ? "letter" : "letters"} in ${counted(queues.size, "queue")}</p>
+    <${ActionButtons} ...${first} others=${others} actions=${["redrive", "park"]} what="all letters of this DAG" main=${true} />
+  </div>`;
+}
 
 /** The DAG in the address. */
 export function DagView({ query }) {
@@ -81,7 +94,8 @@ export function DagView({ query }) {
     ${
       found &&
       (found.rows.length
-        ? html`<div class="panel"><${Table} caption="Dead letters by queue and cause" columns=${columns} rows=${found.rows}
+        ? html`<${AllLetters} ...${{ dagId, rows: found.rows }} />
+            <div class="panel"><${Table} caption="Dead letters by queue and cause" columns=${columns} rows=${found.rows}
             rowKey=${(row) => JSON.stringify([row.connection, row.queue, row.key])} /></div>`
         : html`<${Empty} title="No dead letters">No queue holds a dead letter that a task of this DAG published.<//>`)
     }

@@ -11,8 +11,8 @@ import { lettersAddress } from "../routing.js";
 /** @import { DiagnosisView, Group } from "../api_types" */
 /** @typedef {Record<string, any>} Cause a group of a diagnosis */
 
-/** Seconds between two diagnoses: each reads the queue's letters. */
-const SECONDS = 60;
+/** Seconds between two diagnoses, and where there are many letters: each reads all of them. */
+const [SECONDS, MANY_SECONDS] = [60, 600];
 /** @type {Record<string, ["good" | "bad" | "warn" | "info" | "plain", string]>} */
 const ACTIONS = {
   nothing: ["plain", "nothing to do"],
@@ -26,11 +26,12 @@ const ACTIONS = {
 /**
  * @param {{connection: string, queue: string, select: object}} of the selected letters
  * @param {boolean} wanted whether to read them
+ * @param {boolean} many whether there are many
  */
-export function useDiagnosis({ connection, queue, select }, wanted) {
+export function useDiagnosis({ connection, queue, select }, wanted, many) {
   const query = asQuery(select);
   const load = (signal) => (wanted ? getDiagnosis(connection, queue, query, signal) : Promise.resolve(undefined));
-  return usePoll(load, SECONDS, `${connection}/${queue}/diagnosis?${query}/${wanted}`);
+  return usePoll(load, many ? MANY_SECONDS : SECONDS, `${connection}/${queue}/diagnosis?${query}/${wanted}`);
 }
 
 /** @param {Group} group @param {DiagnosisView} diagnosis @returns {Cause | undefined} what is known of the cause of a group's letters */

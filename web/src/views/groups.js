@@ -18,8 +18,8 @@ import { QueueHead, useQueue } from "./queue_head.js";
 /** Fields with short values. */
 const SHORT = new Set(["fingerprint", "traceback_digest", "consumer"]);
 const BY_CAUSE = ["reason", "error_class", "fingerprint"];
-/** A diagnosis reads every letter: of more, somebody has to ask for it. */
-const FEW = 2_000;
+/** A diagnosis reads every letter: of more than the first it is made seldom, of more than the second when asked for. */
+const [FEW, MANY] = [2_000, 100_000];
 
 /** The groups of a queue's letters, or of its parked letters. */
 export function GroupsView({ connection, queue, query }) {
@@ -38,7 +38,7 @@ export function GroupsView({ connection, queue, query }) {
   const address = { connection, queue };
   const diagnose = query.get("diagnose") === "yes" && !select.parked;
   const total = groups?.total.value ?? 0;
-  const diagnosis = useDiagnosis({ ...address, select }, !select.parked && total > 0 && (diagnose || total <= FEW));
+  const diagnosis = useDiagnosis({ ...address, select }, !select.parked && total > 0 && (diagnose || total <= MANY), total > FEW);
   const to = (other, fields = chosen) => groupsAddress(connection, queue, asQuery({ ...asSelect(other), group_by: fields }));
   const toggle = (name) => {
     const fields = Object.keys(GROUPINGS).filter((item) => groupBy.includes(item) !== (item === name));
@@ -71,13 +71,13 @@ export function GroupsView({ connection, queue, query }) {
           </p>`
         }
         ${diagnose && html`<${Diagnosis} ...${{ ...address, poll: diagnosis }} />`}
-        ${!firstScan(groups.scan) && html`<${GroupsPanel} ...${{ ...address, groups, select, diagnosis: diagnosis.data }} />`}
+        ${!firstScan(groups.scan) && html`<${GroupsPanel} ...${{ ...address, groups, select, diagnosis: diagnosis.data, reading: !diagnosis.data && !diagnosis.error && total > 0 && total <= MANY }} />`}
       `
     }
   `;
 }
 
-function GroupsPanel({ connection, queue, groups, select, diagnosis }) {
+function GroupsPanel({ connection, queue, groups, select, diagnosis, reading }) {
   const me = useMe();
   if (!sizeOf(groups.total)) {
     return html`<${Empty} title=${select.parked ? "Nothing is parked" : "No dead letters"}>
@@ -104,7 +104,7 @@ function GroupsPanel({ connection, queue, groups, select, diagnosis }) {
       <${ActionButtons} ...${{ connection, queue, select, actions: [...actions, ...editing] }} what="all of them" main=${true} advice=${diagnosis?.groups[0]} />
     </div>
     <div class="panel">
-      <${Table} caption="Groups of dead letters" columns=${columnsFor({ connection, queue, groups, select, diagnosis, mayAct: me.may_act })}
+      <${Table} caption="Groups of dead letters" columns=${columnsFor({ connection, queue, groups, select, diagnosis, reading, mayAct: me.may_act })}
         rows=${groups.groups} rowKey=${(group) => JSON.stringify(group.key)} />
     </div>
     ${groups.not_shown > 0 && html`<p class="hint">${counted(groups.not_shown, "letter")} of DAGs that you may not see aren't shown.</p>`}
@@ -112,7 +112,7 @@ function GroupsPanel({ connection, queue, groups, select, diagnosis }) {
   `;
 }
 
-function columnsFor({ connection, queue, groups, select, diagnosis, mayAct }) {
+function columnsFor({ connection, queue, groups, select, diagnosis, reading, mayAct }) {
   const shown = groups.group_by.filter((name) => name !== "reason");
   return [
     {
@@ -125,6 +125,7 @@ function columnsFor({ connection, queue, groups, select, diagnosis, mayAct }) {
       ? [{ key: "reason", label: "Reason", cell: (group) => html`<${Reason} reason=${group.key.reason} />` }]
       : []),
     { key: "error", label: "Error text", wide: true, cell: (group) => html`<${ErrorText} text=${group.error_message} to=${lettersOf(connection, queue, group, select)} />` },
+    reading && !select.parked && { key: "advice", label: "What to do", wide: true, cell: () => html`<span class="aside">the letters are being read …</span>` },
     diagnosis && { key: "advice", label: "What to do", wide: true, cell: (group) => html`<${Advice} advice=${adviceFor(group, diagnosis)} />` },
     ...shown.map((name) => ({ key: name, label: GROUPINGS[name] ?? name, wide: !SHORT.has(name), cell: (group) => html`<${Value} value=${group.key[name]} />` })),
     { key: "first", label: "First", cell: (group) => html`<${Ago} time=${group.first_seen} />` },

@@ -2,7 +2,7 @@
 
 import { bodyAddress, getLetter } from "../api.js";
 import { ActionButtons } from "../actions.js";
-import { clock, exact } from "../format.js";
+import { clock, exact, took } from "../format.js";
 import { html, useState } from "../html.js";
 import { Ago, Badge, Facts, Loading, Notice, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
@@ -60,7 +60,7 @@ function Letter({ connection, queue, detail, reload }) {
   const select = { sequences: [letter.sequence], ...(parked ? { parked: true } : {}) };
   return html`
     <div class="queue-head">
-      <h1 class="title">${jobName(letter)} <span class="aside">seq ${letter.sequence} of ${queue}</span></h1>
+      <h1 class="title">${jobName(letter)} <span class="aside">of ${queue}</span></h1>
       <${Reason} reason=${letter.reason} />
       ${state !== "dead" && html`<${Badge} tone=${tone} title=${letter.parked ?? undefined}>${word}<//>`}
     </div>
@@ -95,6 +95,7 @@ function Letter({ connection, queue, detail, reload }) {
               : html`<${Payload} payload=${detail.payload} whole=${detail.payload && here && bodyAddress(connection, queue, letter.sequence)} />`
           }
         </section>
+        ${detail.traceback.length > 0 && html`<section><h2>Traceback</h2><${Traceback} places=${detail.traceback} /></section>`}
         ${!detail.hidden && html`<section><h2>Headers</h2><${Headers} headers=${detail.headers} /></section>`}
       </div>
       <div class="side">
@@ -120,7 +121,7 @@ function why({ letter, state, explanation }) {
   if (name && text) return html`${name}: ${text}`;
   const died = REASONS[letter.reason] ?? "died";
   const gone = state !== "dead" && state !== "parked";
-  return name || text || `It ${died}; ${gone ? "its error text was removed with its entry in the dead letter queue" : "no error was recorded"}.`;
+  return name || text || `It ${died}; ${gone ? "no error was recorded before it was removed from the dead letter queue" : "no error was recorded"}.`;
 }
 
 const LetterFacts = ({ detail }) => {
@@ -128,7 +129,8 @@ const LetterFacts = ({ detail }) => {
   return html`<${Facts}
     pairs=${[
       ["Published by", html`<${Origin} origin=${letter.origin} known=${letter.origin_known} full=${true} />`],
-      ["Job id", html`<code>${letter.job_id}</code>`],
+      ["Job id", letter.job_id === String(letter.sequence) ? "none" : html`<code>${letter.job_id}</code>`],
+      ["Stream sequence", html`<code>${letter.sequence}</code>`],
       ["Subject", html`<code>${letter.subject}</code>`],
       ["Consumer", letter.consumer],
       ["Stored", detail.stored_at && clock(detail.stored_at)],
@@ -137,6 +139,8 @@ const LetterFacts = ({ detail }) => {
       ["Deliveries", letter.deliveries && exact(letter.deliveries)],
       ["Redriven before", letter.redrives ? exact(letter.redrives) : "never"],
       ["Parked because", letter.parked],
+      ["Worker", detail.worker],
+      ["Last attempt took", detail.seconds != null && took(detail.seconds)],
       ["Failed at", letter.error_place && html`<code>${letter.error_place}</code>`],
       ["Fingerprint", html`<code>${letter.fingerprint}</code>`],
       ["Traceback digest", letter.traceback_digest && html`<code>${letter.traceback_digest}</code>`],
@@ -146,11 +150,17 @@ const LetterFacts = ({ detail }) => {
   />`;
 };
 
+/** The handler's own functions, the outermost first, as Python writes them. @param {{places: string[]}} props */
+const Traceback = ({ places }) => html`<pre class="panel padded" tabindex="0" aria-label="Traceback">${places
+  .map((place) => place.split(":"))
+  .map(([module, name, line]) => `${module}, line ${line}, in ${name}`)
+  .join("\n")}</pre>`;
+
 const Attempts = ({ attempts }) => html`
   <ol class="timeline panel">
     ${attempts.map(
       (item, index) => html`<li key=${index} class=${item.what}>
-        <span>${item.text}${item.sequence != null && html` <span class="aside">seq ${item.sequence}</span>`}</span>
+        <span>${item.text}${item.sequence != null && html` <span class="aside">job ${item.sequence}</span>`}</span>
         <time class="hint">${item.at ? clock(item.at) : "at an unknown time"}</time>
       </li>`,
     )}
@@ -163,7 +173,7 @@ const AuditLog = ({ connection, queue, audit }) =>
         ${audit.map(
           (item, index) => html`<li key=${index} class=${item.action}>
             <span>
-              <strong>${item.action}</strong> seq ${item.sequence}${item.new_sequence != null && ` as ${item.new_sequence}`}${item.new_stream && ` of ${item.new_stream}`}
+              job ${item.sequence} <strong>${item.action}</strong>${item.new_sequence != null && ` as job ${item.new_sequence}`}${item.new_stream && ` of ${item.new_stream}`}
               ${item.why && html`, ${item.why}`} <${Actor} ...${item} />
               ${item.run && html` <a href=${redriveAddress(connection, queue, item.run)}>redrive</a>`}
               ${item.changes && html`<code class="changes">${JSON.stringify(item.changes)}</code>`}

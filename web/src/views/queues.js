@@ -5,15 +5,16 @@ import { Sparkline } from "../charts.js";
 import { counted, duration, exact, isLow, percent, rate } from "../format.js";
 import { Shown, sizeOf } from "../figure.js";
 import { html, useMemo, useRef } from "../html.js";
-import { Empty, Loading, Meter, PollError, ServerState } from "../components.js";
+import { Ago, Empty, Loading, Meter, PollError, ServerState } from "../components.js";
 import { usePoll } from "../polling.js";
-import { groupsAddress, queueAddress, replaceQuery, withChanges } from "../routing.js";
+import { dagLettersAddress, groupsAddress, queueAddress, replaceQuery, withChanges } from "../routing.js";
+import { REASONS } from "../selection.js";
 import { useMe } from "../session.js";
 import { StateBadge, attention } from "../queue_state.js";
 import { Table } from "../table.js";
 import { Tiles } from "./tiles.js";
 
-/** @import { QueueNumbers } from "../api_types" */
+/** @import { NewestCause, QueueNumbers } from "../api_types" */
 
 const columns = [
   { key: "state", label: "State", sortable: true, cell: (row) => html`<${StateBadge} numbers=${row} />` },
@@ -126,7 +127,22 @@ function sorted(rows, { key, down }, held) {
 const Name = ({ row }) => html`
   <a class="name" href=${queueAddress(row.connection, row.queue)}>${row.queue}</a>
   <span class="aside">${row.connection}</span>
+  ${row.newest && html`<${Newest} cause=${row.newest} />`}
 `;
+
+/** What the newest dead letter died of, and whose it is. @param {{cause: NewestCause}} props */
+const Newest = ({ cause }) => html`<span class="newest hint" title=${cause.error_place ?? undefined}>
+  ${cause.error_class?.split(".").at(-1) ?? REASONS[cause.reason] ?? cause.reason} <${Ago} time=${cause.died_at} />${
+    cause.dag_id && html`, <a href=${dagLettersAddress(cause.dag_id)} aria-label=${`Dead letters of the DAG ${cause.dag_id}`}>${cause.dag_id}</a>${cause.team && ` of team ${cause.team}`}`
+  }
+</span>`;
+
+/** How many died in each five minutes of the last hour. @param {{counts: number[]}} props */
+function Bars({ counts }) {
+  const most = Math.max(...counts);
+  return html`<span class="bars" role="img" aria-label=${`Died in the last hour: ${exact(counts.reduce((sum, count) => sum + count, 0))}`}
+    title="Died in each five minutes of the last hour">${counts.map((count, index) => html`<i key=${index} style=${{ height: `${(100 * count) / most}%` }}></i>`)}</span>`;
+}
 
 /** Both rates of a row have the same unit. */
 function Flow({ row, of }) {
@@ -137,7 +153,7 @@ function Flow({ row, of }) {
 /** @param {{row: QueueNumbers}} props */
 function Dead({ row }) {
   const { dead, uncertain } = row;
-  const number = html`<${Shown} of=${dead} what=${row.declared ? "Dead letters" : "This queue has no dead letter queue"} />`;
+  const number = html`${row.deaths_of_hour.length > 0 && html`<${Bars} counts=${row.deaths_of_hour} />`}<${Shown} of=${dead} what=${row.declared ? "Dead letters" : "This queue has no dead letter queue"} />`;
   if (!row.declared || dead.value == null) return number;
   return html`<a class=${dead.value ? "number-bad" : "number-none"} href=${groupsAddress(row.connection, row.queue)}
     aria-label=${`${counted(dead.value, "dead letter")} of ${row.queue}`}>${number}</a>${

@@ -5,7 +5,7 @@ import { NONE, clock, counted, exact, percent, rate, shortened } from "../format
 import { html, useState } from "../html.js";
 import { Ago, Badge, Empty, Facts, Failure, Loading, Modal, Notice, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
-import { redriveAddress } from "../routing.js";
+import { letterAddress, redriveAddress } from "../routing.js";
 import { describe } from "../selection.js";
 import { useMe } from "../session.js";
 import { Table } from "../table.js";
@@ -171,7 +171,7 @@ function Details({ connection, queue, redrive, reload }) {
         <h2>Stayed dead letters</h2>
         ${
           failures.length
-            ? html`<ul class="timeline panel">${failures.map(([sequence, why]) => html`<li key=${sequence}><span>seq ${sequence}: ${why}</span></li>`)}</ul>`
+            ? html`<ul class="timeline panel">${failures.map(([sequence, why]) => html`<li key=${sequence}><span><a href=${letterAddress(connection, queue, sequence)}>letter ${sequence}</a>: ${why}</span></li>`)}</ul>`
             : html`<p class="hint panel padded">None.</p>`
         }
       </section>
@@ -212,7 +212,7 @@ const waveColumns = [
 ];
 
 /** @param {{connection: string, queue: string, redrive: Redrive, reload: () => void}} props */
-function Steering({ connection, queue, redrive, reload }) {
+export function Steering({ connection, queue, redrive, reload }) {
   const me = useMe();
   const [step, setStep] = useState(/** @type {"pause" | "resume" | "abort" | null} */ (null));
   const steps = STEPS[redrive.state] ?? [];

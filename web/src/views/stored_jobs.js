@@ -101,7 +101,7 @@ export function StoredJobView({ connection, queue, sequence }) {
       detail &&
       html`
         <div class="queue-head">
-          <h1 class="title">${jobName(detail.job)} <span class="aside">seq ${detail.job.sequence} of ${queue}</span></h1>
+          <h1 class="title">${jobName(detail.job)} <span class="aside">of ${queue}</span></h1>
           <${Badge} title=${STATES[detail.job.state]?.[1]}>${STATES[detail.job.state]?.[0] ?? detail.job.state}<//>
         </div>
         <div class="letter">
@@ -116,7 +116,8 @@ export function StoredJobView({ connection, queue, sequence }) {
                 <${Facts}
                   pairs=${[
                     ["Published by", html`<${Origin} origin=${detail.job.origin} full=${true} />`],
-                    ["Job id", html`<code>${detail.job.job_id}</code>`],
+                    ["Job id", detail.job.job_id === String(detail.job.sequence) ? "none" : html`<code>${detail.job.job_id}</code>`],
+                    ["Stream sequence", html`<code>${detail.job.sequence}</code>`],
                     ["Subject", html`<code>${detail.job.subject}</code>`],
                     ["Consumer", detail.job.consumer],
                     ["Stored", html`${clock(detail.job.stored_at)}, <${Ago} time=${detail.job.stored_at} />`],

@@ -1,12 +1,12 @@
-"""Models of dead letters: groups, pages, and the details of one letter."""
+"""Models of dead letters and stored jobs: groups, pages, details, searches, diagnoses."""
 
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field
 
-from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
-from airflow_provider_jetstream.plugins.monitor.models.figure import Figure
+from airflow_provider_jetstream.jetstream.dead_letters.diagnose import Diagnosis
+from airflow_provider_jetstream.plugins.monitor.models.figure import Figure, MonitorModel
 from airflow_provider_jetstream.plugins.monitor.models.queues import Problem
 
 
@@ -223,6 +223,9 @@ class LetterDetail(MonitorModel):
     :param source: where its body was read from: ``queue``, ``copy`` or ``archive``; ``null`` where it isn't stored any
         more
     :param first_failed_at: the time of its first failure, if a worker reported it
+    :param worker: the worker that had its last delivery, if it recorded that
+    :param seconds: how long its handler ran then, if the worker recorded that
+    :param traceback: the handler's own functions on the way to the error, the outermost first
     :param explanation: the worker's explanation; ``null`` where payloads are hidden
     :param hidden: whether body, headers and texts are left out, since the user may not see them
     :param payload: ``null`` where hidden
@@ -241,6 +244,9 @@ class LetterDetail(MonitorModel):
     source: str | None
     stored_at: datetime | None
     first_failed_at: datetime | None
+    worker: str | None = None
+    seconds: float | None = None
+    traceback: list[str] = Field(default_factory=list)
     explanation: str | None
     hidden: bool
     payload: Payload | None
@@ -249,3 +255,141 @@ class LetterDetail(MonitorModel):
     dead_letter_queue: str
     attempts: list[Attempt]
     audit: list[AuditLine]
+
+
+class FoundLetter(MonitorModel):
+    """A letter that was found.
+
+    :param where: what of it holds the text: ``job_id``, ``error``, ``body``, ``header``
+    :param state: ``dead`` or ``parked``, or what became of it, as the audit says
+    """
+
+    type: Literal["found"] = "found"
+    letter: LetterLine
+    state: LetterState
+    where: list[Literal["job_id", "error", "body", "header"]]
+
+
+class SearchProgress(MonitorModel):
+    """How far the search has come; every second at least.
+
+    :param read: letters that were read
+    :param of: letters that are to be read
+    """
+
+    type: Literal["progress"] = "progress"
+    read: int
+    of: int
+
+
+class SearchEnd(MonitorModel):
+    """The last line.
+
+    :param reason: ``all`` were read; ``limit`` so many were found; ``time`` the time was over, in
+        which letters are also read for the first time; ``error``
+    :param next_after: ``after`` of a search that goes on; ``null`` where all were read
+    :param not_shown: letters that were left out, of DAGs whose task instances the user may not see
+    :param problem: with ``error``, what went wrong
+    """
+
+    type: Literal["end"] = "end"
+    reason: Literal["all", "limit", "time", "error"]
+    read: int
+    found: int
+    next_after: int | None = None
+    not_shown: int = 0
+    problem: str | None = Field(default=None)
+
+
+JobState: TypeAlias = Literal["pending", "delivered", "unserved"]
+
+
+class JobLine(MonitorModel):
+    """A stored job.
+
+    :param sequence: its stream sequence
+    :param job_id: its id, or its sequence where it has none
+    :param consumer: the consumer whose filter it matches; ``null`` where none does
+    :param state: ``pending`` never delivered; ``delivered`` delivered at least once and still stored: in flight, or it
+        waits for its next delivery, or it is dead; ``unserved`` matches no consumer
+    :param stored_at: when it was stored
+    :param size: bytes of its body
+    :param redrives: how often it was redriven before
+    :param origin: the task that published it
+    """
+
+    sequence: int
+    job_id: str
+    subject: str
+    consumer: str | None
+    state: JobState
+    stored_at: datetime
+    size: int
+    redrives: int
+    origin: OriginOfLetter | None
+
+
+class JobPage(MonitorModel):
+    """A page of a queue's jobs, by sequence.
+
+    :param total: how many jobs there are in that state, as the consumers count; of delivered ones those in flight
+    :param jobs: those of this page; without those of DAGs whose task instances the user may not see
+    :param next_after: ``after`` of the next page; ``null`` on the last one
+    :param not_shown: how many jobs of the page are left out
+    """
+
+    state: JobState
+    total: int
+    jobs: list[JobLine] = Field(default_factory=list)
+    next_after: int | None = None
+    not_shown: int = 0
+
+
+class JobDetail(MonitorModel):
+    """The details of a job.
+
+    :param hidden: whether body and headers are left out, since the user may not see them
+    :param payload: ``null`` where hidden
+    :param headers: in order, name and value; empty where hidden
+    """
+
+    job: JobLine
+    hidden: bool
+    payload: Payload | None
+    headers: list[tuple[str, str]]
+
+
+_QUOTING = ("error_message", "advice", "evidence", "headline")
+
+
+class DiagnosisView(MonitorModel):
+    """A diagnosis of dead letters, as ``diagnose_dead_letters`` makes it.
+
+    :param headline: the diagnosis in one line; ``null`` where texts are hidden
+    :param groups: the letters by cause, largest first; without texts that may quote bodies where these are hidden
+    :param letters_left_out: letters of causes that aren't among the groups
+    """
+
+    queue: str
+    at: str
+    dead: int
+    uncertain: int
+    action: str
+    headline: str | None
+    groups: list[dict[str, Any]]
+    letters_left_out: int
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis, *, hidden: bool) -> Self:
+        """Return a diagnosis for the page.
+
+        :param hidden: whether texts that may quote bodies are left out
+        """
+        values = diagnosis.as_json()
+        if hidden:
+            values["headline"] = None
+            values["groups"] = [
+                {name: None if name in _QUOTING else value for name, value in group.items()}
+                for group in values["groups"]
+            ]
+        return cls(**{name: values[name] for name in cls.model_fields})

@@ -1,13 +1,69 @@
-"""Models of connections and queues: their numbers, now and over the last hour."""
+"""Models of connections and queues: their numbers now, and their history."""
 
 from datetime import datetime
 from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
-from airflow_provider_jetstream.plugins.monitor.models.figure import UNKNOWN, Figure
-from airflow_provider_jetstream.plugins.monitor.models.history import Deaths, Point
+from airflow_provider_jetstream.plugins.monitor.models.figure import UNKNOWN, Figure, MonitorModel
+
+
+class Point(MonitorModel):
+    """A queue at one time.
+
+    A point whose numbers are all ``null`` says that nobody sampled the queue from there to the next point: no line.
+
+    :param pending: jobs never delivered
+    :param in_flight: delivered and not ended
+    :param dead: certain dead letters of the last scan before that time; without a scan, ``dead_in_queue``
+    :param in_per_second: stored a second, since the point before
+    :param out_per_second: gone a second, likewise
+    """
+
+    at: datetime
+    pending: int | None
+    in_flight: int | None
+    dead: int | None
+    in_per_second: float | None
+    out_per_second: float | None
+
+
+class Deaths(MonitorModel):
+    """How many jobs died in a time, by the times that the server stored: known for times without samples too.
+
+    :param at: when it begins
+    :param seconds: how long it is
+    :param count: how many died
+    """
+
+    at: datetime
+    seconds: float
+    count: int
+
+
+class History(MonitorModel):
+    """The history of a queue.
+
+    :param since: when it begins
+    :param until: when it ends
+    :param points: oldest first, at most 360
+    :param deaths: oldest first, without times in which none died
+    :param deaths_known_since: deaths before that time are left out, since their records are gone or weren't read;
+        ``null`` where all are known
+    :param stored: where the samples are stored: ``stream``, shared by all API workers, or ``memory`` of this one
+    :param sampler: who samples, as it names itself; ``null`` where nobody does
+    :param problem: why the samples aren't stored, if they aren't
+    """
+
+    since: datetime
+    until: datetime
+    points: list[Point] = Field(default_factory=list)
+    deaths: list[Deaths] = Field(default_factory=list)
+    deaths_known_since: datetime | None = None
+    stored: Literal["stream", "memory"] = "memory"
+    sampler: str | None = None
+    problem: str | None = None
+
 
 QueueStateName: TypeAlias = Literal[
     "no_consumer", "stuck", "unserved", "full", "dying", "paused", "waiting", "working", "dead", "idle", "unknown"
@@ -98,6 +154,24 @@ class ConsumerNumbers(MonitorModel):
     ack_wait_seconds: float | None = None
 
 
+class NewestCause(MonitorModel):
+    """What the newest dead letter of a queue died of, and whose it is.
+
+    :param reason: why it died
+    :param error_class: the error's type
+    :param error_place: the code location where the handler failed
+    :param dag_id: the DAG that published its job; ``null`` where none did, or where that isn't known
+    :param team: the DAG's team, where Airflow has teams
+    """
+
+    reason: str
+    error_class: str | None
+    error_place: str | None
+    dag_id: str | None
+    team: str | None = None
+    died_at: datetime
+
+
 class QueueNumbers(MonitorModel):
     """The numbers of a queue, as of the snapshot.
 
@@ -113,6 +187,9 @@ class QueueNumbers(MonitorModel):
     :param parked: dead letters that were taken out of circulation
     :param lost: dead letters whose body wasn't preserved, so that they can't be redriven
     :param deaths_per_minute: of the last five minutes' dead letters
+    :param deaths_of_hour: how many of the dead letters died in each five minutes of the last hour, oldest first; empty
+        where none did
+    :param newest: what the newest dead letter died of, of those whose DAG the user may see; only in a snapshot
     :param undeliverable: stored jobs that match no consumer's filter; ``null`` likewise
     :param schedules: scheduled jobs; ``null`` likewise
     :param stored: messages in the stream
@@ -145,6 +222,8 @@ class QueueNumbers(MonitorModel):
     parked: Figure = UNKNOWN
     lost: Figure = UNKNOWN
     deaths_per_minute: Figure = UNKNOWN
+    deaths_of_hour: list[int] = Field(default_factory=list)
+    newest: NewestCause | None = None
     undeliverable: Figure = UNKNOWN
     schedules: Figure = UNKNOWN
     stored: Figure = UNKNOWN
