@@ -36,6 +36,7 @@ from testbed.queues import (
     probe,
     publish_jobs,
     pull_jobs,
+    store_completion,
     stored_count,
     until_stored,
 )
@@ -463,6 +464,26 @@ async def test_a_job_that_a_consumer_without_jobs_passed_is_named_and_comes_back
     (job,) = await pull_jobs(connection, queue, 1, consumer=OTHER)
     assert (job.data, job.metadata.sequence.stream) == (b"dead", dead + 1)
     assert (await find_dead_letters(connection, queue)).uncertain == 0
+
+
+@pytest.mark.slow
+async def test_a_disputed_job_whose_completion_is_stored_is_removed_by_a_redrive_of_all(
+    connection: NatsPyConnection, name: str
+) -> None:
+    """Its worker was stopped before it acknowledged the job; its entry is lost, and another tool has edited filters."""
+    queue = await _two(connection, name, "ab", "c")
+    done, dead = await publish_jobs(connection, queue, ["done", "dead"], kind="a")
+    await exhaust_deliveries(connection, queue, 2)
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    await store_completion(connection, queue, done)
+    await _change(connection, name, CONSUMER, "a")
+    assert (await find_dead_letters(connection, queue)).uncertain == 2
+    report = await redrive_dead_letters(connection, queue)
+    assert (dict(report.redriven), dict(report.failed)) == ({}, {})
+    found = await find_dead_letters(connection, queue)
+    assert (found.letters, found.uncertain, await stored_count(connection, name)) == ((), 1, 1)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=[dead])))
+    assert list(report.redriven) == [dead]
 
 
 @pytest.mark.slow

@@ -105,6 +105,8 @@ class Scan:
     _newly_handled: list[LetterRecord] = field(default_factory=list)
     _is_whole: bool = True
     _named: frozenset[int] = frozenset()
+    # Disputed jobs that no selection names.
+    _disputed: frozenset[int] = frozenset()
 
     @property
     def now(self) -> datetime:
@@ -247,8 +249,11 @@ class Scan:
         :param after: only jobs of higher stream sequences
         :param ahead: how many more pages are classified meanwhile
         """
-        others = [sequence for sequence in await self.without_entry(selection) if sequence > after]
-        others = sorted({*others, *await self.named_unaccounted(selection)})
+        without_entry = await self.without_entry(selection)
+        self._disputed = frozenset(self.reconciliation.disputed).difference(without_entry)
+        self._reader.update(disputed={*self.reconciliation.disputed} - self._named)
+        found = {sequence for sequence in (*without_entry, *self._disputed) if sequence > after}
+        others = sorted({*found, *await self.named_unaccounted(selection)})
         jobs = merge(self.index.jobs(after), ((sequence, ()) for sequence in others), key=itemgetter(0))
         wanted = selection.sequences
         async for page in self.classified(
@@ -365,6 +370,10 @@ class Scan:
         letters: list[DeadLetter] = []
         dismissed: list[NotDead] = []
         for result in await self._classify_all(batch):
+            has_ended = isinstance(result, NotDead) and result.status is Status.COMPLETED
+            if result.sequence in self._disputed and not has_ended:
+                # The numbers count it as uncertain.
+                continue
             if isinstance(result, NotDead):
                 dismissed.append(result)
             elif result.death.reason == Reason.UNDELIVERABLE and not selection.selects_undeliverable:
