@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+    from airflow_provider_jetstream.jetstream import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
 
 CONSUMER = "worker"
@@ -425,7 +426,7 @@ class World(Stage):
             undecided = {job.sequence: job.status for job in found.dismissed if self._is_undecided(job, missing)}
             named |= {sequence for sequence, status in undecided.items() if status is Status.UNCERTAIN}
             # Redrives set those aside whose new job may have run.
-            named |= {letter.sequence for letter in found.letters if letter.body.decode() in missing}
+            named |= await self._redrive_foreign([one for one in found.letters if one.body.decode() in missing])
             if unaccounted := {sequence for sequence, status in undecided.items() if status is Status.UNACCOUNTED}:
                 self.tell(f"a person names {sorted(unaccounted)}, which are unaccounted for")
                 self.excuse_running()
@@ -454,6 +455,14 @@ class World(Stage):
             self.account.counts["named by a person"] += len(named)
             self.excuse_running()
             await self._redrive_named(sorted(named))
+
+    async def _redrive_foreign(self, letters: list[DeadLetter]) -> set[int]:
+        """Give the subject of letters that another tool has moved, where only records are left; return the others."""
+        for letter in letters:
+            if letter.foreign_subject:
+                selection = Selection(sequences=[letter.sequence])
+                await self.redrive("a person", RedriveRequest(selection, subject=letter.subject))
+        return {letter.sequence for letter in letters if not letter.foreign_subject}
 
     async def _redrive_undeliverable(self) -> None:
         """Another tool has moved their subject, and no consumer may get it back while they are there."""
